@@ -1,11 +1,13 @@
-//! What reading batches costs: nanoseconds a token, bytes of memory beside the files, and how long a step waits.
+//! The cost of reading batches: nanoseconds a token, bytes of memory beside the files, and how long
+//! a step waits.
 //!
 //! ```sh
 //! cargo run --release -p spd-dataloader --example loading -- /tmp/loading.bin [MILLIONS_OF_TOKENS]
 //! ```
 //!
-//! Makes a file of u16 ids where none is (as nanoGPT's, 256 million tokens), and reads it in the order of a run: 64 rows
-//! of 512 tokens a step. "Cold" is with the file dropped from the page cache. A step is a sleep of 20 ms.
+//! Makes a file of u16 ids unless it exists (as nanoGPT's, 256 million tokens), and reads it in the
+//! order of a run: 64 rows of 512 tokens a step. "Cold" is with the file dropped from the page
+//! cache. A step is a sleep of 20 ms.
 #![expect(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -52,7 +54,7 @@ fn main() {
     }
 }
 
-/// Opened anew: the page cache keeps what is mapped.
+/// Opens the file again; the page cache keeps mapped pages.
 fn opened(path: &Path) -> Source {
     let dataset = Dataset::open_as(path, Some(Dtype::U16)).unwrap();
     Source::tokens(Arc::new(dataset), SEQ_LEN, 50_257).unwrap()
@@ -72,7 +74,7 @@ fn drop_from_cache(path: &Path) {
     fadvise(File::open(path).unwrap(), 0, None, Advice::DontNeed).unwrap();
 }
 
-/// Time a token, batch after batch, once the rows are in the page cache.
+/// Time a token of all batches, with the rows in the page cache.
 fn fill(source: &Source, name: &str) {
     let mut batch = Batch::default();
     let mut start = Instant::now();
@@ -86,7 +88,7 @@ fn fill(source: &Source, name: &str) {
     println!("fill, {name}: {:.2} ns a token", ns(start));
 }
 
-/// The same for batches that a loader fills ahead.
+/// As [`fill`], with batches that a loader fills ahead.
 fn ahead(source: &Source, name: &str) {
     let mut loader = Loader::spawn(source.clone(), FEED, 0, AHEAD).unwrap();
     let start = Instant::now();
@@ -102,7 +104,7 @@ fn ns(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e9 / tokens as f64
 }
 
-/// How long each step waits for its batch.
+/// The time that each step waits for its batch.
 fn wait(source: &Source, name: &str) {
     let mut loader = Loader::spawn(source.clone(), FEED, 1 << 20, AHEAD).unwrap();
     let mut waits = Vec::new();
@@ -113,7 +115,7 @@ fn wait(source: &Source, name: &str) {
         thread::sleep(STEP);
         loader.recycle(batch);
     }
-    // The first batch cannot have been there.
+    // The first batch is never ready in time.
     waits.remove(0);
     waits.sort();
     let at = |percent: usize| waits[(waits.len() - 1) * percent / 100];

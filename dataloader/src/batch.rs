@@ -1,62 +1,62 @@
-//! A batch: the rows at a position, as a function of seed and position.
+//! A batch: the rows at a position, a function of seed and position.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{CheckedFiles, DataError, Dataset, Documents, Features, Rows, Windows};
 
-/// Where rows come from.
+/// The origin of rows.
 #[derive(Debug, Clone)]
 pub enum Source {
     /// Windows of a token dataset, in the order that [`Order`](crate::Order) gives them.
     Tokens(Windows),
-    /// Generated features; there is no end to them, and no epoch.
+    /// Generated features, without end and without epochs.
     Features(Features),
 }
 
-/// What a run asks of a source at every position.
+/// The rows that a run takes at every position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Feed {
     /// Keys the order of samples, or the draws of features.
     pub seed: u64,
     /// Rows of a batch, over all ranks.
     pub rows: usize,
-    /// The part of them that this rank holds.
+    /// The rows that this rank holds.
     pub shard: Shard,
 }
 
 /// One rank's part of each batch: rows `rank * rows / world .. (rank + 1) * rows / world`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
-    /// Which rank, from 0.
+    /// The rank, from 0.
     pub rank: u32,
-    /// How many ranks.
+    /// Number of ranks.
     pub world: u32,
 }
 
 impl Shard {
-    /// The only rank.
+    /// A run of one rank.
     pub const ALONE: Self = Self { rank: 0, world: 1 };
 }
 
-/// Rows of one rank at one position. Of `tokens` and `features`, one is empty.
+/// The rows of one rank at one position. Either `tokens` or `features` is empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
     /// Ids, `[rows, seq_len + 1]`: inputs are all but the last of a row, labels all but the first.
     pub tokens: Vec<u32>,
     /// Values, `[rows, features]`.
     pub features: Vec<f32>,
-    /// Data position of the batch: that of its first row over all ranks. The next batch is at
-    /// `position` plus the rows of the [`Feed`].
+    /// Data position of the batch, which is the position of its first row over all ranks. The next
+    /// batch is at `position` plus the rows of the [`Feed`].
     pub position: u64,
-    /// Which row of the batch over all ranks is row 0 here; keys the draws of a row.
+    /// Number of row 0 in the batch over all ranks. It keys the draws of a row.
     pub first_row: usize,
-    /// Number of rows here.
+    /// Rows of this rank.
     pub rows: usize,
 }
 
 impl Source {
-    /// Windows of a dataset, whatever its documents; see [`Windows::new`].
+    /// Windows of a dataset that ignore its documents; see [`Windows::new`].
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Source {
         Features::new(features, probability, low, high).map(Self::Features)
     }
 
-    /// Number of different rows; `None` where rows are generated without end.
+    /// Number of different rows; `None` for generated rows, which have no end.
     pub fn samples(&self) -> Option<u64> {
         match self {
             Self::Tokens(windows) => Some(windows.samples().get()),
@@ -93,8 +93,8 @@ impl Source {
         }
     }
 
-    /// Checks everything that rows are made of, so that a bad file is found before anything starts; see
-    /// [`Dataset::check`].
+    /// Checks all the data of the source, so that a damaged file is found before anything starts;
+    /// see [`Dataset::check`].
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_feeds_are_refused_by_name() {
+    fn invalid_feeds_are_refused_by_name() {
         let text = |feed: Feed| feed.own_rows().unwrap_err().to_string();
         assert_eq!(
             text(feed(8, 2, 2)),

@@ -1,4 +1,5 @@
-//! Hashes of the token files that were checked, so that a file is read again only when its size or time has changed.
+//! Hashes of token files that were checked. A file is read again only when its size or time has
+//! changed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -10,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::DataError;
 use crate::tokens::{Contents, TokenFile};
 
-/// What [`Dataset::check`](crate::Dataset::check) found in files. The caller keeps it where it likes, as JSON.
+/// The results of [`Dataset::check`](crate::Dataset::check) for each file. The caller stores them
+/// as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckedFiles {
     /// By canonical path.
@@ -25,8 +27,8 @@ struct File {
     contents: Contents,
 }
 
-/// A file that has not been changed since has the same. The time of the last change of its inode (ctime) is among them
-/// because, unlike mtime, nobody can set it back.
+/// The state of a file, which changes with every write. It includes the time of the last change of
+/// the inode (ctime), which no program can set back, unlike mtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct State {
     bytes: u64,
@@ -37,14 +39,14 @@ struct State {
 }
 
 impl CheckedFiles {
-    /// What a file holds: as it was found, or read now.
+    /// The contents of a file, from an earlier check or read now.
     pub(crate) fn contents(&mut self, file: &TokenFile) -> Result<Contents, DataError> {
         let (path, state) = (path(file), State::of(&file.opened.metadata()?));
         if let Some(known) = self.files.get(&path).filter(|known| known.state == state) {
             return Ok(known.contents.clone());
         }
         let contents = file.read_all()?;
-        // What was changed while it was read is not known.
+        // A file that changed during the read is not remembered.
         if State::of(&file.opened.metadata()?) == state {
             let contents = contents.clone();
             self.files.insert(path, File { state, contents });
@@ -52,7 +54,8 @@ impl CheckedFiles {
         Ok(contents)
     }
 
-    /// What does not hold is read again the next time: it may have been the reading that failed.
+    /// Drops the result of a file, so that the next check reads it again: the read itself may have
+    /// failed.
     pub(crate) fn forget(&mut self, file: &TokenFile) {
         self.files.remove(&path(file));
     }

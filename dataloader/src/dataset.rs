@@ -11,40 +11,40 @@ use crate::index::{self, Index, TokenizerId};
 use crate::tokens::{Ends, TokenFile};
 use crate::{DataError, Dtype, megatron, plain, shard};
 
-/// Files of tokens, and what is known about them. `FORMAT.md` describes the files.
+/// Files of tokens in order. `FORMAT.md` describes the files.
 #[derive(Debug)]
 pub struct Dataset {
     files: Vec<TokenFile>,
-    /// None for files of other trainers.
+    /// `None` for files of other trainers.
     index: Option<Index>,
-    /// xxh3-128 of its file, 32 hexadecimal digits.
+    /// xxh3-128 of `index.json`, 32 hexadecimal digits.
     index_xxh3: Option<String>,
 }
 
 impl Dataset {
-    /// Opens what stands at a path: see [`Dataset::open_as`].
+    /// Opens the dataset at a path: see [`Dataset::open_as`].
     ///
     /// # Errors
     ///
-    /// As that.
+    /// As [`Dataset::open_as`].
     pub fn open(path: &Path) -> Result<Self, DataError> {
         Self::open_as(path, None)
     }
 
-    /// Opens what stands at a path, and checks every header and length. The tokens are read when they are used, or by
-    /// [`Dataset::check`].
+    /// Opens the dataset at a path, and checks every header and length. The tokens are read when
+    /// they are used, or by [`Dataset::check`].
     ///
-    /// | at the path | is |
+    /// | path | format |
     /// |---|---|
-    /// | a directory with `index.json` | what [`tokenize()`](crate::tokenize()) wrote |
+    /// | a directory with `index.json` | ours, as [`tokenize()`](crate::tokenize()) writes it |
     /// | `NAME.bin`, `NAME.idx` or `NAME`, with `NAME.idx` beside it | Megatron's |
     /// | `NAME.bin` that begins with llm.c's magic | llm.c's |
-    /// | `NAME.bin` | nanoGPT's: nothing but ids, of which `dtype` must be given |
+    /// | `NAME.bin` | nanoGPT's: bare ids; `dtype` must be given |
     ///
     /// # Errors
     ///
-    /// [`DataError::Missing`] when nothing is there; otherwise the file that is absent, damaged, not what its index or header
-    /// promises, or of another dtype.
+    /// [`DataError::Missing`] when the path does not exist; otherwise the file that is absent,
+    /// damaged, of another dtype, or differs from its index or header.
     pub fn open_as(path: &Path, dtype: Option<Dtype>) -> Result<Self, DataError> {
         let found = match fs::metadata(path) {
             Ok(found) => Some(found),
@@ -119,32 +119,33 @@ impl Dataset {
         self.files.iter().map(|file| file.len()).sum()
     }
 
-    /// Number of documents, where the format says so.
+    /// Number of documents, if the format lists them.
     pub fn documents(&self) -> Option<u64> {
         self.files.iter().map(TokenFile::documents).sum()
     }
 
-    /// How many ids the tokenizer has, where the format says so.
+    /// Number of ids of the tokenizer, if the format states it.
     pub fn vocab_size(&self) -> Option<u32> {
         self.index.as_ref().map(|index| index.vocab_size)
     }
 
-    /// What made the ids, where the format says so.
+    /// The tokenizer that made the ids, if the format names it.
     pub fn tokenizer(&self) -> Option<&TokenizerId> {
         self.index.as_ref().map(|index| &index.tokenizer)
     }
 
-    /// Reads everything that is not known yet: the hashes of the tokens against the index, the order of the document
-    /// ends, and that every id is below `vocab`.
+    /// Reads every file that has no result in `known`. It compares the hashes of the tokens with
+    /// the index, and checks that document ends ascend and that every id is below `vocab`.
     ///
-    /// - `known`: what earlier calls found, of this dataset or of others; gets what this one finds. A file that nobody
-    ///   has changed since it was read is not read again
+    /// - `known`: results of earlier calls, of this dataset or of others; gets the results of this
+    ///   one. A file that has not changed since its result is not read again
     ///
-    /// Plain files have no hashes to be compared with: of them only the ids are checked.
+    /// Plain files have no hashes; only their ids are checked.
     ///
     /// # Errors
     ///
-    /// The first file, in the order of the index, that is not what was written, or holds an id outside of the vocabulary.
+    /// The first file, in the order of the index, that differs from its hash or holds an id outside
+    /// of the vocabulary.
     pub fn check(&self, vocab: u32, known: &mut CheckedFiles) -> Result<(), DataError> {
         for (number, file) in self.files.iter().enumerate() {
             let contents = known.contents(file)?;
@@ -180,10 +181,11 @@ impl Dataset {
         Ok(())
     }
 
-    /// A hash of what the dataset is, wherever it lies, 32 hexadecimal digits: xxh3-128 of `index.json`, which holds the hashes of the
-    /// shards; of files without one, of the hashes of their tokens and of what says where documents end.
+    /// A hash of the contents of the dataset, independent of its path, 32 hexadecimal digits. For a
+    /// directory it is the xxh3-128 of `index.json`, which holds the hashes of the shards; for
+    /// other files it covers the hashes of their tokens and of their document lists.
     ///
-    /// - `known`: as of [`Dataset::check`]; a directory needs none of it
+    /// - `known`: as in [`Dataset::check`]; not used for a directory
     ///
     /// # Errors
     ///
@@ -201,7 +203,7 @@ impl Dataset {
         Ok(hex(hash.digest128()))
     }
 
-    /// How ids are stored.
+    /// The dtype of the stored ids.
     pub fn dtype(&self) -> Option<Dtype> {
         self.files.first().map(|file| file.dtype)
     }
@@ -211,7 +213,7 @@ impl Dataset {
         self.files.iter().map(TokenFile::path)
     }
 
-    /// What to call it: its first file.
+    /// The name in messages: its first file.
     pub(crate) fn place(&self) -> String {
         let first = self.paths().next();
         first.map_or("dataset".to_owned(), |path| path.display().to_string())

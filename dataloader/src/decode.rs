@@ -1,4 +1,4 @@
-//! Tokens for reading.
+//! Tokens as text.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use crate::hash::hex;
 use crate::index::{self, TokenizerId};
 use crate::{DataError, Dataset};
 
-/// The text of each token by itself, as it stands inside of a text.
+/// The text of each token inside of a text.
 ///
-/// A byte, or a part of one, that is no character by itself is shown as U+FFFD; a token that has no text, or that no tokenizer is
-/// known for, is its id.
+/// A byte, or a part of one, that is no character by itself is shown as U+FFFD. A token without
+/// text, and any token of an unknown tokenizer, is shown as its id.
 pub struct TokenTexts {
     of_bytes: bool,
     tokenizer: Option<Tokenizer>,
@@ -44,7 +44,8 @@ impl TokenTexts {
     }
 }
 
-/// What a token adds to a text that is there. Decoders take the space away that a text begins with.
+/// The text that a token adds behind other text. Decoders drop the space at the beginning of a
+/// text.
 fn inner_text(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     let once = tokenizer.decode(&[id], false).ok()?;
     let twice = tokenizer.decode(&[id, id], false).ok();
@@ -53,12 +54,13 @@ fn inner_text(tokenizer: &Tokenizer, id: u32) -> Option<String> {
 }
 
 impl Dataset {
-    /// A few stretches of the tokens, evenly spread, each with the number of its first token: text where the tokenizer is known (bytes, or the
-    /// `tokenizer.json` beside the index, if it is the one that the index names), else ids.
+    /// A few stretches of the tokens, evenly spread, each with the number of its first token. They
+    /// are text if the tokenizer is known (bytes, or the `tokenizer.json` beside the index, if its
+    /// hash is the one in the index), else ids.
     ///
     /// # Errors
     ///
-    /// When the tokens cannot be read, or the tokenizer is not what the index promises.
+    /// When the tokens cannot be read, or the tokenizer is not the one in the index.
     pub fn excerpts(&self, count: u64, tokens: usize) -> Result<Vec<(u64, String)>, DataError> {
         let tokenizer = self.own_tokenizer()?;
         let (mut excerpts, mut stored) = (Vec::new(), Vec::new());
@@ -97,11 +99,11 @@ impl Dataset {
         })
     }
 
-    /// Tokens one by one, for reading.
+    /// The text of single tokens.
     ///
     /// # Errors
     ///
-    /// When the tokenizer is not what the index promises.
+    /// When the tokenizer is not the one in the index.
     pub fn token_texts(&self) -> Result<TokenTexts, DataError> {
         Ok(TokenTexts {
             of_bytes: self.tokenizer() == Some(&TokenizerId::Bytes),
@@ -110,7 +112,7 @@ impl Dataset {
         })
     }
 
-    /// Bytes of the `tokenizer.json` that the dataset keeps; 0 where there is none.
+    /// Bytes of the dataset's `tokenizer.json`; 0 if there is none.
     pub fn tokenizer_bytes(&self) -> u64 {
         let path = self.own_tokenizer_path();
         let found = path.and_then(|path| std::fs::metadata(path).ok());
@@ -125,7 +127,7 @@ impl Dataset {
         dir.map(|dir| dir.join(index::TOKENIZER))
     }
 
-    /// The tokenizer that the dataset keeps.
+    /// The tokenizer in the dataset's directory.
     fn own_tokenizer(&self) -> Result<Option<Tokenizer>, DataError> {
         let Some(TokenizerId::File { xxh3, .. }) = self.tokenizer() else {
             return Ok(None);
@@ -152,7 +154,7 @@ impl Dataset {
         let text = String::from_utf8_lossy(&json);
         Tokenizer::from_str(&text).map(Some).map_err(|fault| {
             let fault = fault.to_string().replace('\n', " ");
-            DataError::damaged(&path, format!("is no usable tokenizer.json: {fault}"))
+            DataError::damaged(&path, format!("is not a usable tokenizer.json: {fault}"))
         })
     }
 }

@@ -1,10 +1,10 @@
-//! How ids are stored.
+//! The stored form of ids.
 
 use std::fmt::{self, Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
-/// How an id is stored; little-endian.
+/// The stored form of an id; little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {

@@ -1,28 +1,28 @@
-//! What can be wrong with data, told in one line each.
+//! Errors of data, one line each.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why there is no batch, or no dataset. Every text names the file or the value at fault.
+/// The reason why there is no batch or no dataset. Every text names the file or the value at fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// Nothing is at the dataset's path: the caller may know the command that makes it.
+    /// The dataset's path does not exist. The caller may know the command that makes it.
     #[error("{}: no such dataset", path.display())]
     Missing {
         /// The directory or file that was asked for.
         path: PathBuf,
     },
-    /// A file is not what its name, its header or its index promises: copied in part, damaged, or changed
+    /// A file differs from its name, its header or its index: copied in part, damaged, or changed
     /// while it was in use.
     #[error("{}: {fault}", path.display())]
     Damaged {
         /// The file at fault.
         path: PathBuf,
-        /// What was promised, what was found, and what to try.
+        /// The expected and the found value, and a remedy.
         fault: String,
     },
-    /// A token that the vocabulary does not have: the wrong tokenizer, or the wrong dtype.
+    /// A token is outside of the vocabulary: the wrong tokenizer, or the wrong dtype.
     #[error("{}: token {offset} is {id}, but the vocabulary has {vocab} ids; {hint}", path.display())]
     Vocabulary {
         /// The file that holds the token.
@@ -33,26 +33,26 @@ pub enum DataError {
         id: u32,
         /// Ids must be below this.
         vocab: u32,
-        /// What to try.
+        /// A remedy.
         hint: &'static str,
     },
     /// The operating system refused.
     #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {
-        /// What was tried, as in "cannot open".
+        /// The action, as in "cannot open".
         action: &'static str,
-        /// On which file.
+        /// The file of the action.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The thread that reads ahead could not be started.
     #[error("cannot start the data thread: {0}; is a limit reached?")]
     Thread(io::Error),
-    /// The caller asked for something that no file can give; the text says what.
+    /// The caller's request cannot be met; the text gives the reason.
     #[error("{0}")]
     Request(String),
-    /// Whoever asked for something changed their mind. Nothing is left of it.
+    /// The caller stopped the work.
     #[error("stopped on request")]
     Asked,
     /// [`Loader::next`](crate::Loader::next) was called again after it had returned an error.
@@ -68,7 +68,7 @@ impl DataError {
         }
     }
 
-    /// For `map_err`: the action is what "cannot" is followed by.
+    /// For `map_err`. The message says "cannot" and then `action`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io {
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_says_what_to_do() {
+    fn full_disk_has_advice() {
         let error = DataError::io("write", Path::new("out/train/tokens-00000.safetensors"))(
             io::Error::from(io::ErrorKind::StorageFull),
         );
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_a_server_has_no_more_says_so() {
+    fn stale_file_handle_has_advice() {
         let error = io::Error::from_raw_os_error(rustix::io::Errno::STALE.raw_os_error());
         assert_eq!(
             DataError::io("read", Path::new("data/m.bin"))(error).to_string(),

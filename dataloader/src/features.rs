@@ -1,4 +1,4 @@
-//! Generated features for the toy models: sparse vectors, no two alike, no file.
+//! Generated features for the toy models: sparse vectors, each a new one.
 
 use std::collections::BTreeSet;
 
@@ -6,20 +6,20 @@ use spd_draws::{Purpose, Stream};
 
 use crate::DataError;
 
-/// The draw that is a feature's value.
+/// Draws the value of a feature.
 const VALUE: Stream = Stream::new(Purpose::Features, 0, 0);
-/// The draw that says whether a feature is on, or which are.
+/// Draws which features are on.
 const GATE: Stream = Stream::new(Purpose::Features, 1, 0);
 
 /// Rows of sparse features: some are on, with values uniform in `[low, high)`, the others are 0.
 ///
 /// A row is a function of the seed and its number. Which features are on:
 ///
-/// | made by                            | on                                                    | also known as          |
-/// |------------------------------------|-------------------------------------------------------|------------------------|
-/// | [`new`](Self::new)                 | each by itself, with a probability                    | "at least zero active" |
-/// | `new`, then [`synced`](Self::synced) | all of a group where any of it would be by itself   | "synced inputs"        |
-/// | [`exactly`](Self::exactly)         | a uniformly random subset of `k`                      | "exactly k active"     |
+/// | made by | on | also known as |
+/// |---|---|---|
+/// | [`new`](Self::new) | each independently, with a probability | "at least zero active" |
+/// | `new`, [`synced`](Self::synced) | a group, if any of it is by itself | "synced inputs" |
+/// | [`exactly`](Self::exactly) | a uniformly random subset of `k` | "exactly k active" |
 #[derive(Debug, Clone, PartialEq)]
 pub struct Features {
     features: u32,
@@ -30,7 +30,7 @@ pub struct Features {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Active {
-    /// Groups share the least of their gates, so that all are on where any is.
+    /// The features of a group share the smallest of their gates, so all of them are on if one is.
     ByChance {
         probability: f64,
         groups: Vec<Vec<usize>>,
@@ -78,14 +78,14 @@ impl Features {
         Ok(made)
     }
 
-    /// The same rows, but where any feature of a group is on, all of it are, each with a value of its own.
+    /// Turns all features of a group on if one of them is, each with its own value.
     ///
     /// - `groups`: features by number, from 0
     ///
     /// # Errors
     ///
-    /// When the number of features that are on is given, or a group names a feature that does not exist or
-    /// is in a group already.
+    /// When the number of features that are on is fixed, or a group names a feature that does not
+    /// exist or is in a group already.
     pub fn synced(mut self, groups: &[Vec<usize>]) -> Result<Self, DataError> {
         let mut seen = BTreeSet::new();
         for &feature in groups.iter().flatten() {
@@ -136,7 +136,7 @@ impl Features {
         })
     }
 
-    /// Values of a row.
+    /// Number of values of a row.
     pub fn width(&self) -> usize {
         self.features as usize
     }
@@ -148,7 +148,7 @@ impl Features {
             reason = "the two halves of the row number"
         )]
         let (row, step) = (row as u32, (row >> 32) as u32);
-        // Rounding may reach `high`, which is excluded.
+        // Rounding may give `high`, which is excluded.
         let largest = narrow(self.high).next_down();
         let value = |column: u32| {
             let draw = f64::from(VALUE.uniform(seed, step, row, column));
@@ -179,8 +179,8 @@ impl Features {
     }
 }
 
-/// `k` different numbers below `n`, each subset as likely as any other (Floyd's way: one draw a number). A draw has 24
-/// bits, so chances are off by at most `n / 2^24` of themselves.
+/// `k` different numbers below `n`, each subset equally likely (Floyd's algorithm: one draw a
+/// number). A draw has 24 bits, so chances have a relative error of at most `n / 2^24`.
 fn subset(n: u32, k: u32, draw: impl Fn(u32) -> f32) -> BTreeSet<u32> {
     let mut chosen = BTreeSet::new();
     for last in n - k..n {
@@ -288,7 +288,7 @@ mod tests {
             let on = |at: usize| u32::from(row[at] != 0.0);
             for (at, count) in counts.iter_mut().enumerate() {
                 *count += on(at);
-                // What would be on by itself keeps its value.
+                // A feature that is on by itself keeps its value.
                 assert!(alone[at] == 0.0 || alone[at].to_bits() == row[at].to_bits());
             }
             assert_eq!(on(0), on(4));
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_upper_end_is_never_reached() {
-        // Between 1 and the next f32 lies nothing: only `low` is left.
+        // No f32 lies between 1 and the next f32: only `low` is left.
         let features = Features::new(64, 1.0, 1.0, f64::from(1_f32.next_up())).unwrap();
         let mut out = [0.0; 64];
         features.make(0, 0, &mut out);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_requests_are_refused_by_name() {
+    fn invalid_requests_are_refused_by_name() {
         let text = |request: Result<Features, DataError>| request.unwrap_err().to_string();
         assert_eq!(
             text(Features::new(0, 0.5, 0.0, 1.0)),

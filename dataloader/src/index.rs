@@ -1,4 +1,4 @@
-//! `index.json`: what a dataset directory holds, so that every other file can be checked against it.
+//! `index.json`: the contents of a dataset directory, against which every other file is checked.
 
 use std::fmt::{self, Display, Formatter};
 use std::path::Path;
@@ -8,18 +8,18 @@ use serde_json::{Map, Value};
 
 use crate::{DataError, Dtype};
 
-/// Name of the file in a dataset directory; written last.
+/// Name of the file in a dataset directory. It is written last.
 pub(crate) const FILE_NAME: &str = "index.json";
-/// Name of the tokenizer's file in a dataset directory, where it has one.
+/// Name of the tokenizer's file in a dataset directory.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// Longer ones are refused. A shard takes some 250 bytes.
+/// Most bytes of an index. A shard takes some 250 bytes.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
-/// Longer tokenizers are refused. One of a quarter of a million ids takes some 30 million bytes.
+/// Most bytes of a tokenizer. One of a quarter of a million ids takes some 30 million bytes.
 pub(crate) const MOST_TOKENIZER_BYTES: u64 = 256 << 20;
-/// The only version there is so far.
+/// The only version so far.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
-/// What made the ids.
+/// The tokenizer of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum TokenizerId {
@@ -27,15 +27,15 @@ pub enum TokenizerId {
     Bytes,
     /// A Hugging Face `tokenizer.json`.
     File {
-        /// Its file name.
+        /// Name of the file.
         name: String,
-        /// xxh3-128 of its bytes, 32 hexadecimal digits.
+        /// xxh3-128 of the file, 32 hexadecimal digits.
         xxh3: String,
     },
 }
 
 impl TokenizerId {
-    /// Whether both are one tokenizer, whatever its file was called.
+    /// Whether both are the same tokenizer; the file name does not count.
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::File { xxh3: one, .. }, Self::File { xxh3: other, .. }) => one == other,
@@ -71,7 +71,7 @@ pub(crate) struct ShardEntry {
     pub(crate) documents: u64,
     /// xxh3-128 of the tokens as stored, 32 hexadecimal digits.
     pub(crate) xxh3: String,
-    /// The same of the document ends; `None` in datasets of earlier builds.
+    /// xxh3-128 of the document ends; `None` in datasets of earlier builds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) document_ends_xxh3: Option<String>,
 }
@@ -83,11 +83,10 @@ impl Index {
     }
 
     fn read(json: &[u8]) -> Result<Self, String> {
-        let json: Value = serde_json::from_slice(json).map_err(|fault| {
-            format!("is no JSON, and so no index of a token dataset: {fault}; copy it again, or tokenize again")
-        })?;
+        let json: Value = serde_json::from_slice(json)
+            .map_err(|fault| format!("is not JSON: {fault}; copy it again, or tokenize again"))?;
         let mut keys = Keys::of(&json, "")?;
-        // A later format is named as such, whatever else it holds.
+        // A later format may hold other keys, so its version is checked first.
         let format_version = keys.whole("format_version")?;
         if format_version != u64::from(FORMAT_VERSION) {
             return Err(format!(
@@ -143,7 +142,7 @@ impl Index {
     }
 
     fn check(&self) -> Result<(), String> {
-        // A name with a folder in it could reach any file of the machine.
+        // A name with a directory in it could be any file of the machine.
         if let Some(entry) = self
             .shards
             .iter()
@@ -172,15 +171,15 @@ impl Index {
     }
 }
 
-/// The keys of an object, each taken once.
+/// The keys of an object. Each is taken once.
 struct Keys<'j> {
     object: &'j Map<String, Value>,
-    /// Stands before them in a message: `tokenizer.`.
+    /// The path of the object in messages: `tokenizer.`.
     within: String,
     taken: Vec<&'static str>,
 }
 
-/// Says what to do about an index that is none.
+/// The remedy for a damaged index.
 const TRY: &str = "was it edited? copy it again, or tokenize again";
 
 impl<'j> Keys<'j> {
@@ -242,7 +241,7 @@ impl<'j> Keys<'j> {
 
     /// # Errors
     ///
-    /// One line about a key that nobody took.
+    /// One line that names an unknown key.
     fn end(&self) -> Result<(), String> {
         let strange = self.object.keys().find(|key| {
             !self.taken.contains(&key.as_str()) && self.object.get(*key) != Some(&Value::Null)
@@ -258,7 +257,7 @@ impl<'j> Keys<'j> {
     }
 }
 
-/// A value in one short line.
+/// A value, shortened.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -272,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_index_is_told_by_its_key_in_our_words() {
+    fn faulty_index_is_refused_by_key() {
         let whole = r#"{"format_version": 1, "tokenizer": {"kind": "bytes"}, "vocab_size": 256, "dtype": "u16",
             "tokens": 4, "shards": [{"file": "a", "tokens": 4, "documents": 1, "xxh3": ""}]}"#;
         assert!(Index::parse(Path::new("d/index.json"), whole.as_bytes()).is_ok());
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_is_named_whatever_else_it_holds() {
+    fn later_version_is_refused_by_its_number() {
         assert_eq!(
             fault(r#"{"format_version": 2, "blocks": []}"#),
             "d/index.json: has format version 2, this program reads version 1; use the program that wrote \

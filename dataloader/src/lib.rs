@@ -4,12 +4,12 @@
 //! text --tokenize--> Dataset --Order--> Windows --fill--> Batch --Loader--> step
 //! ```
 //!
-//! Read in that order: [`tokenize()`] writes what `FORMAT.md` describes, [`Dataset`] maps it, [`Order`]
-//! says which sample comes when, [`Source::fill`] makes a batch of it, and [`Loader`] does so ahead of
-//! time on threads of its own.
+//! Reading order: [`tokenize()`] writes the files of `FORMAT.md`, [`Dataset`] maps them, [`Order`]
+//! numbers the samples, [`Source::fill`] makes a batch, and [`Loader`] makes batches ahead of time
+//! on threads of its own.
 //!
-//! A batch is a function of `(seed, position)`. The position, one integer that grows by the rows of a
-//! batch, is all the data state that a checkpoint holds; it means the same at any world size, prefetch
+//! A batch is a function of `(seed, position)`. The position, one integer that grows by the rows of
+//! a batch, is the whole data state of a checkpoint. It means the same at any world size, prefetch
 //! depth and number of threads.
 
 mod batch;

@@ -1,10 +1,11 @@
-//! A file as memory: mapped, and copied out of behind a guard.
+//! A file mapped into memory, and read through a guard against SIGBUS.
 //!
-//! A page that the file has no more because it was cut, or that its disk cannot read, is told by a signal (SIGBUS), and the signal ends
-//! the process. The guard is a handler of that signal. It looks whether the address lies in what its thread is copying out of a map. If
-//! so, it puts a page of zeros there and marks the map as broken, and the copy goes on; the thread sees the mark afterwards and reads
-//! the file instead, which tells what is wrong. From then on nothing is read through that map. Any other SIGBUS goes to the handler that
-//! was there before.
+//! Reading a page that was cut off, or that the disk cannot read, raises SIGBUS, which ends the
+//! process by default. The guard is a handler of that signal. If the address lies in the range that
+//! its thread is copying out of a map, the handler puts a page of zeros there and marks the map as
+//! broken, and the copy continues. The thread then sees the mark and reads the file instead, which
+//! gives the error. A broken map is never read again. Any other SIGBUS goes to the previous
+//! handler.
 #![expect(
     unsafe_code,
     reason = "memory that others may cut, and a handler of the signal that tells it"
@@ -30,13 +31,14 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Maps the first `bytes` of a file. `None` where its file system maps no files, there is no address space left, or the guard cannot
-    /// be set up: such a file is read.
+    /// Maps the first `bytes` of a file. `None` if the file system cannot map files, no address
+    /// space is left, or the guard cannot be installed; such a file is read.
     pub(crate) fn new(file: &File, bytes: u64) -> Option<Self> {
         guard()?;
         let len = usize::try_from(bytes).ok()?;
         let map = MmapOptions::new().len(len).map_raw_read_only(file).ok()?;
-        // Rows are neighbours by chance alone: what is to be read ahead is asked for by name.
+        // Neighbouring rows are read in random order; [`Self::will_need`] asks for the pages that
+        // are needed.
         let _ = map.advise(Advice::Random);
         Some(Self {
             map,
@@ -52,8 +54,8 @@ impl Mapped {
         }
     }
 
-    /// Fills `out` with the bytes from `start` on. Says whether these are the file's: `false` where a page could not be read, now or
-    /// ever before, and outside of the map.
+    /// Fills `out` with the bytes from `start` on. Returns `false`, and junk in `out`, if a page of
+    /// the map could not be read, now or earlier, or the range is outside of the map.
     pub(crate) fn copy(&self, start: u64, out: &mut [u8]) -> bool {
         let Ok(start) = usize::try_from(start) else {
             return false;
@@ -72,13 +74,15 @@ impl Mapped {
             broken: &raw const self.broken,
         }));
         compiler_fence(Ordering::SeqCst);
-        // SAFETY: the range lies inside of the map, which lives as long as `self`, and `out` is memory of ours elsewhere. Others may
-        // write to the file meanwhile: the bytes are copied as they are, and every pattern of bits is a byte. Pages that are no more are
-        // replaced by the handler, which finds this copy in `COPYING`.
+        // SAFETY: the range lies inside of the map, which lives as long as `self`, and `out` is
+        // separate memory of ours. Other processes may write to the file meanwhile: the bytes are
+        // copied as they are, and every bit pattern is a valid byte. The handler replaces missing
+        // pages; it finds this copy in `COPYING`.
         unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         compiler_fence(Ordering::SeqCst);
         COPYING.set(None);
-        // Another thread may have met the page, and this one its zeros: the mark is set before they are there.
+        // Another thread may have hit the missing page, and this one read its zeros: the mark is
+        // set before the zeros are mapped.
         !self.broken.load(Ordering::Acquire)
     }
 }
@@ -86,64 +90,67 @@ impl Mapped {
 /// A copy out of a map.
 #[derive(Clone, Copy)]
 struct Copying {
-    /// Addresses of what is read.
+    /// Range of addresses that are read.
     start: usize,
     end: usize,
-    /// Of its map.
+    /// The mark of its map.
     broken: *const AtomicBool,
 }
 
 thread_local! {
-    /// The copy that this thread is in. Without a destructor and with a constant to begin with, so that a signal handler may read it.
+    /// The copy of this thread. It has no destructor and a constant initial value, so a signal
+    /// handler may read it.
     static COPYING: Cell<Option<Copying>> = const { Cell::new(None) };
-    /// This thread does not block the signal.
+    /// Whether this thread has unblocked the signal.
     static HEARS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The action of SIGBUS before ours.
+/// The previous action of SIGBUS.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static PAGE_BYTES: OnceLock<usize> = OnceLock::new();
 
-/// Sets the handler, once in a process; `None` where that fails.
+/// Installs the handler once in a process; `None` if that fails.
 fn guard() -> Option<()> {
     static SET: OnceLock<bool> = OnceLock::new();
     SET.get_or_init(set_handler).then_some(())
 }
 
 fn set_handler() -> bool {
-    // SAFETY: it asks for a number.
+    // SAFETY: the call only returns a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     let Some(page_bytes) = usize::try_from(page_bytes).ok().filter(|bytes| *bytes > 0) else {
         return false;
     };
     PAGE_BYTES.get_or_init(|| page_bytes);
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action the call changes nothing and fills in `before`; should it fail, all zeros are a value of this plain
-    // struct, the default action.
+    // SAFETY: without a new action the call changes nothing and fills in `before`. If it fails, all
+    // zeros are a valid value of this plain struct, the default action.
     let before = unsafe {
         libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr());
         before.assume_init()
     };
     BEFORE.get_or_init(|| before);
-    // SAFETY: all zeros are a value of this plain struct.
+    // SAFETY: all zeros are a valid value of this plain struct.
     let mut ours: libc::sigaction = unsafe { mem::zeroed() };
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
     ours.sa_sigaction = handler as usize;
-    // On the thread's other stack, because the handler before it may be the one that is told of a stack's end.
+    // On the alternate stack, because the previous handler may be the one that reports stack
+    // overflows.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the form that SA_SIGINFO asks for, lives as long as the process, and does only what a handler may: it reads
-    // what is there already, stores one atomic flag, and makes system calls.
+    // SAFETY: the handler has the signature that SA_SIGINFO requires, lives as long as the process,
+    // and is async-signal-safe: it reads existing memory, stores one atomic flag, and makes system
+    // calls.
     unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, ptr::null_mut()) == 0 }
 }
 
-/// Unblocks the signal in this thread: the kernel ends a process that blocks the signal of its own fault, and blocked signals are
-/// inherited from whoever starts us.
+/// Unblocks the signal in this thread. The kernel kills a process whose fault raises a blocked
+/// signal, and blocked signals are inherited from the parent process.
 fn hear_faults() {
     if HEARS.replace(true) {
         return;
     }
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigemptyset` makes the set whole before anything reads it.
+    // SAFETY: `sigemptyset` initialises the set before it is read.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGBUS);
@@ -152,8 +159,8 @@ fn hear_faults() {
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: with SA_SIGINFO the kernel gives what it knows of the signal; the address is there where the code says that the kernel
-    // sent it, and any number otherwise.
+    // SAFETY: with SA_SIGINFO the kernel passes a valid `info`. The address is meaningful if the
+    // code says that the kernel sent the signal, and any number otherwise.
     let (is_fault, address) = unsafe { ((*info).si_code > 0, (*info).si_addr().addr()) };
     if is_fault && replace_pages(address) {
         return;
@@ -161,12 +168,12 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     pass_on(signal, is_fault, info, context);
 }
 
-/// Puts zeros where this thread is copying from, if the address lies there.
+/// Maps zeros over the range that this thread is copying, if the address lies in it.
 fn replace_pages(address: usize) -> bool {
     let (Ok(Some(copying)), Some(&page)) = (COPYING.try_with(Cell::get), PAGE_BYTES.get()) else {
         return false;
     };
-    // Not every processor tells the byte: whole pages are compared.
+    // Some processors report only the page of the address, so whole pages are compared.
     let (start, end) = (
         copying.start / page * page,
         copying.end.div_ceil(page) * page,
@@ -174,10 +181,12 @@ fn replace_pages(address: usize) -> bool {
     if !(start..end).contains(&address) {
         return false;
     }
-    // SAFETY: the flag belongs to the map that this thread is copying out of, which it has borrowed until the copy is done.
+    // SAFETY: the flag belongs to the map that this thread is copying out of, which it borrows
+    // until the copy is done.
     unsafe { (*copying.broken).store(true, Ordering::Release) };
-    // SAFETY: the pages belong to that map, whose length is rounded up to pages as theirs; whoever reads them sees the flag and drops
-    // what was read, and dropping the map unmaps whatever is there. `errno` is the interrupted code's, and is put back.
+    // SAFETY: the pages belong to that map, whose length is rounded up to pages as this range is.
+    // Any thread that reads them sees the flag and drops the result, and dropping the map unmaps
+    // them. `errno` belongs to the interrupted code and is restored.
     unsafe {
         let errno = libc::__errno_location();
         let kept = *errno;
@@ -189,20 +198,21 @@ fn replace_pages(address: usize) -> bool {
     }
 }
 
-/// Does as the action before ours.
+/// Passes the signal to the previous action.
 fn pass_on(signal: c_int, is_fault: bool, info: *mut libc::siginfo_t, context: *mut c_void) {
     let before = BEFORE.get().map_or((libc::SIG_DFL, 0), |before| {
         (before.sa_sigaction, before.sa_flags)
     });
     match before {
-        // The kernel does not let a fault be ignored.
+        // The kernel ignores SIG_IGN for a fault.
         (libc::SIG_IGN, _) if !is_fault => {}
-        // SAFETY: the default action ends the process once this handler has returned, which blocks the signal until then.
+        // SAFETY: the default action ends the process once this handler has returned, which blocks
+        // the signal until then.
         (libc::SIG_DFL | libc::SIG_IGN, _) => unsafe {
             libc::signal(signal, libc::SIG_DFL);
             libc::raise(signal);
         },
-        // SAFETY: whoever set the handler gave it the form that its flags say.
+        // SAFETY: the handler has the signature that its flags state.
         (handler, flags) if flags & libc::SA_SIGINFO != 0 => unsafe {
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                 mem::transmute(handler);
@@ -249,9 +259,10 @@ mod tests {
         file.set_len(bytes as u64).unwrap();
     }
 
-    // By hand: a page that the file still reaches into is read, with zeros after the end; the pages beyond it are not.
+    // A page that the file still reaches into is read, with zeros after the end; the pages beyond
+    // it are not.
     #[test]
-    fn a_page_that_was_cut_off_is_told_wherever_the_cut_and_the_copy_are() {
+    fn copy_of_a_cut_page_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let bytes = 5 * PAGE + 100;
@@ -282,7 +293,7 @@ mod tests {
                     let due = if start + at < end { all[start + at] } else { 0 };
                     assert_eq!(*byte, due);
                 }
-                // A broken map is told ever after, also where pages are left.
+                // A broken map stays broken, also for pages that are left.
                 assert_eq!(
                     map.copy(0, &mut [0]),
                     is_there && end > 0,
@@ -314,21 +325,21 @@ mod tests {
                         }
                     });
                 }
-                // At the end of a page: nothing of what is left is zeros.
+                // The cut is at the end of a page, so the rest has no zeros.
                 cut(&path, round * PAGE);
             });
         }
     }
 
     #[test]
-    fn a_thread_that_blocks_the_signal_is_told_all_the_same() {
+    fn thread_that_blocks_the_signal_notices_a_cut() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         make(&path, 2 * PAGE);
         let map = mapped(&path);
         cut(&path, 0);
         let told = thread::spawn(move || {
-            // SAFETY: `sigfillset` makes the set whole before it is used.
+            // SAFETY: `sigfillset` initialises the set before it is used.
             unsafe {
                 let mut set = MaybeUninit::<libc::sigset_t>::uninit();
                 libc::sigfillset(set.as_mut_ptr());
@@ -356,12 +367,12 @@ mod tests {
         unsafe { libc::_exit(7) }
     }
 
-    /// A word for what the process of a test does before the guard is set, and for the signal that it meets afterwards.
+    /// The setup and the signal of a child process of a test.
     const PART: &str = "SPD_TEST_FAULT";
 
-    /// Does it, in a process of its own.
+    /// The exit status of a child process that plays a part.
     fn end_of(part: &str) -> ExitStatus {
-        let name = "mapped::tests::any_other_fault_does_what_it_did_before";
+        let name = "mapped::tests::other_signals_reach_the_previous_handler";
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([name, "--exact"]).env(PART, part);
         command.output().unwrap().status
@@ -378,21 +389,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         make(&path, 2 * PAGE);
-        // SAFETY: the handler has the form that is asked for.
+        // SAFETY: the handler has the signature that `signal` requires.
         unsafe { libc::signal(libc::SIGBUS, action) };
         let map = mapped(&path);
         cut(&path, 0);
         assert!(!map.copy(0, &mut [0]), "the guard takes its own");
         match met {
-            // SAFETY: the address is mapped; that its page is no more is meant to end the process.
+            // SAFETY: the address is mapped. Its missing page is meant to end the process.
             "fault" => unsafe { _ = ptr::read_volatile(map.map.as_ptr().wrapping_add(PAGE)) },
-            // SAFETY: it asks for a signal.
+            // SAFETY: the call raises a signal.
             _ => unsafe { _ = libc::raise(libc::SIGBUS) },
         }
     }
 
     #[test]
-    fn any_other_fault_does_what_it_did_before() {
+    fn other_signals_reach_the_previous_handler() {
         if let Ok(part) = std::env::var(PART) {
             return play(&part);
         }

@@ -1,14 +1,15 @@
-//! Megatron's pairs of files: ids in `NAME.bin`, and in `NAME.idx` where sequences and documents lie.
+//! Megatron's pairs of files: ids in `NAME.bin`, and the places of sequences and documents in
+//! `NAME.idx`.
 //!
 //! ```text
 //! "MMIDIDX\0\0"  u64 version = 1  u8 dtype  u64 sequences  u64 documents
 //! i32 length of each sequence, in tokens
-//! i64 where each sequence begins, in bytes of the .bin
-//! i64 number of the sequence each document begins with, and the number of sequences at the end
+//! i64 begin of each sequence, in bytes of the .bin
+//! i64 first sequence of each document, and the number of sequences at the end
 //! i8  mode of each sequence, in some files
 //! ```
 //!
-//! (The `documents` of the header count the numbers of the list, one more than there are documents.)
+//! `documents` in the header is the length of that list, one more than the number of documents.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,23 +24,23 @@ const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
 const HEADER: usize = 34;
 const HEADER_BYTES: u64 = HEADER as u64;
 
-/// An `.idx` file that was checked when it was opened.
+/// An `.idx` file, checked when it was opened.
 #[derive(Debug)]
 pub(crate) struct SequenceIndex {
     opened: Opened,
     sequences: u64,
-    /// Numbers in the list of documents.
+    /// Length of the list of documents.
     marks: u64,
 }
 
-/// The index that belongs to a path: `NAME.idx`, `NAME.bin` or `NAME`. None where there is none.
+/// The index of a path, `NAME.idx`, `NAME.bin` or `NAME`, if it exists.
 pub(crate) fn index_of(path: &Path) -> Option<PathBuf> {
     let idx = match path.extension() {
         Some(end) if end == "idx" => path.to_owned(),
         Some(end) if end == "bin" => path.with_extension("idx"),
         _ => with_end(path, ".idx"),
     };
-    // Whatever stands there: what cannot be read is to be named, and no .bin of its own.
+    // An index that cannot be read is an error; its .bin is not taken for bare ids.
     fs::symlink_metadata(&idx).is_ok().then_some(idx)
 }
 
@@ -49,7 +50,8 @@ fn with_end(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-/// Opens an index and the ids that it describes, and says how they are stored. Every number of the index is checked.
+/// Opens an index and its ids, and returns the dtype of the ids. Every number of the index is
+/// checked.
 pub(crate) fn open(idx: &Path) -> Result<(SequenceIndex, Opened, Dtype), DataError> {
     let damaged = |fault| DataError::damaged(idx, fault);
     let opened = Opened::open(idx)?;
@@ -73,7 +75,7 @@ pub(crate) fn open(idx: &Path) -> Result<(SequenceIndex, Opened, Dtype), DataErr
     }
     if word(9) != 1 {
         return Err(damaged(format!(
-            "is of version {}; version 1 is the one we read",
+            "is of version {}; this program reads version 1",
             word(9)
         )));
     }
@@ -122,7 +124,7 @@ impl SequenceIndex {
         self.marks - 1
     }
 
-    /// Every length, place and mark against the ids.
+    /// Checks every length, place and document against the ids.
     fn check(&self, bin: &Opened, dtype: Dtype) -> Result<(), DataError> {
         let damaged = |fault| Err(DataError::damaged(self.opened.path(), fault));
         let (mut lengths, mut places) = (self.lengths(), self.places());
@@ -173,7 +175,7 @@ impl SequenceIndex {
         Ok(())
     }
 
-    /// Calls `each` with the end of each document, in tokens; a document without tokens has none.
+    /// Calls `each` with the end of each document, in tokens. A document without tokens has no end.
     pub(crate) fn each_document_end(&self, mut each: impl FnMut(u64)) -> Result<(), DataError> {
         let (mut lengths, mut marks) = (self.lengths(), self.document_marks());
         let (mut sequence, mut end, mut last) = (0, 0_u64, 0);
@@ -215,10 +217,10 @@ impl SequenceIndex {
     }
 }
 
-/// Numbers of `N` bytes one after the other in a file.
+/// Consecutive numbers of `N` bytes in a file.
 struct List<'o, const N: usize> {
     opened: &'o Opened,
-    /// Where the bytes after those of the buffer are.
+    /// Place of the bytes after the buffer.
     rest: u64,
     buffer: Vec<u8>,
     at: usize,
@@ -239,7 +241,7 @@ impl<'o, const N: usize> List<'o, N> {
             let left = self.opened.len() - self.rest;
             #[expect(clippy::cast_possible_truncation, reason = "at most a piece")]
             let bytes = left.min(PIECE_BYTES as u64) as usize / N * N;
-            // At least one, so that a list that is too short is an error of reading.
+            // At least one number, so that a list that is too short is a read error.
             self.buffer.resize(bytes.max(N), 0);
             self.opened.read(self.rest, &mut self.buffer)?;
             self.rest += self.buffer.len() as u64;
@@ -332,7 +334,7 @@ mod tests {
             ),
             (
                 with(9, &[2]),
-                "a.idx: is of version 2; version 1 is the one we read",
+                "a.idx: is of version 2; this program reads version 1",
             ),
             (
                 with(17, &[5]),

@@ -1,5 +1,5 @@
-//! A file that is mapped, and noticed when it is not what it was. Rows are copied out of the map; headers and whole files are read by
-//! position.
+//! A mapped file whose changes are noticed. Rows are copied out of the map; headers and whole files
+//! are read by position.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -18,7 +18,7 @@ use crate::mapped::Mapped;
 pub(crate) struct Opened {
     path: PathBuf,
     file: File,
-    /// `None` where it cannot be mapped: then it is read.
+    /// `None` if it cannot be mapped; it is then read.
     mapped: Option<Mapped>,
     bytes: u64,
     /// Seconds and nanoseconds.
@@ -49,22 +49,22 @@ impl Opened {
         &self.path
     }
 
-    /// Length when it was opened.
+    /// Length at the time of opening.
     pub(crate) fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// What the file system says of the file that is open, whatever its path names by now.
+    /// Metadata of the open file, whichever file its path names now.
     pub(crate) fn metadata(&self) -> Result<Metadata, DataError> {
         let found = self.file.metadata();
         found.map_err(DataError::io("stat", &self.path))
     }
 
-    /// Fills `out` with the bytes from `start` on, all of which the file had when it was opened.
+    /// Fills `out` with the bytes from `start` on, which were inside the file when it was opened.
     ///
     /// # Errors
     ///
-    /// When it has them no more, or the disk cannot read them.
+    /// When the file has become shorter, or the disk cannot read it.
     pub(crate) fn read(&self, start: u64, out: &mut [u8]) -> Result<(), DataError> {
         self.file.read_exact_at(out, start).map_err(|error| {
             if error.kind() != io::ErrorKind::UnexpectedEof {
@@ -75,12 +75,13 @@ impl Opened {
         })
     }
 
-    /// The same through the map. The caller asks [`Opened::check_unchanged`] afterwards: in a file that was cut meanwhile, the last page
-    /// goes on with zeros.
+    /// As [`Self::read`], through the map. The caller runs [`Opened::check_unchanged`] afterwards:
+    /// after a cut, the last page continues with zeros.
     pub(crate) fn copy(&self, start: u64, out: &mut [u8]) -> Result<(), DataError> {
         match &self.mapped {
             Some(mapped) if mapped.copy(start, out) => Ok(()),
-            // A read tells apart what the map cannot: a file that was cut, a disk that fails, a server that is gone.
+            // A read tells apart what the map cannot: a file that was cut, a disk that fails, a
+            // server that is gone.
             _ => self.read(start, out),
         }
     }
@@ -89,7 +90,7 @@ impl Opened {
     ///
     /// # Errors
     ///
-    /// As [`Opened::read`], and what `each` says.
+    /// As [`Opened::read`], and the errors of `each`.
     pub(crate) fn read_pieces(
         &self,
         bytes: Range<u64>,
@@ -110,7 +111,7 @@ impl Opened {
 
     /// Asks the kernel to read a range ahead of time.
     pub(crate) fn will_need(&self, bytes: Range<u64>) {
-        // Where it is not taken (some network disks), reading waits as it would have.
+        // Some network disks ignore this; the read then waits.
         match &self.mapped {
             Some(mapped) => mapped.will_need(&bytes),
             None => {
@@ -120,13 +121,12 @@ impl Opened {
         }
     }
 
-    /// Says whether what was read until now was read from the file as it was opened.
-    ///
-    /// A file that another one took the name of is still the one that was opened.
+    /// Checks that everything read so far came from the file as it was opened. A file that was
+    /// replaced by renaming is still the open one.
     ///
     /// # Errors
     ///
-    /// When the file was written to, or cut.
+    /// When the file was written to or cut.
     pub(crate) fn check_unchanged(&self) -> Result<(), DataError> {
         let now = self.metadata()?;
         if now.len() != self.bytes {
@@ -154,7 +154,7 @@ impl Opened {
     }
 }
 
-/// What is read at once of a long range. A multiple of everything that files here are made of, but for llm.c's header.
+/// Bytes of one read of a long range. A multiple of the size of every stored number.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 fn modified(found: &Metadata) -> (i64, i64) {

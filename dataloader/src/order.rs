@@ -1,21 +1,21 @@
-//! Which sample comes when: a shuffle that is computed, not stored.
+//! The order of samples: a shuffle that is computed, not stored.
 //!
-//! Each epoch visits every sample once, in the order of a keyed permutation of the sample numbers. The
-//! permutation is a Feistel network: a number is cut into two halves, and in each round one half is
-//! changed by a keyed function of the other, which can always be undone, so no two numbers meet. The
-//! network permutes `0 .. 4^k`, the smallest such range that holds all samples; a result beyond the last
-//! sample goes through the network again until it is one ("cycle walking", Black and Rogaway, "Ciphers
-//! with arbitrary finite domains", CT-RSA 2002), less than four times on average.
+//! Each epoch visits every sample once, in the order of a keyed permutation of the sample numbers.
+//! The permutation is a Feistel network: a number is cut into two halves, and each round changes
+//! one half by a keyed function of the other. Each round can be undone, so no two numbers collide.
+//! The network permutes `0 .. 4^k`, the smallest such range that holds all samples; a result beyond
+//! the last sample goes through the network again until it is a sample ("cycle walking", Black and
+//! Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), less than four times on average.
 
 use std::num::NonZero;
 
 use spd_draws::{Purpose, Stream, block};
 
 const ROUNDS: usize = 8;
-/// Halves of at least this many bits: with fewer, eight rounds reach too few of the permutations.
+/// Least bits of a half: with fewer, eight rounds reach too few of the permutations.
 const MIN_HALF_BITS: u32 = 3;
 
-/// The order of a run's samples, epoch after epoch: a function of the seed, in constant memory.
+/// The order of a run's samples over all epochs: a function of the seed, in constant memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
     seed: u64,
@@ -49,7 +49,7 @@ impl Order {
         }
     }
 
-    /// The epoch of a position: `epoch` itself where it is in that one.
+    /// The epoch of a position; `epoch` itself if the position is in it.
     pub(crate) fn epoch_at(&self, position: u64, epoch: Option<Epoch>) -> Epoch {
         let number = position / self.samples;
         epoch
@@ -74,7 +74,7 @@ impl Order {
     }
 }
 
-/// The order of one epoch: its keys are derived once.
+/// The order of one epoch. Its keys are derived once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Epoch {
     order: Order,
@@ -100,7 +100,7 @@ impl Epoch {
         let mask = (1 << half_bits) - 1;
         let (mut left, mut right) = (number >> half_bits, number & mask);
         for key in self.keys {
-            // The upper bits of the product chain are the well mixed ones.
+            // The upper bits of the product are the best mixed ones.
             let change = mix(right ^ key) >> (u64::BITS - half_bits);
             (left, right) = (right, left ^ change);
         }
@@ -131,9 +131,9 @@ mod tests {
             .collect()
     }
 
-    // Two of them, so that one has to be left for the other and come back to.
+    // Two epochs, so that one is left for the other and returned to.
     #[test]
-    fn an_epoch_that_is_kept_gives_what_each_position_gives() {
+    fn kept_epoch_gives_the_same_samples() {
         let orders = [order(3, 10), order(4, 10)];
         let mut kept = None;
         for position in (0..40).chain([39, 0, 20]) {
@@ -174,14 +174,15 @@ mod tests {
         for (a, first) in orders.iter().enumerate() {
             for (b, second) in orders.iter().enumerate().skip(a + 1) {
                 let same = first.iter().zip(second).filter(|(x, y)| x == y).count();
-                // Two random permutations agree in one place on average, in more than 10 never.
+                // Two random permutations agree in one place on average, practically never in more
+                // than 10.
                 assert!(same <= 10, "orders {a} and {b} agree in {same} places");
             }
         }
     }
 
-    // For a fair shuffle the statistic has as mean its degrees of freedom, `(n - 1)^2`, and as
-    // variance twice that; the bound is six standard deviations.
+    // For a fair shuffle the statistic has the mean `(n - 1)^2`, its degrees of freedom, and twice
+    // that as its variance; the bound is six standard deviations.
     #[test]
     fn every_sample_comes_equally_often_at_every_place() {
         for (samples, n) in [(2, 2), (3, 3), (5, 5), (8, 8), (17, 17), (64, 64)] {
@@ -205,7 +206,7 @@ mod tests {
         }
     }
 
-    // Four samples have 24 orders; 24,000 epochs, so 1,000 each, with 23 degrees of freedom.
+    // Four samples have 24 orders; 24,000 epochs make 1,000 each, with 23 degrees of freedom.
     #[test]
     fn all_orders_of_four_samples_are_equally_likely() {
         let mut counts = BTreeMap::new();
@@ -220,7 +221,7 @@ mod tests {
         assert!(statistic < 23.0 + 6.0 * 46_f64.sqrt(), "{statistic}");
     }
 
-    // The correlation of neighbours has standard error 1 / sqrt(n); the bound is five of them.
+    // The correlation of neighbours has a standard error of 1 / sqrt(n); the bound is five of them.
     #[test]
     fn neighbours_are_unrelated() {
         let n = 40_000_u64;
@@ -246,7 +247,8 @@ mod tests {
             let seen: BTreeSet<u64> = places.map(|position| order.at(position)).collect();
             assert_eq!(seen.len(), 20_000, "{samples} samples");
             assert!(seen.iter().all(|&sample| sample < samples));
-            // The halves of the range are met equally often: 10,000 with standard error 71.
+            // Both halves of the range are met equally often: 10,000 times, with a standard error
+            // of 71.
             let low = seen.iter().filter(|&&sample| sample < samples / 2).count();
             assert!(low.abs_diff(10_000) < 425, "{samples} samples: {low}");
         }

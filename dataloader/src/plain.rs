@@ -1,4 +1,4 @@
-//! Files that other trainers wrote: nanoGPT's bare ids, llm.c's ids behind 256 words.
+//! Files of other trainers: nanoGPT's bare ids, and llm.c's ids behind a header of 256 words.
 
 use std::path::Path;
 
@@ -7,15 +7,15 @@ use crate::Dtype;
 use crate::opened::Opened;
 use crate::tokens::{Ends, TokenFile};
 
-/// Bytes of llm.c's header: 256 i32, of which the magic, the version and the token count are used.
+/// Bytes of llm.c's header: 256 i32. The magic, the version and the token count are used.
 const HEADER_BYTES: u64 = 1024;
-/// llm.c's magic numbers, each with its version and dtype. As ids they would be 20 million in u32, and
-/// in u16 lie beyond the 50,257 of the GPT-2 vocabulary: no nanoGPT file begins so.
+/// llm.c's magic numbers, each with its version and dtype. No nanoGPT file begins with one: as u32
+/// it would be an id of 20 million, as u16 an id beyond the 50,257 of GPT-2.
 const MAGICS: [(u32, u32, Dtype); 2] = [(20_240_520, 1, Dtype::U16), (20_240_801, 7, Dtype::U32)];
-/// How many ids tell that u32 is being read as u16.
+/// Ids that are examined for u32 read as u16.
 const SAMPLE: usize = 1024;
 
-/// Opens a plain file; `dtype` is never guessed, but an obvious mistake is refused.
+/// Opens a plain file. `dtype` is never guessed, but an obvious mistake is refused.
 pub(crate) fn open(path: &Path, dtype: Option<Dtype>) -> Result<TokenFile, DataError> {
     let opened = Opened::open(path)?;
     let bytes = opened.len();
@@ -32,7 +32,7 @@ pub(crate) fn open(path: &Path, dtype: Option<Dtype>) -> Result<TokenFile, DataE
     })
 }
 
-/// How ids are stored, and where they begin, in bytes.
+/// The dtype of the ids, and the offset of the first one, in bytes.
 ///
 /// - `head`: the first bytes of a file of `bytes`
 fn layout(head: &[u8], bytes: u64, dtype: Option<Dtype>) -> Result<(Dtype, u64), String> {
@@ -51,7 +51,7 @@ fn layout(head: &[u8], bytes: u64, dtype: Option<Dtype>) -> Result<(Dtype, u64),
         };
         if found != version {
             return Err(format!(
-                "llm.c header {magic} of version {found}; version {version} is the one we read"
+                "llm.c header {magic} of version {found}; this program reads version {version}"
             ));
         }
         if let Some(dtype) = dtype.filter(|&dtype| dtype != stored) {
@@ -92,7 +92,7 @@ fn layout(head: &[u8], bytes: u64, dtype: Option<Dtype>) -> Result<(Dtype, u64),
     Ok((dtype, 0))
 }
 
-/// Ids below 65,536 stored as u32 and read as u16 are valid ids with a 0 after each.
+/// Ids below 65,536 stored as u32 and read as u16 have a 0 after each id.
 fn looks_like_u32(file: &[u8]) -> bool {
     let pairs = &file.as_chunks::<4>().0;
     let sample = &pairs[..pairs.len().min(SAMPLE / 2)];
@@ -159,7 +159,7 @@ mod tests {
         );
         assert_eq!(
             of(&llm_c(20_240_520, 2, 2, &[0; 4]), None).unwrap_err(),
-            "llm.c header 20240520 of version 2; version 1 is the one we read"
+            "llm.c header 20240520 of version 2; this program reads version 1"
         );
     }
 

@@ -1,7 +1,8 @@
 //! Batches ahead of time: threads, bounded channels, recycled buffers.
 //!
-//! Thread `t` of `n` fills every `n`-th batch, from the `t`-th on, and has a channel of its own; batches are taken from the
-//! channels in turn, so that they come in one order without anyone waiting for another thread.
+//! Thread `t` of `n` fills every `n`-th batch, from the `t`-th on, into its own channel. The loader
+//! takes batches from the channels in turn, so their order is fixed and no thread waits for
+//! another.
 
 use std::thread::{self, JoinHandle};
 
@@ -10,27 +11,27 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::reader::Reader;
 use crate::{Batch, DataError, Feed, Source};
 
-/// How far ahead, and by how many.
+/// Depth and threads of prefetching.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ahead {
-    /// Batches ready before they are asked for, 1 to 1024; rounded up to a multiple of `threads`.
+    /// Batches that are ready ahead of time, 1 to 1024; rounded up to a multiple of `threads`.
     pub batches: usize,
-    /// Threads that fill them, 1 to 64. They change no batch.
+    /// Threads that fill batches, 1 to 64. Their number changes no batch.
     pub threads: usize,
 }
 
-/// Fills batches on threads of its own, in order.
+/// Fills batches in order on threads of its own.
 ///
-/// With every batch given back by [`Loader::recycle`] before the next is taken, `batches + threads + 1` buffers
-/// circulate and nothing is allocated after they exist. Dropping the loader ends its threads, after at
-/// most the batches they are filling.
+/// If every batch is returned by [`Loader::recycle`] before the next is taken, `batches + threads +
+/// 1` buffers circulate and nothing more is allocated. Dropping the loader ends its threads, after
+/// at most the batches that they are filling.
 #[derive(Debug)]
 pub struct Loader {
-    /// Those of each thread.
+    /// The channel of each thread.
     filled: Vec<Receiver<Result<Batch, DataError>>>,
     spent: Sender<Batch>,
     threads: Vec<JoinHandle<()>>,
-    /// Whose turn it is; `None` after an error.
+    /// The thread of the next batch; `None` after an error.
     next: Option<usize>,
 }
 
@@ -39,8 +40,8 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// When the feed or `ahead` make no sense, or no thread can be started. What is wrong with the
-    /// data is said by [`Loader::next`].
+    /// When the feed or `ahead` is invalid, or no thread can be started. Errors of the data come
+    /// from [`Loader::next`].
     pub fn spawn(
         source: Source,
         feed: Feed,
@@ -84,11 +85,11 @@ impl Loader {
         Ok(loader)
     }
 
-    /// The next batch; waits for it when it is not ready.
+    /// The next batch; waits until it is ready.
     ///
     /// # Errors
     ///
-    /// What [`Source::fill`] says; there is no batch after an error, only [`DataError::Stopped`].
+    /// As [`Source::fill`]. After an error every call returns [`DataError::Stopped`].
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator has no error that ends it"
@@ -102,31 +103,32 @@ impl Loader {
         Ok(batch)
     }
 
-    /// Gives the memory of a batch back, to be filled again.
+    /// Returns the memory of a batch, to be filled again.
     pub fn recycle(&mut self, batch: Batch) {
-        // When the threads have ended, or more come back than went out, the memory is freed here.
+        // If the threads have ended, or the channel is full, the memory is freed here.
         drop(self.spent.try_send(batch));
     }
 }
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Without a receiver the next send of a thread fails, also one that is waiting now.
+        // Without a receiver the next send of a thread fails, also a send that is waiting now.
         self.filled.clear();
         for thread in self.threads.drain(..) {
-            // A panic there has printed itself, and `next` has said that the loader stopped.
+            // A panic of a thread has printed itself, and `next` has returned `Stopped`.
             drop(thread.join());
         }
     }
 }
 
-/// More would only hold memory; it also keeps the channels' own allocation small.
+/// More would only hold memory. The limit also keeps the allocation of the channels small.
 const MOST_BATCHES: usize = 1024;
 const MOST_THREADS: usize = 64;
-/// Batches of a thread that the kernel is asked for before they are filled: as many reads wait for the disk side by side.
+/// Batches of a thread that are requested from the kernel before they are filled, so that as many
+/// reads wait for the disk side by side.
 const ASKED_AHEAD: u64 = 4;
 
-/// Which batches are those of a thread.
+/// The batches of a thread.
 #[derive(Clone, Copy)]
 struct Every {
     first: u64,
@@ -144,7 +146,7 @@ fn fill_ahead(
         Ok(reader) => (feed.rows as u64 * every.threads, reader),
         Err(error) => return drop(filled.send(Err(error))),
     };
-    // Where 64 bits end, `fill` says so.
+    // At the end of 64 bits `fill` returns an error.
     let mut position = position.saturating_add(feed.rows as u64 * every.first);
     let ahead = |position: u64, batches: u64| position.saturating_add(stride * batches);
     for number in 1..ASKED_AHEAD {
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn recycled_buffers_are_all_there_is() {
+    fn number_of_buffers_is_bounded() {
         for (depth, threads) in [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (8, 4)] {
             let mut loader = Loader::spawn(source(), FEED, 0, ahead(depth, threads)).unwrap();
             let mut buffers = BTreeSet::new();
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_said_once_in_its_place_and_then_the_loader_has_stopped() {
+    fn error_is_returned_once_in_order_then_the_loader_has_stopped() {
         for threads in 1..=3 {
             let mut loader =
                 Loader::spawn(source(), FEED, u64::MAX - 8, ahead(1, threads)).unwrap();

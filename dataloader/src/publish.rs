@@ -1,4 +1,5 @@
-//! Datasets are written inside the directory that is given, and get their names when all of them are on disk.
+//! Datasets are written inside the output directory, and get their names when all of them are on
+//! disk.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
@@ -8,42 +9,45 @@ use spd_files::atomic;
 
 use crate::DataError;
 
-/// What is being written.
+/// Datasets that are being written.
 const PARTIAL: &str = ".partial";
-/// What is on disk and gets its names.
+/// Datasets that are on disk and get their names.
 const NEW: &str = ".new";
-/// What it replaces.
+/// Datasets that are replaced.
 const OLD: &str = ".old";
 
-/// Datasets being written in `out`, which may be a mount point, a link or `.`: nothing beside it is needed.
+/// Datasets being written in `out`, which may be a mount point, a link or `.`: nothing outside of
+/// it is used.
 ///
-/// `.partial` is written; what it replaces is moved into `.old`; `.partial` becomes `.new`; what `.new` holds gets its names,
-/// the last member last; `.new` and `.old` are removed. A process that dies before there is a `.new` has changed nothing, and
-/// the next one puts `.old` back; after that the next one goes on. So what has names is of one tokenization, and whole once
-/// it has the last member. Two processes at a time are kept apart by a lock on `out`.
+/// The datasets are written in `.partial`; the ones that they replace are moved into `.old`;
+/// `.partial` becomes `.new`; the members of `.new` get their names, the last member last; `.new`
+/// and `.old` are removed. If a process dies before `.new` exists, the next one restores `.old`;
+/// after that, the next one finishes. So all named members come from one tokenization, which is
+/// complete if the last member is there. A lock on `out` keeps two processes apart.
 #[derive(Debug)]
 pub(crate) struct Staging {
     out: PathBuf,
-    /// What a published directory holds, in the order in which it gets its names.
+    /// The members of a published directory, in the order in which they get their names.
     members: &'static [&'static str],
-    /// Directories that were made for it, `out` first: they go again where nothing comes of it.
+    /// Directories that were made for it, `out` first. They are removed if nothing is published.
     made: Vec<PathBuf>,
-    /// Whether what is partial stays where nothing else comes of it.
+    /// Whether `.partial` stays if nothing is published.
     is_kept: bool,
-    /// Locked until this is dropped; None where directories cannot be locked, as on some network disks.
+    /// Locked until this is dropped; `None` if directories cannot be locked, as on some network
+    /// disks.
     _lock: Option<File>,
 }
 
 impl Staging {
-    /// Makes the partial directory: an empty one, or the one that `keep` says is to be gone on with.
+    /// Makes the partial directory: an empty one, or the existing one if `keep` says so.
     ///
-    /// - `members`: names of what a published directory holds; `overwrite` replaces nothing that holds
-    ///   anything else
+    /// - `members`: names in a published directory; `overwrite` refuses to replace a directory that
+    ///   holds anything else
     ///
     /// # Errors
     ///
-    /// When `out` holds something and `overwrite` is not set, another process is writing it, or the place
-    /// cannot be written. `out` is then as it was.
+    /// When `out` is not empty and `overwrite` is not set, another process is writing it, or it
+    /// cannot be written. `out` is then unchanged.
     pub(crate) fn begin(
         out: &Path,
         members: &'static [&'static str],
@@ -85,12 +89,12 @@ impl Staging {
         self.at(PARTIAL)
     }
 
-    /// Says whether what is partial stays for the next process where nothing else comes of it.
+    /// Sets whether `.partial` stays for the next process if nothing is published.
     pub(crate) fn keep(&mut self, is_kept: bool) {
         self.is_kept = is_kept;
     }
 
-    /// Makes a directory in the partial one, unless it is there.
+    /// Makes a directory in the partial one, unless it exists.
     pub(crate) fn create_dir(&self, name: &str) -> Result<PathBuf, DataError> {
         let dir = self.at(PARTIAL).join(name);
         if there(&dir)? {
@@ -100,7 +104,7 @@ impl Staging {
         Ok(dir)
     }
 
-    /// Gives the datasets their names, once all of them are on disk.
+    /// Gives the datasets their names. All of them must be on disk.
     pub(crate) fn publish(mut self) -> Result<(), DataError> {
         let (partial, old) = (self.at(PARTIAL), self.at(OLD));
         for name in names(&partial)? {
@@ -111,12 +115,12 @@ impl Staging {
         self.move_members(&self.out, &old)?;
         atomic::rename(&partial, &self.at(NEW)).map_err(DataError::io("rename", &partial))?;
         sync_dir(&self.out)?;
-        // From here on it is done, by this process or the next.
+        // From here on this process or the next one finishes.
         self.made.clear();
         self.settle()
     }
 
-    /// Finishes what is begun in `out`, or takes it back.
+    /// Finishes or undoes the work of an earlier process in `out`.
     fn settle(&self) -> Result<(), DataError> {
         let (new, old) = (self.at(NEW), self.at(OLD));
         if there(&new)? {
@@ -128,14 +132,14 @@ impl Staging {
             self.move_members(&old, &self.out)?;
             remove(&old)?;
         }
-        // A published one is gone by now.
+        // A published directory has no `.partial`.
         if self.is_kept {
             return Ok(());
         }
         remove(&self.at(PARTIAL))
     }
 
-    /// Moves the members that are there, in their order.
+    /// Moves the members that exist, in their order.
     fn move_members(&self, from: &Path, to: &Path) -> Result<(), DataError> {
         for name in self.members {
             let member = from.join(name);
@@ -153,7 +157,7 @@ impl Staging {
 }
 
 impl Drop for Staging {
-    /// After an error; the next process takes another look where this cannot.
+    /// Cleans up after an error. The next process cleans up what this one cannot.
     fn drop(&mut self) {
         let _ = self.settle();
         if !self.is_kept {
@@ -176,12 +180,12 @@ fn remove(dir: &Path) -> Result<(), DataError> {
     atomic::remove(dir).map_err(DataError::io("remove", dir))
 }
 
-/// Writes a new file, all parts in order, and waits until the disk has it.
+/// Writes a new file, all parts in order, and syncs it.
 pub(crate) fn write_new(path: &Path, parts: &[&[u8]]) -> Result<(), DataError> {
     atomic::create_file(path, parts).map_err(DataError::io("write", path))
 }
 
-/// Writes a file anew, whole or not at all.
+/// Replaces a file, whole or not at all.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
     atomic::write_file(path, &[bytes]).map_err(DataError::io("write", path))
 }
@@ -205,7 +209,7 @@ fn lock(out: &Path) -> Result<Option<File>, DataError> {
 
 fn check_free(out: &Path, members: &[&str], overwrite: bool) -> Result<(), DataError> {
     let mut there = names(out)?;
-    // The root of a disk has the one; the other is gone on with.
+    // The root of a disk has `lost+found`; a partial directory is continued.
     there.retain(|entry| entry != "lost+found" && entry != PARTIAL);
     if let Some(stranger) = there
         .iter()
@@ -273,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_leaves_nothing() {
+    fn abandoned_staging_leaves_nothing() {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("new/data");
         let staging = Staging::begin(&out, MEMBERS, false, |_| false).unwrap();
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_is_removed() {
+    fn remains_of_a_killed_process_are_removed() {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("data");
         fs::create_dir_all(out.join(".partial/half")).unwrap();
@@ -305,7 +309,7 @@ mod tests {
                 publish_one(&out, b"old", false).unwrap();
                 let (outcome, fired) =
                     fault::at(operation, then, || publish_one(&out, b"new", true));
-                // The next process finds what there was, or what there is to be.
+                // The next process finds the old or the new datasets.
                 let error = publish_one(&out, b"third", false).unwrap_err().to_string();
                 assert!(error.ends_with(
                     "data: already holds a dataset; overwrite it by request, or use another name"

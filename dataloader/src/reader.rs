@@ -1,20 +1,20 @@
-//! One rank's way through a source: what is worth keeping from one batch to the next.
+//! One rank's way through a source, with the state that is kept from one batch to the next.
 
 use std::ops::Range;
 
 use crate::order::Epoch;
 use crate::{Batch, DataError, Feed, Order, Source, Windows};
 
-/// Makes the batches of a feed. It keeps the keys of the epoch it is in, and memory for rows as they are stored.
+/// Makes the batches of a feed. It keeps the keys of the current epoch, and memory for stored rows.
 #[derive(Debug)]
 pub(crate) struct Reader<'s> {
     source: &'s Source,
     feed: Feed,
-    /// The rows of each batch that are this rank's.
+    /// The rows of each batch that this rank holds.
     rows: Range<usize>,
     epoch: Option<Epoch>,
     stored: Vec<u8>,
-    /// Numbers of the files that the rows of a batch lie in.
+    /// Numbers of the files of a batch's rows.
     files: Vec<usize>,
 }
 
@@ -52,7 +52,7 @@ impl<'s> Reader<'s> {
                 }
                 self.files.sort_unstable();
                 self.files.dedup();
-                // Last, so that what was written while the rows were read is noticed too.
+                // Last, so that changes during the reads are noticed too.
                 windows.check_unchanged(&self.files)
             }
             Source::Features(features) => {
@@ -66,7 +66,7 @@ impl<'s> Reader<'s> {
         }
     }
 
-    /// Asks the kernel for the rows of the batch at `position`, which will be filled later.
+    /// Requests the rows of the batch at `position` from the kernel. It is filled later.
     pub(crate) fn will_need(&mut self, position: u64) {
         if let (Source::Tokens(windows), Some(positions)) = (self.source, self.positions(position))
         {
@@ -76,7 +76,8 @@ impl<'s> Reader<'s> {
         }
     }
 
-    /// Positions of this rank's rows of the batch at `position`; `None` where the next batch would be beyond 64 bits.
+    /// Positions of this rank's rows of the batch at `position`; `None` if the next batch would be
+    /// beyond 64 bits.
     fn positions(&self, position: u64) -> Option<Range<u64>> {
         position.checked_add(self.feed.rows as u64)?;
         Some(position + self.rows.start as u64..position + self.rows.end as u64)
@@ -93,18 +94,19 @@ impl<'s> Reader<'s> {
 impl Source {
     /// Makes the batch at `position`, reusing the memory of `batch`.
     ///
-    /// The same arguments give the same batch, and the parts of all ranks are the batch of a rank alone.
+    /// The same arguments give the same batch. The parts of all ranks together are the batch of a
+    /// single rank.
     ///
     /// # Errors
     ///
-    /// When a token is not in the vocabulary, a file was written to or cut, or the feed makes no sense.
+    /// When a token is not in the vocabulary, a file was written to or cut, or the feed is invalid.
     /// `batch` then holds junk.
     pub fn fill(&self, feed: &Feed, position: u64, batch: &mut Batch) -> Result<(), DataError> {
         Reader::new(self, *feed)?.fill(position, batch)
     }
 }
 
-/// Sizes a buffer without a panic when a flag asks for more than there is.
+/// Sizes a buffer, without a panic if it does not fit in memory.
 fn resize<T: Copy + Default>(
     buffer: &mut Vec<T>,
     rows: usize,

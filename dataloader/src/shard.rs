@@ -20,7 +20,7 @@ pub(crate) fn file_name(number: usize) -> String {
     format!("tokens-{number:05}.safetensors")
 }
 
-/// Opens a shard and reads its header; the tokens themselves are not touched.
+/// Opens a shard and reads its header, but no tokens.
 pub(crate) fn open(path: &Path) -> Result<TokenFile, DataError> {
     let opened = Opened::open(path)?;
     let (data, metadata) = read_header(&opened)?;
@@ -43,7 +43,7 @@ pub(crate) fn open(path: &Path) -> Result<TokenFile, DataError> {
     })
 }
 
-/// Writes a shard; `path` must be inside a directory that is not published yet.
+/// Writes a shard into a directory that is not published yet.
 ///
 /// - `tokens`: ids as they are stored, a multiple of the dtype's bytes
 /// - `document_ends`: u64 little-endian each
@@ -62,7 +62,7 @@ pub(crate) fn write(
         shape: vec![bytes.len() / size],
         data_offsets: (bytes.start, bytes.end),
     };
-    // The wider type first, so that both begin at a multiple of their own size.
+    // The wider type first, so that both tensors are aligned.
     let ends = document_ends.len();
     let tensors = vec![
         (DOCUMENT_ENDS.to_owned(), info(StoredDtype::U64, 0..ends, 8)),
@@ -80,7 +80,7 @@ pub(crate) fn write(
     publish::write_new(path, &[&header_bytes, &header, document_ends, tokens])
 }
 
-/// Where the data begin, and what they are.
+/// The offset of the data, and their description.
 fn read_header(opened: &Opened) -> Result<(u64, Metadata), DataError> {
     let damaged = |fault| DataError::damaged(opened.path(), fault);
     let mut prefix = [0; 8];
@@ -115,11 +115,11 @@ fn read_header(opened: &Opened) -> Result<(u64, Metadata), DataError> {
     Ok((8 + header_bytes, metadata))
 }
 
-/// As much as the format allows.
+/// The limit of the format.
 const MOST_HEADER_BYTES: usize = 100_000_000;
 
-/// What a header says of `found` bytes of data. It is checked in arithmetic that cannot overflow, so that every offset it gives
-/// lies inside the file.
+/// The description of `found` bytes of data. The checks cannot overflow, so every offset lies
+/// inside the file.
 fn described(header: &[u8], found: u64) -> Result<Metadata, String> {
     let metadata: Metadata = serde_json::from_slice(header)
         .map_err(|fault| format!("the safetensors header cannot be read: {fault}"))?;
@@ -154,7 +154,8 @@ fn find<'a>(
 mod tests {
     use super::*;
 
-    // Eight tensors of 2^61 - 1 bytes end at 2^64 - 8: adding the header's own length would overflow.
+    // Eight tensors of 2^61 - 1 bytes end at 2^64 - 8: adding the header's own length would
+    // overflow.
     #[test]
     fn sizes_near_the_end_of_the_number_range_are_refused() {
         let size = (1_u64 << 61) - 1;

@@ -1,4 +1,4 @@
-//! One file of tokens: read by the row, checked on the way.
+//! One file of tokens, read by the row and checked on the way.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,17 +17,17 @@ use crate::opened::{Opened, PIECE_BYTES};
 pub(crate) struct TokenFile {
     pub(crate) opened: Opened,
     pub(crate) dtype: Dtype,
-    /// Where the tokens lie in the file, in bytes: a whole number of ids, inside the file.
+    /// Range of the tokens in the file, in bytes: a whole number of ids.
     pub(crate) token_bytes: Range<u64>,
     pub(crate) ends: Ends,
 }
 
-/// Where documents end.
+/// The ends of documents.
 #[derive(Debug)]
 pub(crate) enum Ends {
-    /// The format does not say.
+    /// The format has none.
     Unknown,
-    /// Numbers (u64 each) in the same file, and where they lie.
+    /// Numbers (u64 each) in this range of the same file.
     Stored(Range<u64>),
     /// In an index beside it.
     Listed(SequenceIndex),
@@ -43,7 +43,7 @@ impl TokenFile {
         bytes_of(&self.token_bytes) / self.dtype.bytes() as u64
     }
 
-    /// Number of documents that end in this file, if the format says so.
+    /// Number of documents that end in this file, if the format lists them.
     pub(crate) fn documents(&self) -> Option<u64> {
         match &self.ends {
             Ends::Unknown => None,
@@ -52,22 +52,22 @@ impl TokenFile {
         }
     }
 
-    /// Asks the kernel to read `count` tokens from `first` on, which must exist, ahead of time.
+    /// Requests `count` tokens from `first` on, which must exist, from the kernel.
     pub(crate) fn will_need(&self, first: u64, count: usize) {
         self.opened.will_need(self.place(first, count));
     }
 
-    /// Where `count` tokens from `first` on lie, in bytes.
+    /// The range of `count` tokens from `first` on, in bytes.
     fn place(&self, first: u64, count: usize) -> Range<u64> {
         let size = self.dtype.bytes() as u64;
         let start = self.token_bytes.start + first * size;
         start..start + count as u64 * size
     }
 
-    /// Widens the tokens `first .. first + out.len()`, which must exist, into `out`. The caller asks
-    /// [`Opened::check_unchanged`] before it uses them.
+    /// Widens the tokens `first .. first + out.len()`, which must exist, into `out`. The caller
+    /// runs [`Opened::check_unchanged`] before it uses them.
     ///
-    /// - `stored`: memory for them as they are stored, used again by the next call
+    /// - `stored`: memory for the stored tokens, reused by the next call
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl TokenFile {
         stored.resize(out.len() * self.dtype.bytes(), 0);
         self.opened
             .copy(self.place(first, out.len()).start, stored)?;
-        // One pass, without a branch for each token, so that it compiles to vector instructions.
+        // One pass without a branch for each token, so that it compiles to vector instructions.
         let largest = match self.dtype {
             Dtype::U16 => widen(stored, out, |bytes: [u8; 2]| {
                 u32::from(u16::from_le_bytes(bytes))
@@ -93,7 +93,7 @@ impl TokenFile {
             return Ok(());
         }
         let at = out.iter().position(|&id| id >= vocab).unwrap_or(0);
-        // Junk may be of a file that is being written just now.
+        // The id may be junk of a file that is being written.
         self.opened.check_unchanged()?;
         Err(DataError::Vocabulary {
             path: self.path().to_owned(),
@@ -143,7 +143,7 @@ impl TokenFile {
         })
     }
 
-    /// Calls `each` with the end of each document, where the format has them.
+    /// Calls `each` with the end of each document, if the format lists them.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl TokenFile {
         self.opened.read_pieces(bytes, |stored| {
             for &end in stored.as_chunks().0 {
                 let end = u64::from_le_bytes(end);
-                // Each beyond the one before, from 0 on.
+                // Each end lies beyond the one before, from 0 on.
                 if end <= last || end > most {
                     return Err(DataError::damaged(
                         self.path(),
@@ -172,7 +172,7 @@ impl TokenFile {
         })
     }
 
-    /// Calls `each` with the places after each token `id`: documents end with it.
+    /// Calls `each` with the place after each token `id`, which ends documents.
     ///
     /// # Errors
     ///
@@ -199,7 +199,7 @@ impl TokenFile {
         self.opened.check_unchanged()
     }
 
-    /// Reads every token against a vocabulary.
+    /// Checks every token against a vocabulary.
     ///
     /// # Errors
     ///
@@ -226,14 +226,14 @@ impl TokenFile {
     }
 }
 
-/// What a file holds. Its document ends ascend.
+/// A digest of a file whose document ends ascend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Contents {
     /// xxh3-128 of the tokens as stored, 32 hexadecimal digits.
     pub(crate) xxh3: String,
-    /// The largest id; 0 where there is none.
+    /// The largest id; 0 for a file without ids.
     pub(crate) largest: u32,
-    /// xxh3-128 of what says where documents end, if the format does.
+    /// xxh3-128 of the list of document ends, if the format has one.
     pub(crate) documents: Option<String>,
 }
 

@@ -7,47 +7,48 @@ use std::sync::Arc;
 use crate::tokens::TokenFile;
 use crate::{CheckedFiles, DataError, Dataset};
 
-/// What is made of a dataset.
+/// The rows that are made of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
-    /// Input tokens of a window, which has one token more.
+    /// Input tokens of a window, which has one more token.
     pub seq_len: usize,
-    /// Ids that the model has; each token is checked when it is read.
+    /// Vocabulary of the model. Each token is checked when it is read.
     pub vocab: u32,
-    /// Where windows may not go on.
+    /// Whether windows cross documents.
     pub documents: Documents,
 }
 
-/// What documents mean to windows.
+/// The relation of windows to documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Documents {
-    /// Nothing: they may begin and end inside of a window.
+    /// Documents may begin and end inside of a window.
     Joined,
     /// A window lies in one document, by the ends that the format lists.
     Apart,
-    /// The same, where each document ends with this id.
+    /// A window lies in one document, each of which ends with this id.
     EndWith(u32),
 }
 
 /// A dataset seen as windows of `seq_len` inputs and the label of the last one.
 ///
-/// Window `i` of a stretch of tokens is its tokens `i * seq_len ..= (i + 1) * seq_len`: the last token of a window is
-/// the first one of the next. A stretch is a file, or a document in it where documents are kept apart. No window crosses its
-/// end, so what is left there, at most `seq_len` tokens, is never read.
+/// Window `i` of a stretch of tokens is its tokens `i * seq_len ..= (i + 1) * seq_len`: the last
+/// token of a window is the first one of the next. A stretch is a file, or a document in it if
+/// documents are kept apart. No window crosses its end, so the rest of it, at most `seq_len`
+/// tokens, is never read.
 #[derive(Debug, Clone)]
 pub struct Windows {
     dataset: Arc<Dataset>,
     rows: Rows,
     stretches: Arc<[Stretch]>,
-    /// Those of all windows that are samples here.
+    /// The windows that are samples here, of all windows of the dataset.
     part: Range<u64>,
     samples: NonZero<u64>,
 }
 
-/// Tokens that windows do not leave. Stretches without a window are not kept.
+/// Tokens that hold whole windows. Stretches without a window are not kept.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
-    /// Number of windows in stretches before it.
+    /// Number of windows in the stretches before it.
     before: u64,
     /// Its first token in its file.
     first: u64,
@@ -59,7 +60,7 @@ impl Windows {
     ///
     /// # Errors
     ///
-    /// When none fits, `seq_len` is 0, or it is not known where documents end.
+    /// When no window fits, `seq_len` is 0, or the ends of documents are unknown.
     pub fn new(dataset: Arc<Dataset>, rows: Rows) -> Result<Self, DataError> {
         if rows.seq_len == 0 {
             return Err(DataError::Request(
@@ -92,7 +93,7 @@ impl Windows {
                 Documents::Apart => file.each_document_end(&mut add)?,
                 Documents::EndWith(id) => file.each_end_by(id, &mut add)?,
             }
-            // What no end follows goes on in the next file, or is the whole of it.
+            // The rest after the last end continues in the next file, or is the whole file.
             add(file.len());
         }
         let Some(samples) = NonZero::new(windows) else {
@@ -117,14 +118,15 @@ impl Windows {
         })
     }
 
-    /// Cuts the last `held_out` of the windows off: returns those before, and those. Where documents are kept apart, the cut moves
-    /// to the end of the document that it lies in, or to its beginning where it is the last one.
+    /// Splits off the last `held_out` of the windows; returns both parts. If documents are kept
+    /// apart, the cut moves to the end of the document that it lies in, or to its beginning if that
+    /// is the last one.
     ///
     /// The label of the last window before the cut is the first input of the one after it.
     ///
     /// # Errors
     ///
-    /// When one of the two would have no window.
+    /// When a part would have no window.
     pub fn split(&self, held_out: f64) -> Result<[Self; 2], DataError> {
         let windows = self.samples.get();
         #[expect(
@@ -143,7 +145,7 @@ impl Windows {
                 .stretches
                 .get(next)
                 .map_or(begin_of_last, |stretch| stretch.before);
-            // A text of one document is cut inside.
+            // A single document is cut inside.
             if moved > self.part.start {
                 cut = moved;
             }
@@ -172,35 +174,35 @@ impl Windows {
         self.samples
     }
 
-    /// Tokens of a window, the label of the last input among them.
+    /// Tokens of a window, including the label of the last input.
     pub fn width(&self) -> usize {
         self.rows.seq_len + 1
     }
 
-    /// Bytes of memory that know where windows are.
+    /// Bytes of memory of the table of stretches.
     pub fn index_bytes(&self) -> usize {
         size_of_val(&*self.stretches)
     }
 
-    /// The dataset that the windows are of.
+    /// The dataset of the windows.
     pub fn dataset(&self) -> &Dataset {
         &self.dataset
     }
 
-    /// The number of window `sample` among all of the dataset, of which these may be a part.
+    /// The number of window `sample` among all windows of the dataset.
     pub fn number(&self, sample: u64) -> u64 {
         self.part.start + sample
     }
 
-    /// The number of the first token of window `sample`, which is below [`Windows::samples`]. The tokens of a dataset are counted from
-    /// the first one of its first file.
+    /// The number of the first token of window `sample`, which is below [`Windows::samples`].
+    /// Tokens are counted from the first token of the first file.
     pub fn first_token(&self, sample: u64) -> u64 {
         let (file, first) = self.place(sample);
         let before = self.dataset.files()[..file].iter();
         before.map(TokenFile::len).sum::<u64>() + first
     }
 
-    /// Checks the dataset and its ids against the vocabulary.
+    /// Checks the dataset, and its ids against the vocabulary.
     pub(crate) fn check(&self, known: &mut CheckedFiles) -> Result<(), DataError> {
         self.dataset.check(self.rows.vocab, known)
     }
@@ -217,13 +219,13 @@ impl Windows {
         Ok(file)
     }
 
-    /// Asks the kernel to read a window ahead of time.
+    /// Requests a window from the kernel.
     pub(crate) fn will_need(&self, sample: u64) {
         let (file, first) = self.place(sample);
         self.dataset.files()[file].will_need(first, self.width());
     }
 
-    /// Says whether files are still those that were opened.
+    /// Checks that files have not changed since they were opened.
     pub(crate) fn check_unchanged(&self, files: &[usize]) -> Result<(), DataError> {
         let mut files = files.iter().map(|&file| &self.dataset.files()[file]);
         files.try_for_each(|file| file.opened.check_unchanged())

@@ -1,10 +1,10 @@
-//! Where a text is cut: into splits, into documents, and long documents into chunks.
+//! Cuts of a text: into splits, into documents, and long documents into chunks.
 //!
-//! Every cut is a function of the text and the options. A document of up to [`CHUNK_BYTES`] is encoded
-//! whole. A longer one is cut before a space between two other characters, a place where the tokenizers
-//! we know begin a new piece anyway (GPT-2's and its successors', SentencePiece's, BERT's), so that the
-//! ids are those of the uncut text; where there is no such space, at a line end or between characters,
-//! which may change the few tokens around the cut.
+//! Every cut is a function of the text and the options. A document of up to [`CHUNK_BYTES`] is
+//! encoded whole. A longer one is cut before a space between two other characters, where the known
+//! tokenizers (GPT-2's and its successors', SentencePiece's, BERT's) begin a new piece anyway, so
+//! the ids are those of the uncut text. Without such a space it is cut at a line end or between
+//! characters, which may change the few tokens around the cut.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -15,11 +15,11 @@ use super::documents::{self, Content};
 use super::inputs::{Form, Input};
 use crate::DataError;
 
-/// Longest text that is encoded at once. It also bounds what a tokenizer's regular expressions, which
-/// give up silently after a million steps, can meet in one piece.
+/// Longest text that is encoded at once. It also bounds the text that a tokenizer's regular
+/// expressions meet in one piece: they give up silently after a million steps.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
-/// What is encoded at once.
+/// A piece of text that is encoded at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) input: usize,
@@ -28,7 +28,7 @@ pub(super) struct Chunk {
     pub(super) ends_document: bool,
 }
 
-/// Where a chunk begins in its input.
+/// Place of a chunk in its input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Byte(u64),
@@ -39,22 +39,22 @@ pub(super) enum Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Piece {
     Text(Vec<u8>),
-    /// Encoded before.
+    /// Ids of an earlier encoding.
     Ids(Vec<u32>),
 }
 
-/// How inputs are cut.
+/// The rules for cutting inputs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cutting<'o> {
-    /// What stands between documents of a text.
+    /// The text between documents.
     pub(super) separator: Option<&'o [u8]>,
-    /// What holds the documents of the other files.
+    /// The key or column of documents in other files.
     pub(super) column: &'o str,
     /// Whether a text may be cut anywhere without a change of ids.
     pub(super) any_boundary: bool,
 }
 
-/// How much an input is, unpacked: bytes of text, and documents where its format marks them.
+/// Size of an input, unpacked: bytes of text, and documents if its format marks them.
 pub(super) fn measure(input: &Input, column: &str) -> Result<(u64, u64), DataError> {
     let (mut bytes, mut documents) = (0, 0);
     match input.form {
@@ -75,10 +75,11 @@ pub(super) fn measure(input: &Input, column: &str) -> Result<(u64, u64), DataErr
 }
 
 impl Cutting<'_> {
-    /// Where to cut an input that the cut between the splits falls into: a byte of a text, a number of documents of the others.
+    /// The place of the cut between the splits in an input: a byte of a text, or a number of
+    /// documents.
     ///
-    /// The cut is meant to lie after `wanted` of its `bytes`. It moves forward to the end of its document where that is marked;
-    /// otherwise back to where a chunk could end.
+    /// The cut should lie after `wanted` of its `bytes`. It moves forward to the end of its
+    /// document if that is marked, otherwise back to a place where a chunk could end.
     pub(super) fn cut(&self, input: &Input, wanted: u64, bytes: u64) -> Result<u64, DataError> {
         if wanted == 0 {
             return Ok(0);
@@ -139,7 +140,8 @@ impl Cutting<'_> {
         Ok(text.take(part.end - part.start))
     }
 
-    /// Calls `each` with the chunks of a part of an input, in order, until it says false. Empty documents are left out.
+    /// Calls `each` with the chunks of a part of an input, in order, until it returns false. Empty
+    /// documents are left out.
     ///
     /// - `part`: bytes of a text, or documents, as [`Cutting::cut`] counts them
     pub(super) fn each(
@@ -205,7 +207,7 @@ impl Cutting<'_> {
     ) -> Result<(), DataError> {
         let finder = self.separator.map(memmem::Finder::new);
         let mut buffer = Buffer::new(self.text(input, part.clone())?);
-        // What decides where a document ends, or a chunk of it.
+        // The text that decides the end of a document or of a chunk.
         let window = CHUNK_BYTES + 2 + self.separator.map_or(0, <[u8]>::len);
         loop {
             let at = part.start + buffer.taken;
@@ -240,13 +242,13 @@ impl Cutting<'_> {
     }
 }
 
-/// A text that is looked at before it is taken.
+/// A reader with look-ahead.
 struct Buffer<R> {
     reader: R,
     bytes: Vec<u8>,
-    /// Those of them that were taken.
+    /// Bytes of the buffer that were taken.
     start: usize,
-    /// Bytes taken in all.
+    /// Total of bytes taken.
     taken: u64,
 }
 
@@ -265,7 +267,7 @@ impl<R: Read> Buffer<R> {
         if self.bytes.len() - self.start < count {
             self.bytes.drain(..self.start);
             self.start = 0;
-            // Four times as much, so that little is moved for each that is read.
+            // Four times as much, so that few bytes are moved for each that is read.
             let more = 4 * count - self.bytes.len();
             (&mut self.reader)
                 .take(more as u64)
@@ -281,7 +283,7 @@ impl<R: Read> Buffer<R> {
     }
 }
 
-/// The best place to cut at or before `wanted`, in its neighbourhood; 0 < `wanted` < `text.len()`.
+/// The best place to cut at or shortly before `wanted`; 0 < `wanted` < `text.len()`.
 fn boundary(text: &[u8], wanted: usize, any_boundary: bool) -> usize {
     if any_boundary {
         return wanted;
@@ -323,7 +325,7 @@ mod tests {
         }
     }
 
-    /// Where each chunk begins, its text, and whether it ends a document.
+    /// The begin of each chunk, its text, and whether it ends a document.
     fn chunks(text: &[u8], separator: Option<&str>) -> Vec<(u64, Vec<u8>, bool)> {
         let (_dir, input) = input(text);
         let mut found = Vec::new();
@@ -354,7 +356,7 @@ mod tests {
         assert_eq!(cut("one two|three|four", 2, Some("|")), 8);
         // A cut inside of a separator.
         assert_eq!(cut("one<sep>two", 6, Some("<sep>")), 8);
-        // None follows: inside of the document, as if there were no separators.
+        // No separator follows: the cut is inside of the document, as without separators.
         assert_eq!(cut("one|two three", 9, Some("|")), 7);
     }
 
@@ -405,7 +407,7 @@ mod tests {
         for (_, chunk, _) in chunks(wall.as_bytes(), None) {
             String::from_utf8(chunk).unwrap();
         }
-        // Bytes that are no text at all still come to an end.
+        // Bytes that are no text come to an end too.
         assert_eq!(chunks(&vec![0x80; 3 * CHUNK_BYTES], None).len(), 3);
     }
 }

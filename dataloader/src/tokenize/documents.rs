@@ -1,4 +1,4 @@
-//! Files whose documents are marked by their format: JSON lines, and columns of parquet.
+//! Files whose format marks documents: JSON lines, and columns of parquet.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,11 +20,11 @@ use crate::DataError;
 pub(super) enum Content {
     /// Text to be encoded.
     Text(String),
-    /// What was encoded before.
+    /// Ids of an earlier encoding.
     Ids(Vec<u32>),
 }
 
-/// Read as it stands: an untagged enum would first hold 32 bytes for each digit of a list.
+/// By hand: an untagged enum would first hold 32 bytes for each digit of a list.
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: serde::Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         struct Any;
@@ -54,7 +54,7 @@ impl<'de> Deserialize<'de> for Content {
 }
 
 impl Content {
-    /// How much it is, as texts are measured.
+    /// Size of the text; an id counts as four bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Text(text) => text.len() as u64,
@@ -63,9 +63,10 @@ impl Content {
     }
 }
 
-/// Calls `each` with every document of a file and its number (of the line, or of the row), counted from 1, until it says false.
+/// Calls `each` with every document of a file and its line or row, counted from 1, until it returns
+/// false.
 ///
-/// - `column`: the key or column that holds the text or the ids
+/// - `column`: the key or column of the text or the ids
 pub(super) fn each(
     input: &Input,
     column: &str,
@@ -77,7 +78,7 @@ pub(super) fn each(
     }
 }
 
-/// Longest line that is read: a file without line ends must not fill the memory.
+/// Longest line. A file without line ends must not fill the memory.
 const MOST_LINE_BYTES: u64 = 256 << 20;
 
 type Each<'e> = dyn FnMut(u64, Content) -> Result<bool, DataError> + 'e;
@@ -117,11 +118,11 @@ fn each_line(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Dat
                 )));
             }
             Err(fault) => {
-                // The line of the fault is that of the text, which is one line.
+                // The error gives a line within the text, which is one line.
                 let fault = fault.to_string();
                 let fault = fault.split(" at line ").next().unwrap_or_default();
                 return Err(broken(format!(
-                    "is no JSON object with a text or a list of ids in \"{column}\": {fault}"
+                    "is not a JSON object with a text or a list of ids in \"{column}\": {fault}"
                 )));
             }
         };
@@ -131,7 +132,7 @@ fn each_line(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Dat
     }
 }
 
-/// One key of an object; the others are passed over.
+/// One key of an object; the others are skipped.
 struct Column<'c>(&'c str);
 
 impl<'de> DeserializeSeed<'de> for Column<'_> {
@@ -168,7 +169,7 @@ const ROWS: usize = 256;
 fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), DataError> {
     let path = &input.path;
     let unreadable = |fault: ParquetError| {
-        DataError::damaged(path, format!("is no whole parquet file: {fault}"))
+        DataError::damaged(path, format!("is not a complete parquet file: {fault}"))
     };
     let file = spd_files::open(path).map_err(DataError::io("open", path))?;
     let reader = SerializedFileReader::new(file).map_err(unreadable)?;
@@ -203,7 +204,7 @@ fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Data
             format!("column \"{column}\" holds neither texts nor lists of whole numbers"),
         ));
     }
-    // Whether a level says that a value is there.
+    // The definition level of a value that is there.
     let whole = about.max_def_level();
     let mut row = 0;
     for group in 0..reader.num_row_groups() {
@@ -221,13 +222,13 @@ fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Data
                         .map_err(unreadable)?;
                     let mut found = found.into_iter();
                     let texts = (0..rows).map(|row| {
-                        // What is null is an empty document.
+                        // A null is an empty document.
                         let there = levels.get(row).is_none_or(|&level| level == whole);
                         let bytes = there.then(|| found.next()).flatten();
                         let bytes = bytes.as_ref().map_or(&[][..], |bytes| bytes.as_bytes());
                         String::from_utf8(bytes.to_vec())
                             .map(Content::Text)
-                            .map_err(|fault| format!("is no UTF-8: {fault}"))
+                            .map_err(|fault| format!("is not UTF-8: {fault}"))
                     });
                     texts.collect::<Vec<_>>()
                 }
@@ -263,7 +264,7 @@ fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Data
     Ok(())
 }
 
-/// Values to the lists that they are of: a new one begins where the repetition level is 0.
+/// Groups values into lists. A list begins at repetition level 0.
 fn lists(
     mut found: impl Iterator<Item = Option<u32>>,
     defined: &[i16],
@@ -280,7 +281,9 @@ fn lists(
         {
             match (found.next().flatten(), &mut *list) {
                 (Some(id), Ok(Content::Ids(ids))) => ids.push(id),
-                (None, Ok(_)) => *list = Err("has an id that is no whole number from 0".to_owned()),
+                (None, Ok(_)) => {
+                    *list = Err("has an id that is not a whole number from 0 on".to_owned())
+                }
                 _ => {}
             }
         }

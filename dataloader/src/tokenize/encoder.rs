@@ -1,4 +1,4 @@
-//! What makes ids of text.
+//! Encodes text to ids.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -13,16 +13,16 @@ use crate::index::{self, TokenizerId};
 
 /// A tokenizer, ready to encode chunks from any thread.
 pub(super) struct Encoder {
-    /// None: each byte is its id.
+    /// `None`: each byte is its id.
     tokenizer: Option<Tokenizer>,
     id: TokenizerId,
-    /// The file that it was read from.
+    /// The bytes of its file.
     json: Option<Vec<u8>>,
     vocab: u32,
     eos: Vec<u32>,
 }
 
-/// Why a chunk has no ids.
+/// The reason why a chunk cannot be encoded.
 pub(super) struct Fault {
     /// Byte in the chunk.
     pub(super) at: usize,
@@ -59,10 +59,14 @@ impl Encoder {
         let unusable = |fault: String| {
             DataError::damaged(
                 path,
-                format!("is no usable tokenizer.json: {}", fault.replace('\n', " ")),
+                format!(
+                    "is not a usable tokenizer.json: {}",
+                    fault.replace('\n', " ")
+                ),
             )
         };
-        // `from_str` is compiled with the crate; `from_bytes` would be compiled once more here, in ten seconds.
+        // `from_str` is compiled with the crate; `from_bytes` would be compiled again here, in ten
+        // seconds.
         let text = std::str::from_utf8(&json).map_err(|fault| unusable(fault.to_string()))?;
         let mut tokenizer =
             Tokenizer::from_str(text).map_err(|fault| unusable(fault.to_string()))?;
@@ -73,12 +77,12 @@ impl Encoder {
                 "its dropout makes ids random; set it to null".to_owned(),
             ));
         }
-        // A file saved for inference may ask for both; either would spoil a training text.
+        // A file saved for inference may set both, which would spoil a training text.
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
             .map_err(|fault| unusable(fault.to_string()))?;
-        // Not the number of ids: there may be gaps.
+        // The number of ids would be too small if there are gaps.
         let vocab = tokenizer
             .get_vocab(true)
             .into_values()
@@ -128,7 +132,7 @@ impl Encoder {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether a text may be cut anywhere without a change of ids.
+    /// Whether text may be cut anywhere without changing ids.
     pub(super) fn any_boundary(&self) -> bool {
         self.tokenizer.is_none()
     }
@@ -137,7 +141,7 @@ impl Encoder {
         &self.id
     }
 
-    /// The file that the tokenizer was read from, if there is one.
+    /// The file of the tokenizer, if there is one.
     pub(super) fn json(&self) -> Option<&[u8]> {
         self.json.as_deref()
     }
@@ -147,7 +151,7 @@ impl Encoder {
         self.vocab
     }
 
-    /// What follows a document: one id or none.
+    /// The ids after a document: one or none.
     pub(super) fn eos(&self) -> &[u32] {
         &self.eos
     }

@@ -1,4 +1,4 @@
-//! Which files there are to tokenize, what they hold, and how their bytes are had.
+//! The input files: which they are, what they hold, and how they are unpacked.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,14 +20,14 @@ pub(super) struct Input {
     pub(super) modified: (i64, i64),
 }
 
-/// What a file holds.
+/// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// One text, in documents where a separator is given.
+    /// One text; a separator divides it into documents.
     Text,
-    /// An object a line, a document each.
+    /// A JSON object a line; each is a document.
     JsonLines,
-    /// A row a document.
+    /// A row is a document.
     Parquet,
 }
 
@@ -38,8 +38,8 @@ enum Packing {
     Zstd,
 }
 
-/// The files that are named: a directory is those below it whose names end as one that is read, a pattern those that match; each
-/// in the order of names.
+/// The files that `named` stands for. A directory stands for the files below it that end in one of
+/// [`ENDS`], a pattern for the files that match it; both in the order of names.
 pub(super) fn find(named: &[PathBuf]) -> Result<Vec<Input>, DataError> {
     let mut found = Vec::new();
     for path in named {
@@ -58,7 +58,7 @@ pub(super) fn find(named: &[PathBuf]) -> Result<Vec<Input>, DataError> {
             .filter(|name| !path.try_exists().unwrap_or(true) && name.contains(['*', '?', '[']))
         {
             let paths = glob::glob_with(pattern, PATTERNS).map_err(|fault| {
-                DataError::Request(format!("{pattern}: is no pattern: {}", fault.msg))
+                DataError::Request(format!("{pattern}: is not a valid pattern: {}", fault.msg))
             })?;
             let mut paths: Vec<_> = paths.filter_map(Result::ok).collect();
             paths.retain(|path| path.is_file());
@@ -81,7 +81,7 @@ const PATTERNS: glob::MatchOptions = glob::MatchOptions {
     require_literal_leading_dot: true,
 };
 
-/// How the names of files end that are taken of a directory; each may be packed too (`.gz`, `.zst`).
+/// Ends of file names that are taken from a directory; each file may be packed (`.gz`, `.zst`).
 const ENDS: [&str; 5] = [".txt", ".jsonl", ".ndjson", ".json", ".parquet"];
 
 fn below(dir: &Path, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
@@ -151,12 +151,12 @@ impl Input {
         })
     }
 
-    /// Whether its size is that of its text.
+    /// Whether its size is the size of its text.
     pub(super) fn is_plain_text(&self) -> bool {
         self.form == Form::Text && self.packing == Packing::Plain
     }
 
-    /// Its bytes, unpacked as they are read. Memory is bounded whatever the file holds.
+    /// Its bytes, unpacked as they are read, in bounded memory.
     pub(super) fn open(&self) -> Result<Box<dyn Read + Send>, DataError> {
         let file = spd_files::open(&self.path).map_err(DataError::io("open", &self.path))?;
         let taken = Arc::new(AtomicU64::new(0));
@@ -178,7 +178,7 @@ impl Input {
         }))
     }
 
-    /// What went wrong while it was read.
+    /// The error of a failed read.
     pub(super) fn unreadable(&self, error: io::Error) -> DataError {
         match self.packing {
             _ if error.get_ref().is_some_and(|inner| inner.is::<Bomb>()) => {
@@ -193,7 +193,7 @@ impl Input {
     }
 }
 
-/// Counts what is read.
+/// Counts the bytes that are read.
 struct Counted<R> {
     inner: R,
     bytes: Arc<AtomicU64>,
@@ -207,16 +207,16 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Ends a file that unpacks to much more than any text does.
+/// Refuses a file that unpacks to much more than text does.
 struct Bounded<R> {
     inner: R,
     taken: Arc<AtomicU64>,
     given: u64,
 }
 
-/// Text packs to a tenth, or to a fiftieth where it repeats itself.
+/// Text packs to a tenth, or to a fiftieth if it repeats itself.
 const MOST_TIMES: u64 = 100;
-/// What a small file may unpack to.
+/// Bytes that even a small file may unpack to.
 const FREE_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! What a tokenization that was ended early left, so that the next one goes on from there.
+//! The progress of a tokenization, from which the next one continues.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ use crate::{DataError, publish};
 /// Name of the file beside the datasets that are being written.
 pub(super) const FILE_NAME: &str = "journal.json";
 
-/// How far a tokenization is. It is written whenever a shard is.
+/// The progress of a tokenization. It is written after every shard.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Journal {
-    /// Of what: see [`key`].
+    /// The tokenization: see [`key`].
     key: String,
     /// Bytes and documents of each input, once all are measured.
     pub(super) sizes: Option<Vec<(u64, u64)>>,
@@ -25,17 +25,17 @@ pub(super) struct Journal {
     pub(super) splits: [Split; 2],
 }
 
-/// What is on disk of a split, and where it goes on.
+/// The part of a split that is on disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Split {
     pub(super) shards: Vec<ShardEntry>,
-    /// Chunks of which all ids are in them.
+    /// Chunks that are wholly in its shards.
     pub(super) chunks: u64,
-    /// Ids of the next chunk that are in them.
+    /// Ids of the next chunk that are in its shards.
     pub(super) ids: usize,
 }
 
-/// Everything that the result depends on, but for what is in the inputs, of which there are sizes and times.
+/// Everything that the result depends on. Inputs are represented by their sizes and times.
 pub(super) fn key(options: &Tokenize, inputs: &[Input], tokenizer: &TokenizerId) -> String {
     let inputs: Vec<_> = inputs
         .iter()
@@ -55,12 +55,12 @@ pub(super) fn key(options: &Tokenize, inputs: &[Input], tokenizer: &TokenizerId)
     hex(xxh3_128(all.as_bytes()))
 }
 
-/// A journal as it is on disk: what it says decides what is skipped, so that one with a changed digit is none.
+/// A journal on disk. It decides what is skipped, so a journal with a changed digit is refused.
 #[derive(Serialize, Deserialize)]
 struct Sealed {
     /// A journal.
     journal: String,
-    /// xxh3-128 of it, 32 hexadecimal digits.
+    /// xxh3-128 of the journal, 32 hexadecimal digits.
     xxh3: String,
 }
 
@@ -79,7 +79,7 @@ impl Sealed {
 }
 
 impl Journal {
-    /// The one in a directory; an empty one where there is none of this key.
+    /// The journal in a directory; an empty one if there is none of this key.
     pub(super) fn read(dir: &Path, key: String) -> Self {
         let text = spd_files::read(&dir.join(FILE_NAME)).ok();
         let found = text.and_then(|text| serde_json::from_slice::<Sealed>(&text).ok());
@@ -90,7 +90,7 @@ impl Journal {
         })
     }
 
-    /// Whether anything would be lost with it.
+    /// Whether it has no progress.
     pub(super) fn is_empty(&self) -> bool {
         self.splits.iter().all(|split| split.shards.is_empty())
     }

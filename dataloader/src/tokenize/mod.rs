@@ -1,10 +1,12 @@
-//! Text to token files: in parallel, with the same bytes whatever the number of threads.
+//! Text to token files, in parallel, with the same bytes for any number of threads.
 //!
-//! The inputs (`inputs.rs`) are taken in the order given, as one text or, of JSON lines and parquet, as documents
-//! (`documents.rs`). First they are measured, by all threads, which finds what cannot be read. The tail is held out; each of the
-//! two parts is cut into chunks (`chunks.rs`), which a thread reads ahead in groups; each group is encoded in parallel
-//! (`encoder.rs`) and written in order (`writer.rs`), so that memory holds some groups and one shard. Nothing appears under the final
-//! name before all of it is on disk (`publish.rs`); what is on disk by then is known (`journal.rs`), so that one that was ended goes on.
+//! The inputs (`inputs.rs`) are taken in the given order: a text, or the documents of JSON lines
+//! and parquet (`documents.rs`). First all threads measure them, which finds unreadable files. The
+//! tail is held out. Each of the two parts is cut into chunks (`chunks.rs`), which a thread reads
+//! ahead in groups. Each group is encoded in parallel (`encoder.rs`) and written in order
+//! (`writer.rs`), so memory holds some groups and one shard. Nothing gets its final name before all
+//! of it is on disk (`publish.rs`). A journal (`journal.rs`) lets an interrupted tokenization
+//! continue.
 
 mod chunks;
 mod documents;
@@ -35,39 +37,42 @@ use writer::Writer;
 /// Names of the two datasets in the output directory.
 const TRAIN: &str = "train";
 const VAL: &str = "val";
-/// Text that is encoded at once, over all threads.
+/// Bytes of text that are encoded at once, over all threads.
 const GROUP_BYTES: usize = 8 << 20;
-/// Most chunks of it: documents may be a few bytes short.
+/// Most chunks of a group: documents may have only a few bytes.
 const GROUP_CHUNKS: usize = 1 << 16;
 
-/// What to make of a text.
+/// The options of a tokenization.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tokenize {
-    /// Text files, JSON lines and parquet, packed by gzip or zstd or not, directories of them and patterns, in order; each begins a
-    /// document.
+    /// Text files, JSON lines and parquet, packed by gzip or zstd or not, directories of them and
+    /// patterns, in order. Each begins a document.
     pub inputs: Vec<PathBuf>,
-    /// The directory to make; `train` and `val` in it are the datasets.
+    /// The output directory. Its `train` and `val` are the datasets.
     pub out: PathBuf,
-    /// What makes ids of text.
+    /// The tokenizer.
     pub tokenizer: TokenizerChoice,
-    /// What stands between documents in an input, and becomes no token. None: an input is a document.
+    /// The text between documents of an input, which becomes no token. `None`: an input is a
+    /// document.
     pub separator: Option<String>,
     /// The token to add after each document, by its text in the tokenizer's vocabulary.
     pub eos: Option<String>,
-    /// Part of the text, at its end, that goes to `val`: in `[0, 1)`. With 0 there is no `val`.
+    /// Fraction of the text, at its end, that goes to `val`: in `[0, 1)`. With 0 there is no `val`.
     pub held_out: f64,
-    /// The key of JSON lines, or the column of parquet, that holds the text, or ids of this tokenizer.
+    /// The key of JSON lines, or the column of parquet, that holds the text, or ids of this
+    /// tokenizer.
     pub column: String,
     /// Most tokens of a shard.
     pub shard_tokens: usize,
-    /// Threads that encode; None is one for each core.
+    /// Threads that encode; `None` is one for each core.
     pub threads: Option<usize>,
-    /// Whether datasets at `out` are replaced.
+    /// Whether existing datasets at `out` are replaced.
     pub overwrite: bool,
 }
 
 impl Tokenize {
-    /// A tenth held out, shards of 2^26 tokens, bytes as ids, each input a document.
+    /// Options with a tenth held out, shards of 2^26 tokens, bytes as ids, and each input a
+    /// document.
     pub fn new(inputs: Vec<PathBuf>, out: PathBuf) -> Self {
         Self {
             inputs,
@@ -84,16 +89,16 @@ impl Tokenize {
     }
 }
 
-/// What makes ids of text.
+/// The tokenizer of a tokenization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenizerChoice {
-    /// Each byte is an id; any file will do.
+    /// Each byte is an id; inputs may be any bytes.
     Bytes,
     /// A Hugging Face `tokenizer.json`; inputs are UTF-8.
     File(PathBuf),
 }
 
-/// What was made.
+/// The result of a tokenization.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Report {
     /// Tokens of the training split.
@@ -102,41 +107,41 @@ pub struct Report {
     pub val_tokens: u64,
     /// Ids are below this.
     pub vocab: u32,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
-    /// Text read.
+    /// Bytes of text read.
     pub bytes: u64,
 }
 
-/// How far a tokenization is, in bytes of text; for whoever watches it from another thread.
+/// The progress of a tokenization in bytes of text, for another thread.
 #[derive(Debug, Default)]
 pub struct Watch {
-    /// Raised to end it: it is gone on with later.
+    /// Set to stop it. The same call continues later.
     pub stop: Arc<AtomicBool>,
-    /// What is encoded and written, by this process or an earlier one.
+    /// Bytes that are encoded and written, by this process or an earlier one.
     pub done: AtomicU64,
-    /// What there is; 0 until it is known.
+    /// Bytes in all; 0 until they are known.
     pub total: AtomicU64,
 }
 
 /// Makes datasets of text files.
 ///
-/// The result depends on the inputs and on every option but `threads` and `overwrite`. If the process ends before it is there, the same
-/// call goes on from the last shard that was written.
+/// The result depends on the inputs and on every option but `threads` and `overwrite`. If the
+/// process ends early, the same call continues after the last shard that was written.
 ///
 /// # Errors
 ///
-/// When an input or the tokenizer cannot be read, a text is not what the tokenizer takes, `out` is taken
-/// or cannot be written, or a split would be empty. `out` is then as it was.
+/// When an input or the tokenizer cannot be read, the tokenizer cannot encode a text, `out` is not
+/// empty or cannot be written, or a split would be empty. `out` is then unchanged.
 pub fn tokenize(options: &Tokenize) -> Result<Report, DataError> {
     tokenize_watched(options, &Watch::default())
 }
 
-/// The same, with someone who watches and may end it.
+/// As [`tokenize`], with progress and a stop.
 ///
 /// # Errors
 ///
-/// As [`tokenize`], and [`DataError::Asked`], after which the same call goes on.
+/// As [`tokenize`], and [`DataError::Asked`] after a stop, from which the same call continues.
 pub fn tokenize_watched(options: &Tokenize, watch: &Watch) -> Result<Report, DataError> {
     let start = Instant::now();
     check(options)?;
@@ -197,7 +202,7 @@ fn check(options: &Tokenize) -> Result<(), DataError> {
     Ok(())
 }
 
-/// What the parts of a tokenization share.
+/// The shared parts of a tokenization.
 struct Work<'a> {
     options: &'a Tokenize,
     inputs: &'a [Input],
@@ -248,7 +253,7 @@ impl Work<'_> {
         Ok(tokens)
     }
 
-    /// Bytes and documents of each input; all are read, but for plain text.
+    /// Bytes and documents of each input. All inputs but plain text are read.
     fn sizes(&self, journal: &Journal) -> Result<Vec<(u64, u64)>, DataError> {
         if let Some(sizes) = &journal.sizes {
             return Ok(sizes.clone());
@@ -263,7 +268,7 @@ impl Work<'_> {
         sizes.into_iter().collect()
     }
 
-    /// Where each input is cut between the splits, and where it ends.
+    /// The cut of each input between the splits, and its end.
     fn cuts(&self, sizes: &[(u64, u64)]) -> Result<Vec<(u64, u64)>, DataError> {
         let total: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
         #[expect(
@@ -287,7 +292,7 @@ impl Work<'_> {
             before -= before.min(bytes);
             cuts.push((cut, end));
         }
-        // What is to be held out lies in the last document: all of it is.
+        // The cut lies in the last document: all of it is held out.
         if held_out > 0
             && cuts.iter().all(|(cut, end)| cut == end)
             && let (Some(last), Some(input)) = (cuts.last_mut(), self.inputs.last())
@@ -298,7 +303,7 @@ impl Work<'_> {
         Ok(cuts)
     }
 
-    /// Writes the parts of all inputs, from where the writer is; says after each shard how far it is.
+    /// Writes the parts of all inputs from the writer's place on. Calls `saved` after each shard.
     fn write(
         &self,
         parts: &[(u64, u64)],
@@ -326,7 +331,7 @@ impl Work<'_> {
                     self.go_on()?;
                     let before = writer.done().shards.len();
                     let pushed = writer.push_chunk(&ids?, chunk.ends_document, || self.go_on());
-                    // Also where it was ended in the middle of a chunk.
+                    // Also when the shard ended in the middle of a chunk.
                     if writer.done().shards.len() > before {
                         saved(writer.done())?;
                     }
@@ -338,7 +343,7 @@ impl Work<'_> {
         })
     }
 
-    /// Sends groups of chunks, those left out that are written already.
+    /// Sends groups of chunks, without those that are written already.
     fn read(
         &self,
         parts: &[(u64, u64)],
@@ -360,7 +365,7 @@ impl Work<'_> {
                     return Ok(true);
                 }
                 group_bytes = 0;
-                // Where nobody takes it, an error was met.
+                // The receiver is gone after an error.
                 Ok(groups.send(Ok(std::mem::take(&mut group))).is_ok())
             })?;
         }
@@ -413,7 +418,7 @@ fn bytes(chunk: &Chunk) -> u64 {
     }
 }
 
-/// Removes what is not known to be whole.
+/// Removes files that the journal does not list.
 fn discard_others(dir: &Path, done: &journal::Split) -> Result<(), DataError> {
     let known: BTreeSet<_> = done.shards.iter().map(|shard| &*shard.file).collect();
     let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);

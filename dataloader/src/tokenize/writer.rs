@@ -1,4 +1,4 @@
-//! Ids to the shards and the index of one dataset.
+//! Writes ids to the shards and the index of one dataset.
 
 use std::path::PathBuf;
 
@@ -19,15 +19,15 @@ pub(super) struct Writer {
     tokens: Vec<u8>,
     /// Its document ends, as stored.
     document_ends: Vec<u8>,
-    /// What is on disk. Its `chunks` and `ids` are those of the end of the last shard.
+    /// The part on disk. Its `chunks` and `ids` are the place after the last shard.
     done: Split,
-    /// Chunks that were pushed whole, and ids of the one being pushed.
+    /// Chunks that were pushed whole, and ids of the current one.
     at: (u64, usize),
 }
 
 impl Writer {
-    /// - `dir`: the directory of the dataset, made and not published
-    /// - `done`: what an earlier writer left in it
+    /// - `dir`: the directory of the dataset, which is not published
+    /// - `done`: the part that an earlier writer wrote
     pub(super) fn new(dir: PathBuf, vocab: u32, shard_tokens: usize, done: Split) -> Self {
         Self {
             dir,
@@ -41,11 +41,13 @@ impl Writer {
         }
     }
 
-    /// Appends what came of the next chunk; of the first one, without the ids that an earlier writer wrote.
+    /// Appends the ids of the next chunk; of the first one, without the ids that an earlier writer
+    /// wrote.
     ///
     /// # Errors
     ///
-    /// When a shard cannot be written, and what `go_on` says, which is asked before each. [`Writer::done`] then says what is on disk.
+    /// When a shard cannot be written, and the error of `go_on`, which is called before each shard.
+    /// [`Writer::done`] is then the part on disk.
     pub(super) fn push_chunk(
         &mut self,
         ids: &[u32],
@@ -63,19 +65,19 @@ impl Writer {
         Ok(())
     }
 
-    /// What is on disk.
+    /// The part on disk.
     pub(super) fn done(&self) -> &Split {
         &self.done
     }
 
-    /// Appends ids of the chunk; they go on in the next shard when this one is full.
+    /// Appends ids of the chunk. They continue in the next shard when this one is full.
     fn push(
         &mut self,
         mut ids: &[u32],
         go_on: impl Fn() -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         while !ids.is_empty() {
-            // Not as soon as it is full: the document that fills it may end there.
+            // A full shard is written only when more ids come: a document may end with its last id.
             if self.shard_len() == self.shard_tokens {
                 go_on()?;
                 self.write_shard()?;
@@ -104,7 +106,8 @@ impl Writer {
         }
     }
 
-    /// Writes the last shard, then the tokenizer and the index. Returns the number of tokens, or None when there are none.
+    /// Writes the last shard, then the tokenizer and the index. Returns the number of tokens, or
+    /// `None` if there are none.
     pub(super) fn finish(
         mut self,
         tokenizer: &TokenizerId,

@@ -1,4 +1,4 @@
-//! What a run sees: order, resume, ranks, windows.
+//! Batches of a run: order, resume, ranks, windows.
 
 use std::fs::OpenOptions;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::{alone, counting_dataset, fresh, put};
 fn counting_source(tokens: usize, shard_tokens: usize, seq_len: usize) -> Source {
     let dir = fresh();
     let dataset = Dataset::open(&counting_dataset(dir.path(), tokens, shard_tokens)).unwrap();
-    // The open files live on after the directory is gone.
+    // Open files stay readable after the directory is removed.
     Source::tokens(Arc::new(dataset), seq_len, 256).unwrap()
 }
 
@@ -55,7 +55,7 @@ fn a_resumed_run_sees_the_rows_it_would_have_seen() {
 }
 
 #[test]
-fn rows_come_in_one_order_whatever_the_batch_the_depth_the_threads_and_the_world() {
+fn batch_size_depth_threads_and_ranks_change_no_row() {
     for source in both_sources() {
         let expected: Vec<u32> = bits(&fill(&source, &alone(4, 240), 0));
         for (rows, depth, threads, world) in [
@@ -276,7 +276,7 @@ fn a_shard_that_is_cut_at_any_moment_is_an_error_or_gives_the_right_rows() {
         cutter.join().unwrap();
         drop(loader);
         put(&shard, &whole);
-        // The time of writing is another one now: to be read again, it has to be opened again.
+        // The time of change is another one now: the file must be opened again to be read.
         let error = source
             .fill(&alone(0, 4), 0, &mut Batch::default())
             .unwrap_err();
@@ -303,7 +303,7 @@ fn a_shard_that_is_cut_at_any_byte_is_an_error_for_every_thread_that_reads_it() 
     let pages = (0..whole.len()).step_by(4096);
     for end in (1..whole.len()).step_by(397).chain(pages) {
         let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 64, 256).unwrap();
-        // Pages that are in memory before the cut, and those that are not.
+        // Pages that are in memory before the cut, and pages that are not.
         if end % 2 == 0 {
             fill(&source, &alone(0, 200), 0);
         }

@@ -1,4 +1,5 @@
-//! Files of every format with a few bytes changed: read, or refused by the name of one of them.
+//! Files of every format with a few bytes changed: each is read, or refused with an error that
+//! names one of them.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::spoiled::{FORMATS, all_rows};
 use crate::tokenizing::contents;
 use crate::{fresh, put};
 
-/// Changes the files of a format again and again; what they begin with more often than their ids.
+/// Changes the files of a format many times, their headers more often than their ids.
 #[expect(clippy::print_stdout, reason = "with --nocapture the counts are seen")]
 fn change(name: &str, in_suite: u64) {
     let format = FORMATS.iter().find(|format| format.name == name).unwrap();
@@ -70,7 +71,7 @@ fn changed_files_of_megatron_are_read_or_named() {
     change("Megatron", 60);
 }
 
-/// Copies a directory, which holds files and directories alone.
+/// Copies a directory of files and directories.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -117,7 +118,7 @@ fn a_changed_journal_changes_no_byte_of_a_dataset() {
     for round in rounds(4) {
         fs::remove_dir_all(out).unwrap();
         copy(&kept, out);
-        // Digits too: a journal that says something else.
+        // Digits too: a changed journal.
         let bytes = match round % 2 {
             0 => dice.mutated(&whole),
             _ => {

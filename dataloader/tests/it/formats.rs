@@ -1,4 +1,4 @@
-//! What a run file may name: formats, documents, and a held-out end.
+//! The datasets of run files: formats, documents, and a held-out end.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn rows(windows: &Windows) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn each_format_is_known_by_what_stands_there() {
+fn each_format_is_recognised() {
     let dir = fresh();
     let at = |name: &str| dir.path().join(name);
     let llm_c: Vec<u8> = [20_240_520_u32, 1, 9]
@@ -91,7 +91,7 @@ fn each_format_is_known_by_what_stands_there() {
 }
 
 #[test]
-fn what_is_no_dataset_or_of_another_dtype_is_refused_by_name() {
+fn path_without_dataset_and_other_dtype_are_refused_by_name() {
     let dir = fresh();
     let at = |name: &str| put(&dir.path().join(name), &u16s(0..9));
     let refused = |path: &Path, dtype, text: &str| {
@@ -134,7 +134,7 @@ fn rows_do_not_cross_documents_where_that_is_asked_for() {
     let expected = [[0, 1, 2], [3, 4, 5], [5, 6, 7], [9, 10, 11], [11, 12, 13]];
     let apart = windows(Dataset::open(&name).unwrap(), 2, Documents::Apart).unwrap();
     assert_eq!(rows(&apart), expected);
-    // The same by an id that ends them.
+    // The same documents by the id that ends them.
     for (dtype, size) in [(Dtype::U16, 2), (Dtype::U32, 4)] {
         let ids = [0_u32, 1, 99, 3, 4, 5, 6, 7, 99, 9, 10, 11, 12, 13];
         let bytes: Vec<u8> = ids
@@ -209,7 +209,7 @@ fn a_document_is_not_in_both_parts() {
         assert_eq!(before.samples().get(), train, "{held_out}");
         assert_eq!(after.samples().get(), 50 - train);
     }
-    // Of the only document there is, both have a part.
+    // The only document is in both parts.
     let name = megatron(dir.path(), &[11]);
     let whole = windows(Dataset::open(&name).unwrap(), 1, Documents::Apart).unwrap();
     assert_eq!(whole.split(0.3).unwrap()[0].samples().get(), 7);

@@ -1,4 +1,5 @@
-//! What can be tokenized: text, JSON lines and parquet, packed or not, by name, directory and pattern.
+//! Inputs of `tokenize`: text, JSON lines and parquet, packed or not, by name, directory and
+//! pattern.
 
 use std::fs;
 use std::io::Write;
@@ -91,7 +92,7 @@ fn parquet_ids(path: &Path, lists: &[&[i32]]) -> PathBuf {
     put(path, &bytes)
 }
 
-/// Everything for training, bytes as ids.
+/// Options without held-out text, bytes as ids.
 fn options(inputs: Vec<PathBuf>, dir: &Path) -> Tokenize {
     Tokenize {
         held_out: 0.0,
@@ -100,7 +101,7 @@ fn options(inputs: Vec<PathBuf>, dir: &Path) -> Tokenize {
     }
 }
 
-/// Text and document count of what is made of inputs.
+/// Text and document count of the dataset of these inputs.
 fn made(inputs: Vec<PathBuf>, dir: &Path) -> (String, u64) {
     tokenize(&options(inputs, dir)).unwrap();
     let train = dir.join("out/train");
@@ -127,7 +128,7 @@ fn text_lines_and_parquet_packed_or_not_are_documents() {
         ("a.jsonl", LINES.to_vec()),
         ("a.jsonl.gz", gz(LINES)),
         ("a.json.zst", zst(LINES)),
-        // Two members one after the other, as `cat` makes them.
+        // Two gzip members in one file, as `cat` makes them.
         (
             "b.ndjson.gz",
             [
@@ -209,7 +210,7 @@ fn directories_and_patterns_are_their_files_in_order() {
 }
 
 #[test]
-fn what_is_broken_is_named_by_file_and_line() {
+fn broken_input_is_named_by_file_and_line() {
     let dir = fresh();
     let at = |name: &str| dir.path().join(name);
     let refused = |path: PathBuf, text: &str| {
@@ -222,7 +223,7 @@ fn what_is_broken_is_named_by_file_and_line() {
     let second = |line: &[u8]| [b"{\"text\": \"one\"}\n", line].concat();
     refused(
         put(&at("a.jsonl"), &second(b"{\"text\": \"tw")),
-        "line 2: is no JSON object with a text or a list of ids in \"text\": EOF while parsing a string",
+        "line 2: is not a JSON object with a text or a list of ids in \"text\": EOF while parsing a string",
     );
     refused(
         put(&at("b.jsonl.gz"), &gz(&second(b"{\"texts\": 1}"))),
@@ -230,7 +231,7 @@ fn what_is_broken_is_named_by_file_and_line() {
     );
     refused(
         put(&at("c.jsonl"), &second(b"[1]\n")),
-        "line 2: is no JSON object with a text or a list of ids in \"text\": invalid type: sequence, expected \
+        "line 2: is not a JSON object with a text or a list of ids in \"text\": invalid type: sequence, expected \
          an object",
     );
     refused(
@@ -239,7 +240,7 @@ fn what_is_broken_is_named_by_file_and_line() {
     );
     refused(
         put(&at("h.jsonl"), &second(b"{\"text\": true}")),
-        "line 2: is no JSON object with a text or a list of ids in \"text\": invalid type: boolean `true`, expected a text or a \
+        "line 2: is not a JSON object with a text or a list of ids in \"text\": invalid type: boolean `true`, expected a text or a \
          list of ids",
     );
     let packed = gz(&[LINES, b"\n"].concat().repeat(100));
@@ -265,7 +266,10 @@ fn what_is_broken_is_named_by_file_and_line() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with(&format!("{}: is no whole parquet file: ", text.display())),
+        error.starts_with(&format!(
+            "{}: is not a complete parquet file: ",
+            text.display()
+        )),
         "{error}"
     );
 }
@@ -336,7 +340,7 @@ pub(crate) fn much(dir: &Path) -> Tokenize {
 }
 
 #[test]
-fn what_is_ended_goes_on_and_gives_the_same_bytes_whatever_the_threads() {
+fn stopped_tokenization_continues_and_gives_the_same_bytes() {
     let dir = fresh();
     let options = much(dir.path());
     let out = options.out.clone();
@@ -387,7 +391,7 @@ fn what_is_ended_goes_on_and_gives_the_same_bytes_whatever_the_threads() {
 }
 
 #[test]
-fn what_was_begun_of_other_options_is_not_gone_on_with() {
+fn tokenization_of_other_options_is_not_continued() {
     let dir = fresh();
     let options = much(dir.path());
     let watch = Watch::default();
@@ -418,9 +422,9 @@ fn what_was_begun_of_other_options_is_not_gone_on_with() {
     assert!(contents(&options.out) == found);
 }
 
-// All of the text is one chunk: who asks is heard inside of it.
+// The whole text is one chunk: a stop is noticed inside of it.
 #[test]
-fn who_ends_a_tokenization_of_shards_of_a_token_is_heard_at_the_next_shard() {
+fn stop_is_noticed_at_the_next_shard() {
     let dir = fresh();
     let text: Vec<u8> = (0..=255).cycle().take(1000).collect();
     let options = Tokenize {

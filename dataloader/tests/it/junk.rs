@@ -1,4 +1,4 @@
-//! Files that are not what they should be: refused by name, never a panic.
+//! Damaged files are refused by name, without a panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn dataset() -> (TempDir, PathBuf, PathBuf) {
     (dir, data, shard)
 }
 
-/// Whether an error begins with the file it is about.
+/// Whether an error begins with the file at fault.
 fn names(error: &str, path: &Path) -> bool {
     error.starts_with(&format!("{}: ", path.display()))
 }
@@ -87,7 +87,7 @@ fn a_bit_flipped_in_the_tokens_is_found() {
     let mut known = CheckedFiles::default();
     assert_eq!(check(&data, 256, &mut known), Ok(()));
     flip(&shard);
-    // What is known of the file is of the time before it was changed.
+    // The known result is of the time before the change.
     for _ in 0..2 {
         let error = check(&data, 256, &mut known).unwrap_err();
         assert_eq!(
@@ -124,9 +124,9 @@ fn a_wrong_hash_in_the_index_is_found_though_the_shards_are_known() {
     );
 }
 
-// What is known is a claim about a file: were it read again, the claim would be found false.
+// A known result is believed without reading the file.
 #[test]
-fn what_is_known_of_a_file_is_not_read_again() {
+fn checked_file_is_not_read_again() {
     let (_dir, data, shard) = dataset();
     let mut known = CheckedFiles::default();
     assert_eq!(check(&data, 256, &mut known), Ok(()));
@@ -134,7 +134,7 @@ fn what_is_known_of_a_file_is_not_read_again() {
     let claim = said.replace("\"largest\":199", "\"largest\":1000");
     assert_ne!(claim, said);
     let claimed: CheckedFiles = serde_json::from_str(&claim).unwrap();
-    // Its ids are looked for one by one then, and none is found.
+    // Its ids are then read one by one, and no error is found.
     assert_eq!(check(&data, 256, &mut claimed.clone()), Ok(()));
     let claim = said.replace("\"largest\":", "\"largest\":7");
     let claimed: CheckedFiles = serde_json::from_str(&claim).unwrap();
@@ -282,7 +282,7 @@ proptest! {
             bytes.truncate(at);
         }
         put(&data.join("index.json"), &bytes);
-        // Some damage changes nothing, or only what `verify` compares.
+        // Some damage changes nothing, or is found only by `check`.
         if let Ok(dataset) = Dataset::open(&data) {
             let _ = dataset.check(256, &mut CheckedFiles::default());
         }
@@ -336,7 +336,7 @@ proptest! {
     }
 }
 
-/// A dataset whose files are written without waiting for the disk, for tests that make many.
+/// A dataset whose files are written without syncing, for tests that make many.
 fn small_dataset() -> (TempDir, PathBuf, PathBuf) {
     let dir = fresh();
     let data = dir.path().to_owned();

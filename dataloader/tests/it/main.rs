@@ -1,4 +1,4 @@
-//! Stories of the data's way from text to batches, told through the public interface.
+//! Tests of the public interface, from text to batches.
 #![expect(
     clippy::unwrap_used,
     reason = "the helpers of tests stop a test as its own body would"
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use spd_dataloader::{Feed, Shard, Tokenize, tokenize};
 use tempfile::TempDir;
 
-/// A fresh directory, removed when it goes out of scope.
+/// A new directory, removed when it goes out of scope.
 fn fresh() -> TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -43,7 +43,7 @@ fn counting_dataset(dir: &Path, tokens: usize, shard_tokens: usize) -> PathBuf {
     dir.join("data/train")
 }
 
-/// A rank alone.
+/// The feed of a single rank.
 fn alone(seed: u64, rows: usize) -> Feed {
     Feed {
         seed,

@@ -1,4 +1,4 @@
-//! Every format with everything that can be wrong with a file: an error that names one of its files, or the rows that it should give.
+//! Every format with every kind of damage: an error names one of its files, or the rows are right.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use spd_dataloader::{Batch, CheckedFiles, Dataset, Documents, Dtype, Rows, Sourc
 
 use crate::{alone, counting_dataset, fresh, put};
 
-/// What is done to a file.
+/// Damages a file.
 type Spoil = fn(&Path);
 
 /// Ids of a dataset: 0 to 255, over and over.
@@ -21,14 +21,14 @@ const ALL: usize = 10 * ((IDS - 1) / 9);
 /// A dataset of one format.
 pub(crate) struct Format {
     pub(crate) name: &'static str,
-    /// Makes it in a directory; the path to open.
+    /// Makes the dataset in a directory; returns the path to open.
     pub(crate) make: fn(&Path) -> PathBuf,
-    /// How its ids are stored, where the run file says it.
+    /// The dtype of its ids, if the run file must give it.
     pub(crate) dtype: Option<Dtype>,
     /// The file with the ids, and the one that describes them.
     pub(crate) data: &'static str,
     pub(crate) index: Option<&'static str>,
-    /// Where the first id is in the file, and the bytes of each.
+    /// Offset of the first id in the file, and bytes of an id.
     first: fn(&[u8]) -> usize,
     id_bytes: usize,
 }
@@ -137,15 +137,15 @@ pub(crate) fn all_rows(path: &Path, dtype: Option<Dtype>) -> Result<Vec<u32>, St
     read().map_err(|error: spd_dataloader::DataError| error.to_string())
 }
 
-/// What becomes of a dataset.
+/// The expected outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     Refused,
-    /// Nothing in the file says that it is not whole.
+    /// The file does not say that it is incomplete.
     Fewer,
 }
 
-/// Asserts that a spoiled dataset is refused by the name of one of its files.
+/// Asserts the outcome of a damaged dataset; an error must name one of its files.
 fn assert_due(format: &Format, what: &str, (dir, path): (&Path, &Path), due: Due) {
     let (name, found) = (format.name, all_rows(path, format.dtype));
     match (found, due) {
@@ -164,7 +164,7 @@ fn assert_due(format: &Format, what: &str, (dir, path): (&Path, &Path), due: Due
     }
 }
 
-/// Makes each dataset, spoils it, and asserts what is due.
+/// Makes each dataset, damages it, and asserts the outcome.
 fn each(what: &str, spoil: impl Fn(&Format, &Path) -> Due) {
     for format in &FORMATS {
         let dir = fresh();
@@ -179,7 +179,7 @@ fn files(format: &Format) -> impl Iterator<Item = &'static str> {
     [Some(format.data), format.index].into_iter().flatten()
 }
 
-/// Changes one of the files by what it holds.
+/// Changes the bytes of one of the files.
 fn change(dir: &Path, file: &str, change: impl FnOnce(&mut Vec<u8>)) {
     let path = dir.join(file);
     let mut bytes = fs::read(&path).unwrap();
@@ -188,7 +188,7 @@ fn change(dir: &Path, file: &str, change: impl FnOnce(&mut Vec<u8>)) {
 }
 
 #[test]
-fn what_is_whole_gives_its_rows() {
+fn undamaged_dataset_gives_its_rows() {
     for format in &FORMATS {
         let dir = fresh();
         let path = (format.make)(dir.path());
@@ -211,7 +211,7 @@ fn files_that_are_empty_of_one_byte_or_cut_at_any_page_are_named() {
             let pages = pages.take_while(|end| *end < whole.len());
             for end in [0, 1].into_iter().chain(pages).chain([whole.len() - 3]) {
                 put(&place, &whole[..end]);
-                // Bare ids do not say how many there are.
+                // Bare ids do not state their number.
                 let due = match format.name {
                     "nanoGPT" if end > 0 && end % 2 == 0 => Due::Fewer,
                     _ => Due::Refused,
@@ -245,7 +245,7 @@ fn an_id_beyond_the_vocabulary_is_named_wherever_it_is() {
 
 #[test]
 fn another_beginning_is_named() {
-    // Any byte of what the formats begin with, but for ids, which begin nothing.
+    // Any byte of the magics. Bare ids have no magic.
     for at in 0..8 {
         each("a magic number", |format, dir| {
             let (file, is_bare) = match format.name {
@@ -254,7 +254,7 @@ fn another_beginning_is_named() {
                 _ => (format.data, false),
             };
             change(dir, file, |bytes| match is_bare {
-                // They are ids of a vocabulary that has not these.
+                // Ids outside of the vocabulary.
                 true => bytes[at | 1] = 0xff,
                 false => bytes[at] ^= 0xff,
             });
@@ -279,7 +279,7 @@ fn ids_of_another_size_are_named() {
             format.name
         );
     }
-    // The bytes are those of the other size, and whoever describes them says nothing of it.
+    // The bytes are ids of the other size, and no header says so.
     each("ids of another size", |format, dir| {
         change(dir, format.data, |bytes| {
             let first = (format.first)(bytes);
@@ -308,7 +308,7 @@ fn ids_of_another_size_are_named() {
 fn data_of_another_index_are_named() {
     each("more than is promised", |format, dir| {
         change(dir, format.data, |bytes| match format.name {
-            // Nothing promises how many there are.
+            // Bare ids do not state their number.
             "nanoGPT" => bytes.push(0),
             _ => bytes.extend([0; 4]),
         });
@@ -331,14 +331,14 @@ fn data_of_another_index_are_named() {
 }
 
 #[test]
-fn what_stands_in_the_place_of_a_file_is_named() {
+fn wrong_kind_of_file_is_named() {
     let spoils: [(&str, Spoil); 4] = [
         ("nothing", |_| ()),
         ("a directory", |place| fs::create_dir(place).unwrap()),
         ("a link to nowhere", |place| {
             symlink("nowhere", place).unwrap()
         }),
-        // Nobody may follow it, not even root.
+        // No user can follow it, not even root.
         ("a link to itself", |place| symlink(place, place).unwrap()),
     ];
     for (what, spoil) in spoils {
@@ -350,7 +350,7 @@ fn what_stands_in_the_place_of_a_file_is_named() {
                 fs::remove_file(&place).unwrap();
                 spoil(&place);
                 let line = all_rows(&path, format.dtype).unwrap_err();
-                // Of a pair, the file beside it may be the one that is asked about.
+                // Of a pair, the error may name the other file.
                 let (name, dir) = (format.name, dir.path().display());
                 assert!(
                     line.starts_with(&format!("{dir}/")),
@@ -380,7 +380,7 @@ fn a_file_that_goes_away_while_it_is_read_is_read_on_and_one_that_changes_is_nam
         };
         let whole = fs::read(&place).unwrap();
         let expected = fill(&open()).unwrap();
-        // Another file takes its name: what was opened is there until it is closed.
+        // Another file takes its name; the open file stays until it is closed.
         let source = open();
         let other = put(&dir.path().join("other"), &vec![0; whole.len()]);
         fs::rename(other, &place).unwrap();
@@ -390,7 +390,7 @@ fn a_file_that_goes_away_while_it_is_read_is_read_on_and_one_that_changes_is_nam
         fs::remove_file(&place).unwrap();
         assert_eq!(fill(&source), Ok(expected), "{}", format.name);
         put(&place, &whole);
-        // Written to, or cut, where it lies.
+        // The open file is written to, or cut.
         let (bytes, named) = (whole.len(), place.display());
         for (end, reason) in [
             (bytes, "was written to while it was read".to_owned()),

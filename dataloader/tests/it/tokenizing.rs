@@ -18,7 +18,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use crate::{alone, fresh, put};
 
-/// GPT-2's kind of tokenizer: all bytes, four merges, and an end-of-text token, number 260.
+/// A tokenizer as GPT-2's: all bytes, four merges, and an end-of-text token, number 260.
 fn small_gpt2(dropout: Option<f32>) -> serde_json::Value {
     let alphabet: BTreeSet<char> = ByteLevel::alphabet().into_iter().collect();
     let mut vocab: BTreeMap<String, usize> = alphabet
@@ -161,7 +161,7 @@ fn documents_end_with_the_end_of_text_token() {
     );
 }
 
-/// 700 kB in lines of words, from a small generator.
+/// 700 kB of words in lines, from a small generator.
 fn long_text() -> String {
     let words = [
         "the",
@@ -323,7 +323,7 @@ fn a_killed_tokenization_leaves_nothing_or_everything() {
 }
 
 #[test]
-fn what_cannot_be_tokenized_is_refused_by_name() {
+fn bad_requests_are_refused_by_name() {
     let dir = fresh();
     let path = |name: &str| dir.path().join(name);
     let good = put(&path("good.txt"), b"some words of text");
@@ -370,7 +370,7 @@ fn what_cannot_be_tokenized_is_refused_by_name() {
     refused(
         with(put(&path("bad.json"), b"{\"model\": 3}")),
         format!(
-            "{}: is no usable tokenizer.json: data did not match any variant of untagged enum ModelUntagged \
+            "{}: is not a usable tokenizer.json: data did not match any variant of untagged enum ModelUntagged \
              at line 1 column 12",
             shown("bad.json")
         ),
@@ -378,7 +378,7 @@ fn what_cannot_be_tokenized_is_refused_by_name() {
     refused(
         with(put_json(&path("dropout.json"), &small_gpt2(Some(0.1)))),
         format!(
-            "{}: is no usable tokenizer.json: its dropout makes ids random; set it to null",
+            "{}: is not a usable tokenizer.json: its dropout makes ids random; set it to null",
             shown("dropout.json")
         ),
     );
