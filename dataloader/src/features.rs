@@ -43,8 +43,8 @@ impl Features {
     ///
     /// # Errors
     ///
-    /// When there is no feature, `probability` is outside of `[0, 1]`, or `low` is not below `high` (as
-    /// f32, both finite).
+    /// When there is no feature, `probability` is outside of `[0, 1]`, or `low` is not below `high`
+    /// (as f32, both finite).
     pub fn new(features: usize, probability: f64, low: f64, high: f64) -> Result<Self, DataError> {
         let active = Active::ByChance {
             probability,
@@ -63,8 +63,8 @@ impl Features {
     ///
     /// # Errors
     ///
-    /// When there is no feature, `k` is above their number, or `low` is not below `high` (as f32, both
-    /// finite).
+    /// When there is no feature, `k` is above their number, or `low` is not below `high` (as f32,
+    /// both finite).
     pub fn exactly(features: usize, k: usize, low: f64, high: f64) -> Result<Self, DataError> {
         let mut made = Self::checked(features, Active::Exactly(0), low, high)?;
         match u32::try_from(k) {
@@ -210,8 +210,8 @@ fn narrow(x: f64) -> f32 {
 mod tests {
     use super::*;
 
-    // 40,000 values of which a tenth is on: the standard error of the count is 60, of the mean of the
-    // 4,000 values on [-1, 1) 0.009; the bounds are five of them.
+    // 40,000 values of which a tenth is on: the standard error of the count is 60, of the mean of
+    // the 4,000 values on [-1, 1) 0.009; the bounds are five of them.
     #[test]
     fn features_are_on_as_often_as_asked_and_uniform_in_their_range() {
         let features = Features::new(40, 0.1, -1.0, 1.0).unwrap();
@@ -239,8 +239,9 @@ mod tests {
         (0..rows).map(row).collect()
     }
 
-    // 30,000 rows of 2 out of 5: each of the ten pairs 3,000 times, with a standard error of 52; the bound is five of
-    // them. The mean of 60,000 values on [-1, 1) has a standard error of 0.0024.
+    // 30,000 rows of 2 out of 5: each of the ten pairs 3,000 times, with a standard error of 52;
+    // the bound is five of them. The mean of 60,000 values on [-1, 1) has a standard error of
+    // 0.0024.
     #[test]
     fn exactly_so_many_are_on_and_any_subset_is_as_likely_as_any_other() {
         let features = Features::exactly(5, 2, -1.0, 1.0).unwrap();
@@ -274,8 +275,9 @@ mod tests {
         assert_eq!((on(0), on(7)), (0, 350));
     }
 
-    // A group of two is on with chance 1 - 0.8^2 = 0.36, one of three with 0.488, and 0.2 without a group: of 20,000 rows
-    // 7,200, 9,760 and 4,000, with standard errors of 68, 71 and 57; the bounds are five of them.
+    // A group of two is on with chance 1 - 0.8^2 = 0.36, one of three with 0.488, and 0.2 without a
+    // group: of 20,000 rows 7,200, 9,760 and 4,000, with standard errors of 68, 71 and 57; the
+    // bounds are five of them.
     #[test]
     fn a_group_is_on_where_any_of_it_would_be_and_its_values_differ() {
         let features = Features::new(6, 0.2, 0.0, 1.0).unwrap();

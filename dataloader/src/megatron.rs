@@ -141,7 +141,8 @@ impl SequenceIndex {
                      sequences are read where they follow each other"
                 ));
             }
-            // Below 2^64: each of fewer than 2^62 lengths adds less than 2^33, and the file holds 12 bytes for each.
+            // Below 2^64: each of fewer than 2^62 lengths adds less than 2^33, and the file holds
+            // 12 bytes for each.
             next = next.saturating_add(tokens * dtype.bytes() as u64);
         }
         if next != bin.len() {

@@ -207,7 +207,8 @@ impl Windows {
         self.dataset.check(self.rows.vocab, known)
     }
 
-    /// Reads window `sample`, which is below [`Windows::samples`], into `out` of [`Windows::width`]. Returns the number of its file.
+    /// Reads window `sample`, which is below [`Windows::samples`], into `out` of
+    /// [`Windows::width`]. Returns the number of its file.
     pub(crate) fn read(
         &self,
         sample: u64,

@@ -1,11 +1,12 @@
-//! What it costs the training thread to hand a row over: `cargo run --release -p spd-tracker --example hand_over`.
+//! The cost of appending a row for the training thread: `cargo run --release -p spd-tracker
+//! --example hand_over`.
 #![expect(clippy::print_stdout, reason = "it prints what it measured")]
 
 use std::time::{Duration, Instant};
 
 use spd_tracker::{Kind, Mark, Row, Spool};
 
-/// Rows that are handed over.
+/// Rows that are appended.
 const ROWS: u64 = 20_000;
 
 /// Values of a row.

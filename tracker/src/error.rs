@@ -1,9 +1,9 @@
-//! What can go wrong with a spool. Each text is one line and holds the system's own words.
+//! Errors of a spool. Each text is one line and holds the system's own words.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a spool cannot be opened or rolled back. Rows that are damaged are no reason.
+/// The reason why a spool cannot be opened or rolled back. Damaged rows are not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The operating system refused.
@@ -11,7 +11,7 @@ pub enum SpoolError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The action, as in "cannot open".
         doing: &'static str,
         /// The operating system's answer.
         found: io::Error,
@@ -28,35 +28,36 @@ impl SpoolError {
     }
 }
 
-/// Why a row could not be read. The reader may be asked again.
+/// The reason why a row could not be read. The reader may be called again.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The line is no row. The next call goes on behind it.
+    /// The line is not a row. The next call continues after it.
     #[error("{}: line {line} is no row: {reason}; it is skipped", path.display())]
     Junk {
         /// The file.
         path: PathBuf,
         /// Number of the line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
 
-    /// No line is that long: the file is no spool. Every further call says so again.
+    /// The line is longer than any row, so the file is not a spool. Every further call returns
+    /// this.
     #[error("{}: line {line} is longer than {longest} bytes; is this a metrics spool?", path.display())]
     Endless {
         /// The file.
         path: PathBuf,
         /// Number of the line, from 1.
         line: u64,
-        /// The longest a line can be.
+        /// Most bytes of a line.
         longest: usize,
     },
 
-    /// Where the run has been started again is not known. The next call tries again.
+    /// The starts of the run cannot be read. The next call tries again.
     #[error("{found}")]
     Starts {
-        /// What is wrong with `starts.jsonl`.
+        /// The fault of `starts.jsonl`.
         found: SpoolError,
     },
 

@@ -1,4 +1,4 @@
-//! The files of a spool, as the thread that writes them has them.
+//! The files of a spool, as the writing thread holds them.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ pub const METRICS: &str = "metrics.jsonl";
 /// Name of the file that holds [`Kind::System`], [`Kind::Event`] and [`Kind::Alert`] rows.
 pub const SYSTEM: &str = "system.jsonl";
 
-/// Name of the file of what a launcher measures of its machine, by the number of its node.
+/// Name of the file with a launcher's measurements of its machine, by the number of its node.
 pub fn machine_file(node: u64) -> String {
     match node {
         0 => "machine.jsonl".to_owned(),
@@ -24,7 +24,7 @@ pub fn machine_file(node: u64) -> String {
     }
 }
 
-/// The files of system rows that a run directory has: [`SYSTEM`], then those of machines by their names.
+/// The files of system rows in a run directory: [`SYSTEM`], then those of machines by their names.
 pub fn system_files(dir: &Path) -> Vec<String> {
     let names = spd_files::atomic::names(dir).unwrap_or_default();
     let names = names.into_iter().filter_map(|name| name.into_string().ok());
@@ -44,12 +44,13 @@ pub(crate) struct Files {
 struct Metrics {
     rows: Lines,
     times: Times,
-    /// Rows there are, with those that wait.
+    /// Number of rows, including those that wait.
     count: u64,
 }
 
 impl Files {
-    /// All files, with the rows before `mark`; that the run starts here is written down. Also what there is to say of damaged ones.
+    /// Opens all files with the rows before `mark`, and records the start. Also returns a line for
+    /// each damaged file.
     pub(crate) fn start(
         dir: &Path,
         mark: &Mark,
@@ -68,7 +69,7 @@ impl Files {
         }
         let rows = Lines::open_at(&path, mark.offset)?;
         let times = Times::open(dir, mark.lines)?;
-        // After the cut and before the first new row: who sees a new row finds the cut.
+        // After the cut and before the first new row: a reader of a new row finds the cut.
         notes.extend(Start::append(dir, &mark, step, mended)?);
         let metrics = Metrics {
             rows,
@@ -82,7 +83,8 @@ impl Files {
         Ok((files, notes))
     }
 
-    /// The system file alone, in a directory that is there: one that was removed is not made again.
+    /// Opens the system file only, in an existing directory: one that was removed is not made
+    /// again.
     pub(crate) fn system(dir: &Path) -> Result<Self, SpoolError> {
         Ok(Self {
             metrics: None,
@@ -90,7 +92,8 @@ impl Files {
         })
     }
 
-    /// Adds a row that was made at `time`. Metrics have no place where the system file is alone.
+    /// Adds a row that was made at `time`. A metrics row is ignored if only the system file is
+    /// open.
     pub(crate) fn append(&mut self, row: &Row, time: f64) {
         match (row.kind, &mut self.metrics) {
             (Kind::Train | Kind::Eval, Some(metrics)) => {
@@ -111,7 +114,7 @@ impl Files {
         self.each(Lines::flush);
     }
 
-    /// Flushes, and waits until the disk has it.
+    /// Flushes, and syncs to disk.
     pub(crate) fn sync(&mut self) {
         self.each(Lines::sync);
     }
@@ -125,11 +128,11 @@ impl Files {
         work(&mut self.system);
     }
 
-    /// Syncs, and says how far the metrics go.
+    /// Syncs, and returns the mark of the metrics.
     ///
     /// # Errors
     ///
-    /// Why some rows still wait: a checkpoint that counted on them would leave a gap.
+    /// The reason why some rows still wait: a checkpoint that counted on them would leave a gap.
     pub(crate) fn mark(&mut self) -> Result<Mark, String> {
         self.sync();
         match (self.trouble(), &self.metrics) {
@@ -139,13 +142,13 @@ impl Files {
         }
     }
 
-    /// Rows that memory had no room for.
+    /// Rows that were lost because memory was full.
     pub(crate) fn dropped(&self) -> u64 {
         let metrics = self.metrics.as_ref();
         metrics.map_or(0, |metrics| metrics.rows.dropped()) + self.system.dropped()
     }
 
-    /// Why rows wait; none when the last flush wrote all of them.
+    /// The reason why rows wait; `None` if the last flush wrote all of them.
     pub(crate) fn trouble(&mut self) -> Option<String> {
         let metrics = self.metrics.as_mut();
         let trouble = metrics.and_then(|metrics| {

@@ -1,14 +1,15 @@
-//! The metrics spool: rows handed over by one rank, written by a thread of its own, read back by offset.
+//! The metrics spool: rows of one rank, appended by a thread of its own, read back by offset.
 //!
 //! ```text
-//! Row -> Spool::append -> thread -> metrics.jsonl, metrics.times -> Reader -> whoever ships or draws it
+//! Row -> Spool::append -> thread -> metrics.jsonl, metrics.times -> Reader -> trackers, report
 //!                                   system.jsonl
 //!        Spool::start            -> starts.jsonl
 //! ```
 //!
-//! The file is the queue. Rank 0 hands rows over and does nothing else for a tracker; another process follows the file with a
-//! [`Reader`], may be slow or dead for days, and goes on at its [`Cursor`]. On resume [`Spool::start`] cuts the rows past the
-//! checkpoint and writes that down, so a curve never runs twice over one step. `FORMAT.md` describes the files.
+//! The file is the queue. Rank 0 appends rows and does nothing else for a tracker. Another process
+//! follows the file with a [`Reader`], may be slow or dead for days, and continues at its
+//! [`Cursor`]. On resume [`Spool::start`] cuts the rows past the checkpoint and records the cut, so
+//! a curve has every step once. `FORMAT.md` describes the files.
 //!
 //! ```
 //! use spd_tracker::{Cursor, Kind, Mark, Read, Reader, Row, Spool};
@@ -31,7 +32,8 @@
 //! # }
 //! ```
 //!
-//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `mend`, `files`, `queue`, `spool`, `reader`, `tail`.
+//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `mend`, `files`, `queue`,
+//! `spool`, `reader`, `tail`.
 
 mod error;
 mod files;

@@ -1,4 +1,4 @@
-//! One file of whole lines, appended to by one process, that never stops its caller.
+//! A file of whole lines, appended to by one process, whose errors never stop the caller.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Write};
@@ -9,28 +9,28 @@ use spd_files::atomic;
 use crate::error::SpoolError;
 use crate::mark::{Mark, Prefix};
 
-/// Bytes of lines that wait for the disk at most; so also the longest that a line can be.
+/// Most bytes of lines that wait for the disk, and so of a single line.
 pub(crate) const MOST_WAITING: usize = 16 << 20;
 
-/// Bytes that wait before they are written unasked.
+/// Bytes that wait before they are written without a flush.
 const BATCH: usize = 64 << 10;
 
 /// The append side of one file.
 pub(crate) struct Lines {
     path: PathBuf,
     file: File,
-    /// The whole lines on the disk.
+    /// The whole lines on disk.
     written: Prefix,
-    /// The lines after those.
+    /// The lines after them.
     waiting: Vec<u8>,
-    /// Bytes of `waiting` that have reached the file: part of a line, when a write was cut short.
+    /// Bytes of `waiting` that are in the file: part of a line after a short write.
     begun: usize,
     dropped: u64,
     trouble: Option<String>,
 }
 
 impl Lines {
-    /// Opens a file after its last whole line; a line that a dying process left torn is cut.
+    /// Opens a file after its last whole line. A torn line of a killed process is cut.
     pub(crate) fn open(path: &Path) -> Result<Self, SpoolError> {
         let failed = |found| SpoolError::io(path, "open", found);
         let mut options = OpenOptions::new();
@@ -65,7 +65,7 @@ impl Lines {
         Self::open(path)
     }
 
-    /// Adds a line; whether memory had room for it.
+    /// Adds a line; returns whether memory had room for it.
     pub(crate) fn append(&mut self, line: &[u8]) -> bool {
         if self.waiting.len() + line.len() > MOST_WAITING {
             self.flush();
@@ -81,13 +81,13 @@ impl Lines {
         true
     }
 
-    /// Opens a file whose lines are worth nothing: all are cut.
+    /// Opens a file and cuts all of its lines.
     pub(crate) fn open_empty(path: &Path) -> Result<Self, SpoolError> {
         cut(path, 0)?;
         Self::open(path)
     }
 
-    /// Writes what waits; what cannot be written goes on waiting.
+    /// Writes the waiting lines. Lines that cannot be written keep waiting.
     pub(crate) fn flush(&mut self) {
         let outcome = self.write();
         let end = self.waiting[..self.begun]
@@ -112,7 +112,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Writes what waits and asks the disk to keep it.
+    /// Writes the waiting lines and syncs the file.
     pub(crate) fn sync(&mut self) {
         self.flush();
         if let Err(found) = self.file.sync_data() {
@@ -125,7 +125,7 @@ impl Lines {
         self.written.mark()
     }
 
-    /// Bytes of the whole lines on the disk.
+    /// Bytes of the whole lines on disk.
     pub(crate) fn offset(&self) -> u64 {
         self.written.offset
     }
@@ -150,7 +150,7 @@ fn cut(path: &Path, offset: u64) -> Result<(), SpoolError> {
         .map_err(|found| SpoolError::io(path, "cut the rows past the checkpoint", found))
 }
 
-/// Keeps a copy of a damaged file, and returns where that is.
+/// Keeps a copy of a damaged file, and returns its path.
 pub(crate) fn keep_aside(path: &Path, bytes: &[u8]) -> Result<PathBuf, SpoolError> {
     let kept = atomic::aside(path).and_then(|aside| {
         atomic::write_file(&aside, &[bytes])?;
@@ -159,7 +159,7 @@ pub(crate) fn keep_aside(path: &Path, bytes: &[u8]) -> Result<PathBuf, SpoolErro
     kept.map_err(|found| SpoolError::io(path, "keep a copy of it", found))
 }
 
-/// Whether a file begins with the lines that a mark proves.
+/// Whether a file begins with the lines of a mark.
 pub(crate) fn holds(path: &Path, mark: &Mark) -> Result<bool, SpoolError> {
     if mark.offset == 0 {
         return Ok(true);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_what_is_lost_is_counted() {
+    fn waiting_lines_are_bounded_and_lost_lines_counted() {
         let folder = tempfile::tempdir().unwrap();
         let mut lines = Lines::open(&folder.path().join("a.jsonl")).unwrap();
         let disk = std::mem::replace(&mut lines.file, full());
@@ -240,7 +240,8 @@ mod tests {
         );
     }
 
-    // A socket that takes what fits in its buffer and then refuses: every write is cut short somewhere.
+    // The socket takes the bytes that fit into its buffer and then refuses: every write is cut
+    // short.
     #[test]
     fn a_write_cut_short_is_finished_where_it_stopped() {
         let folder = tempfile::tempdir().unwrap();
@@ -262,7 +263,7 @@ mod tests {
             let whole = usize::try_from(lines.offset()).unwrap();
             assert!(whole == 0 || sent[whole - 1] == b'\n');
             short += usize::from(lines.begun > 0);
-            // The end of the data is an error of a socket that does not block.
+            // A socket that does not block ends its data with an error.
             let _ = theirs.read_to_end(&mut received);
             lines.flush();
         }

@@ -1,11 +1,11 @@
-//! A place in a spool file that proves what lies before it.
+//! A place in a spool file, with a hash of everything before it.
 
 use std::io::{self, BufRead};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-/// How far a file has been written or read, in whole lines, with a hash of all of them.
+/// A place in a file after whole lines, with their hash.
 ///
 /// The default is the start of any file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

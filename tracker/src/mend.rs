@@ -1,7 +1,9 @@
-//! Rows that are not those that a checkpoint saw: the file is kept under another name, and written again from what can be read.
+//! Repairs rows that differ from those of a checkpoint: the file is kept under another name, and
+//! written again from the rows that can be read.
 //!
-//! Bytes that a disk changes stay where they are, so a place in the old file is a place in the new one as soon as it is known which
-//! bytes are lost: this is how a tracker that has rows of the old file goes on in the new one.
+//! A disk that changes bytes moves none, so every place in the old file has a place in the new one
+//! once the lost bytes are known. A tracker that has rows of the old file continues in the new one
+//! by this.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -15,7 +17,8 @@ use crate::row::{Kind, Row};
 use crate::starts::Mended;
 use crate::times;
 
-/// Writes the rows of the run in `dir`, in `path`, again from those before `was` that can be read and were made before `step`, and says so.
+/// Writes the metrics of the run in `dir` again, at `path`, from those before `was` that can be
+/// read and were made before `step`; returns a line about it.
 pub(crate) fn mend(
     (dir, path): (&Path, &Path),
     was: &Mark,
@@ -76,10 +79,11 @@ pub(crate) fn mend(
     Ok((mark, mended, note))
 }
 
-/// How every row begins.
+/// The first bytes of every row.
 const BEGIN: &[u8] = b"{\"step\":";
 
-/// Whether a line is a row of metrics that was made before `step` steps were done. Before the first one there is one of step 0.
+/// Whether a line is a row of metrics made before `step` steps were done. Before the first step
+/// there is a row of step 0.
 fn is_of(line: &[u8], step: u64) -> bool {
     let Some(line) = line.strip_suffix(b"\n") else {
         return false;

@@ -1,18 +1,18 @@
-//! What was handed over and the writing thread has not taken yet.
+//! The queue of rows between the training thread and the writing thread.
 //!
-//! The thread that trains must lose no time here. It pushes onto a list behind a lock that the other side holds just long enough to put
-//! an empty list in its place. The two lists are used in turn and keep their room, so that a push asks for no memory; and nobody is
-//! woken, as the writing thread looks by itself.
+//! The training thread must lose no time here. It pushes onto a list behind a lock, which the
+//! writing thread holds only to swap in an empty list. The two lists alternate and keep their
+//! capacity, so a push does not allocate. A push wakes no thread: the writing thread polls.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::row::Row;
 use crate::value::Value;
 
-/// Messages that both lists have room for at all times.
+/// Messages that both lists always have capacity for.
 const ROOM: usize = 1024;
 
-/// A row with the time at which it was made, or what is asked of the thread.
+/// A row with the time at which it was made, or a request to the writing thread.
 pub(crate) enum Message<Asked> {
     Row(Row, f64),
     Asked(Asked),
@@ -20,24 +20,24 @@ pub(crate) enum Message<Asked> {
 
 /// The messages of many threads to one.
 pub(crate) struct Queue<Asked> {
-    /// Bytes of rows that may wait.
+    /// Most bytes of rows that wait.
     most: usize,
     waiting: Mutex<Waiting<Asked>>,
 }
 
 struct Waiting<Asked> {
     messages: Vec<Message<Asked>>,
-    /// Bytes of the rows among them, and of those that are taken and not done with, roughly.
+    /// Bytes of the waiting rows, and of those that are taken but not done, roughly.
     bytes: usize,
     dropped: u64,
-    /// Nothing more is handed over.
+    /// No more messages come.
     is_over: bool,
-    /// Nobody takes anything any more.
+    /// The writing thread has ended.
     is_closed: bool,
 }
 
 impl<Asked> Queue<Asked> {
-    /// An empty one for rows of so many bytes together.
+    /// An empty queue for rows of so many bytes together.
     pub(crate) fn of(most: usize) -> Self {
         Self {
             most,
@@ -55,7 +55,7 @@ impl<Asked> Queue<Asked> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a row over; one that there is no room for is lost and counted.
+    /// Adds a row. If there is no room, the row is lost and counted.
     pub(crate) fn push(&self, row: Row, time: f64) {
         let bytes = size::<Asked>(&row);
         let mut waiting = self.waiting();
@@ -68,7 +68,7 @@ impl<Asked> Queue<Asked> {
         waiting.messages.push(Message::Row(row, time));
     }
 
-    /// Asks for something, behind the rows that were handed over so far. Where nobody takes it, it is dropped.
+    /// Adds a request behind the rows so far. It is dropped if the writing thread has ended.
     pub(crate) fn ask(&self, asked: Asked) {
         let mut waiting = self.waiting();
         if !waiting.is_closed {
@@ -76,14 +76,14 @@ impl<Asked> Queue<Asked> {
         }
     }
 
-    /// Nothing more is handed over.
+    /// Marks the end of the messages.
     pub(crate) fn end(&self) {
         self.waiting().is_over = true;
     }
 
-    /// Takes all that waits into an empty list, which then is that of the other side. Whether nothing more will come.
+    /// Swaps all waiting messages with an empty list. Returns whether no more come.
     pub(crate) fn take(&self, into: &mut Vec<Message<Asked>>) -> bool {
-        // Not while the lock is held.
+        // Outside of the lock.
         into.shrink_to(ROOM);
         into.reserve(ROOM);
         let mut waiting = self.waiting();
@@ -91,21 +91,21 @@ impl<Asked> Queue<Asked> {
         waiting.is_over
     }
 
-    /// From here on nobody takes anything: what waits is dropped.
+    /// Drops all messages, now and later: the writing thread ends.
     pub(crate) fn close(&self) {
         let mut waiting = self.waiting();
         waiting.is_closed = true;
         waiting.messages.clear();
     }
 
-    /// The rows that were taken have a place elsewhere, or are lost.
+    /// Rows that were taken are written, or lost.
     pub(crate) fn done(&self, bytes: usize, lost: u64) {
         let mut waiting = self.waiting();
         waiting.bytes -= bytes;
         waiting.dropped += lost;
     }
 
-    /// Rows that were lost.
+    /// Number of lost rows.
     pub(crate) fn dropped(&self) -> u64 {
         self.waiting().dropped
     }
@@ -174,7 +174,7 @@ mod tests {
         let mut taken = Vec::new();
         queue.take(&mut taken);
         assert_eq!(taken.len(), 15);
-        // What was taken has a place elsewhere only when that is said.
+        // Rows that were taken count until they are done.
         queue.push(event(20, &text), 0.0);
         assert_eq!(queue.dropped(), 6);
         queue.done(15 << 20, 0);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_dropped() {
+    fn closed_queue_drops_messages() {
         let queue = Queue::of(1 << 20);
         let asked = std::sync::Arc::new(());
         queue.ask(std::sync::Arc::clone(&asked));

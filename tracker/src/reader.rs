@@ -1,4 +1,4 @@
-//! The other side: rows read back by offset, while they are being written.
+//! The read side: rows by offset, while they are being written.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Seek};
@@ -15,73 +15,75 @@ use crate::row::Row;
 use crate::starts::{STARTS, Start};
 use crate::times::{TIMES, time_of};
 
-/// Bytes asked of the file at once.
+/// Bytes of one read.
 const CHUNK: usize = 64 << 10;
 
-/// What a reader comes upon.
+/// A result of a reader.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Read {
     /// The next row.
     Row {
-        /// What it holds.
+        /// The row.
         row: Row,
-        /// When it was made first, in seconds since 1970; 0 where nothing says so.
+        /// The time at which it was first made, in seconds since 1970; 0 if that is unknown.
         time: f64,
     },
-    /// The run went back to a checkpoint and has made other rows since: those read from there on are void, and the next row is the
-    /// one there. Rows that it made again to the same bytes are not void, and nothing is said of them.
+    /// The run resumed from a checkpoint and then made other rows. Rows from that place on are
+    /// void, and the next row is the one there. Rows that were made again with the same bytes are
+    /// not void, and not reported.
     RolledBack(Start),
 }
 
-/// Where a reader goes on: after which start of the run, and behind which rows. The default is the beginning.
+/// The place of a reader: a start of the run, and the rows that were read. The default is the
+/// beginning.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
-    /// The newest start that is known.
+    /// The newest start that the reader knows.
     pub generation: u64,
-    /// Behind the rows that were read.
+    /// The place after the rows that were read.
     pub mark: Mark,
 }
 
-/// Follows one spool file. It may be opened before the file is there.
+/// Follows one spool file, which need not exist yet.
 pub struct Reader {
     path: PathBuf,
     file: Option<File>,
-    /// The lines handed over.
+    /// The lines that were returned.
     done: Prefix,
     /// Bytes of the file from `done.offset` on; those before `begin` are done too.
     buffer: Vec<u8>,
     begin: usize,
-    /// What was handed over, while it is to be seen whether the file still begins with that.
+    /// The lines that were returned, while it is unknown whether the file still begins with them.
     unproven: Option<Mark>,
-    /// What only metrics have.
+    /// Only for metrics.
     metrics: Option<Metrics>,
 }
 
-/// Times and starts, beside the metrics.
+/// Times and starts of metrics.
 struct Metrics {
     dir: PathBuf,
     times: Option<File>,
-    /// The inode and the length of `starts.jsonl` as it is known, and the run that it is of.
+    /// The inode and the length of the known `starts.jsonl`.
     starts: (u64, u64),
     run: Option<String>,
     /// The newest start that is known.
     generation: u64,
-    /// The newest one of which it is known that the rows handed over hold after it.
+    /// The newest start after which the returned rows are known to hold.
     proven: u64,
     /// The start that kept the fewest rows, of those between the two.
     kept: Option<Start>,
     /// Starts between the two that kept rows of a damaged file.
     mended: Vec<Start>,
-    /// The directory is another run's by now.
+    /// The directory now holds another run.
     is_other: bool,
 }
 
 impl Reader {
-    /// Follows the metrics of the run in `dir` from a cursor on, which an earlier reader returned.
+    /// Follows the metrics of the run in `dir` from a cursor of an earlier reader.
     ///
     /// # Errors
     ///
-    /// When a file is there and cannot be read.
+    /// When a file exists and cannot be read.
     pub fn of_metrics(dir: &Path, cursor: &Cursor) -> Result<Self, ReadError> {
         let mut reader = Self::open(&dir.join(METRICS), &cursor.mark)?;
         reader.metrics = Some(Metrics {
@@ -99,12 +101,12 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Follows a file of rows that only grows, such as `system.jsonl`, from a mark on, which an earlier reader returned. The time of a
-    /// row is its value `time`.
+    /// Follows a file of rows that only grows, such as `system.jsonl`, from a mark of an earlier
+    /// reader. The time of a row is its value `time`.
     ///
     /// # Errors
     ///
-    /// When the file is there and cannot be read.
+    /// When the file exists and cannot be read.
     pub fn open(path: &Path, mark: &Mark) -> Result<Self, ReadError> {
         let mut reader = Self {
             path: path.to_path_buf(),
@@ -119,11 +121,11 @@ impl Reader {
         Ok(reader)
     }
 
-    /// The next row, or nothing when there is none yet.
+    /// The next row, or `None` if there is none yet.
     ///
     /// # Errors
     ///
-    /// When the line is no row, or a file cannot be read. The reader may be asked again.
+    /// When the line is not a row, or a file cannot be read. The reader may be called again.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator that ends must not go on, this does"
@@ -155,7 +157,7 @@ impl Reader {
         }
     }
 
-    /// Where to go on after a restart: behind the last row that was handed over, junk included.
+    /// The place to continue after a restart: after the last row that was returned, junk included.
     pub fn cursor(&self) -> Cursor {
         let metrics = self.metrics.as_ref();
         Cursor {
@@ -164,31 +166,32 @@ impl Reader {
         }
     }
 
-    /// The place behind the last row that was handed over.
+    /// The place after the last row that was returned.
     pub fn mark(&self) -> Mark {
         let unproven = self.unproven.clone();
         unproven.unwrap_or_else(|| self.done.mark())
     }
 
-    /// Whether the file is known to begin with the rows that were handed over. After a run went back that is so, or not, once it has
-    /// made as many rows again.
+    /// Whether the file is known to begin with the rows that were returned. After the run resumed
+    /// from a checkpoint, this is unknown until it has made as many rows again.
     pub fn is_proven(&self) -> bool {
         self.unproven.is_none()
     }
 
-    /// The start that the run went back to, while it is to be seen whether the rows handed over hold: it is making those behind that
-    /// place again. Who only shows rows need not wait for that, and reads anew.
+    /// The start that the run resumed from, while it makes the rows after it again and it is
+    /// unknown whether the returned rows hold. A reader that only shows rows need not wait for
+    /// that, and reads again from there.
     pub fn went_back(&self) -> Option<&Start> {
         self.metrics.as_ref()?.kept.as_ref()
     }
 
-    /// Bytes that were handed over.
+    /// Bytes that were returned.
     fn offset(&self) -> u64 {
         let unproven = self.unproven.as_ref();
         unproven.map_or(self.done.offset, |mark| mark.offset)
     }
 
-    /// From now on it is to be seen whether the file still begins with what was handed over.
+    /// Marks it as unknown whether the file still begins with the returned rows.
     fn doubt(&mut self) {
         self.unproven = Some(self.mark()).filter(|mark| mark.offset > 0);
     }
@@ -217,7 +220,7 @@ impl Reader {
         row.map(|row| Some(Read::Row { row, time })).map_err(junk)
     }
 
-    /// Has more bytes in the buffer, if there are more that hold.
+    /// Reads more bytes into the buffer, if there are more that hold.
     fn more(&mut self) -> Result<More, ReadError> {
         if let Some(mark) = self.unproven.clone()
             && let Some(answer) = self.prove(&mark)?
@@ -225,7 +228,7 @@ impl Reader {
             return Ok(answer);
         }
         let read = self.fill().map_err(|found| self.refused(found))?;
-        // After the bytes: those of a file that was cut meanwhile do not count.
+        // After the bytes, since those of a file that was cut meanwhile do not count.
         if self.look_at_starts()? {
             return Ok(More::Bytes);
         }
@@ -242,7 +245,7 @@ impl Reader {
         Ok(More::Nothing)
     }
 
-    /// Adds what the file has after the buffer, and returns how many bytes that was.
+    /// Adds the bytes of the file after the buffer; returns their number.
     fn fill(&mut self) -> io::Result<usize> {
         let Some(file) = &self.file else { return Ok(0) };
         let held = self.buffer.len();
@@ -257,7 +260,7 @@ impl Reader {
         read
     }
 
-    /// Sees whether the run has been started again; then what is not handed over yet is read anew.
+    /// Looks for new starts of the run. After one, rows that were not returned yet are read again.
     fn look_at_starts(&mut self) -> Result<bool, ReadError> {
         let offset = self.offset();
         let Some(metrics) = &mut self.metrics else {
@@ -290,8 +293,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Sees whether the file still begins with the rows that were handed over, where that is in question. Rows that are being made again
-    /// are waited for.
+    /// Checks whether the file still begins with the returned rows, if that is unknown. Waits while
+    /// rows are being made again.
     fn prove(&mut self, mark: &Mark) -> Result<Option<More>, ReadError> {
         let Some(file) = &self.file else {
             return Ok(Some(self.wait()));
@@ -300,7 +303,7 @@ impl Reader {
         let metrics = self.metrics.as_ref();
         let is_other = metrics.is_none_or(|metrics| metrics.is_other);
         let place = metrics.map_or(mark.offset, |metrics| metrics.place(mark.offset));
-        // A damaged file cannot be compared with itself as it was: what was read of it stays.
+        // A damaged file cannot be compared with its former self: the rows that were read stay.
         let is_mended = metrics.is_some_and(|metrics| !metrics.mended.is_empty());
         if there < place && !is_other {
             return Ok(Some(self.wait()));
@@ -312,7 +315,7 @@ impl Reader {
             (self.done, self.unproven) = (same, None);
             return Ok(None);
         }
-        // Without a start that says from where on, nothing that was read is known to hold.
+        // Without a start that gives the place, no row that was read is known to hold.
         let back = kept.unwrap_or_default();
         self.done = prefix(back.offset).map_err(|found| self.refused(found))?;
         self.unproven = None;
@@ -321,16 +324,16 @@ impl Reader {
         Ok(Some(More::Back(back)))
     }
 
-    /// Nothing for now; the file may be another one by then.
+    /// No row for now. The file may be another one at the next call.
     fn wait(&mut self) -> More {
         if self.look_at_starts().is_err() || self.reopen().is_err() {
-            // Tried again at the next look.
+            // The next call tries again.
             self.file = None;
         }
         More::Nothing
     }
 
-    /// Whether the name has another file by now.
+    /// Whether the name now has another file.
     fn is_another_file(&mut self) -> io::Result<bool> {
         let Some(new) = open(&self.path)? else {
             return Ok(false);
@@ -346,7 +349,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Takes the file that has the name now; what is not handed over yet is read anew.
+    /// Opens the file that has the name now. Rows that were not returned yet are read again.
     fn reopen(&mut self) -> io::Result<()> {
         self.file = open(&self.path)?;
         self.buffer.clear();
@@ -362,7 +365,7 @@ impl Reader {
     }
 }
 
-/// What there is at the end of the buffer.
+/// The end of the buffer.
 enum More {
     Bytes,
     Nothing,
@@ -370,7 +373,7 @@ enum More {
 }
 
 impl Metrics {
-    /// The starts that are new, if there may be some.
+    /// The new starts, if there may be some.
     fn look_at_starts(&mut self) -> Result<Option<Vec<Start>>, SpoolError> {
         let found = std::fs::metadata(self.dir.join(STARTS));
         let known = found.map_or((0, 0), |found| (found.ino(), found.len()));
@@ -394,13 +397,14 @@ impl Metrics {
         Ok(Some(starts).filter(|starts| !starts.is_empty()))
     }
 
-    /// The place in the file that is there now, for a place in the file that the rows handed over are of.
+    /// The place in the present file, for a place in the file of the returned rows.
     fn place(&self, offset: u64) -> u64 {
         let mended = self.mended.iter();
         mended.fold(offset, |place, start| start.place(place))
     }
 
-    /// The rows handed over are compared with the file; the start that they are to be cut back to, where they differ.
+    /// Compares the returned rows with the file; returns the start to cut them back to if they
+    /// differ.
     fn proven(&mut self) -> Option<Start> {
         self.proven = self.generation;
         self.is_other = false;
@@ -408,14 +412,14 @@ impl Metrics {
         self.kept.take()
     }
 
-    /// When a row was made, or nothing where that is still to be written.
+    /// The time of a row, or `None` if it is not written yet.
     fn time_of(&mut self, row: u64) -> io::Result<Option<f64>> {
         if self.times.is_none() {
             self.times = open(&self.dir.join(TIMES))?;
         }
         match &self.times {
             Some(times) => time_of(times, row),
-            // Rows of whoever writes no times.
+            // Rows without times.
             None => Ok(Some(0.0)),
         }
     }

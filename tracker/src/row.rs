@@ -14,15 +14,16 @@ use crate::value::Value;
 pub struct Row {
     /// Optimizer steps done.
     pub step: u64,
-    /// What the row is about, and so which file holds it.
+    /// The subject of the row, which decides its file.
     pub kind: Kind,
-    /// A sentence for people: what an event was.
+    /// A sentence about an event.
     pub note: Option<String>,
-    /// Names and values in the writer's order. A name is there once, and is not `step`, `kind` or `note`.
+    /// Names and values in the writer's order. Names are unique, and none is `step`, `kind` or
+    /// `note`.
     pub values: Vec<(String, Value)>,
 }
 
-/// What a row is about.
+/// The subject of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -30,11 +31,11 @@ pub enum Kind {
     Train,
     /// Metrics of an evaluation.
     Eval,
-    /// Time, memory, throughput: what differs between two runs of one config.
+    /// Time, memory and throughput, which differ between two runs of one config.
     System,
     /// Something that happened: a start, a resume, a checkpoint.
     Event,
-    /// Something that happened and wants a person.
+    /// An event that needs a person.
     Alert,
 }
 
@@ -68,7 +69,7 @@ impl Row {
         values.filter_map(|(name, value)| Some((name.as_str(), value.number()?)))
     }
 
-    /// The row with a sentence.
+    /// The row with a note.
     #[must_use]
     pub fn with_note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_row_is_refused_with_a_reason() {
+    fn bad_rows_are_refused_with_a_reason() {
         for (line, reason) in [
             (r#"{"kind":"eval"}"#, "missing field `step`"),
             (r#"{"step":1,"kind":"evil"}"#, "unknown variant `evil`"),

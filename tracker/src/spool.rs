@@ -1,4 +1,4 @@
-//! The append side: where rank 0 hands its rows over.
+//! The append side, used by rank 0.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,45 +14,48 @@ use crate::queue::{Message, Queue, size};
 use crate::row::{Kind, Row};
 use crate::starts::now;
 
-/// Time between two looks of the writing thread at what was handed over: what a process that is killed may take with it.
+/// Time between two polls of the writing thread. Rows of that time may be lost if the process is
+/// killed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Time until the disk is asked to keep what was written.
+/// Time until written rows are synced.
 const SYNC: Duration = Duration::from_secs(1);
 
-/// Time between two tries to write what the disk did not take.
+/// Time between two tries to write rows that the disk refused.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// The files of a run, appended to by a thread of its own.
 ///
-/// [`Spool::append`] hands a row over and returns: it waits for no disk and no other program, only for another row that is handed over
-/// just then. The thread writes the row within 20 milliseconds, and has the disk keep it within a second. Appending never fails a run: rows that the disk does not take wait in memory,
-/// at most 16 MiB for each file and as much before them, and are tried again; rows beyond that are lost, and [`Spool::dropped`] counts
-/// them. Clones hand over to the same thread; when the last one is dropped, all is written.
+/// [`Spool::append`] queues a row and returns. It waits for no disk and no other program, only for
+/// another append at the same moment. The thread writes the row within 20 milliseconds, and syncs
+/// it within a second. Appending never fails a run: rows that the disk refuses wait in memory, at
+/// most 16 MiB for each file and as much in the queue, and are tried again. Rows beyond that are
+/// lost, and [`Spool::dropped`] counts them. Clones append to the same thread; dropping the last
+/// one writes all rows.
 #[derive(Clone)]
 pub struct Spool(Arc<Handle>);
 
-/// What all clones share.
+/// The shared state of all clones.
 struct Handle {
     mended: Vec<String>,
     queue: Arc<Queue<Asked>>,
-    /// None once it is waited for.
+    /// `None` once it is joined.
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where the thread says how far the metrics go once they are synced, or why not all is written.
+/// The channel for the mark of the synced metrics, or for the reason why not all is written.
 type Asked = SyncSender<Result<Mark, String>>;
 
-/// A mark that the thread has still to set, when the rows before it are on the disk.
+/// A mark that the thread sets once the rows before it are on disk.
 #[must_use]
 pub struct PendingMark(Receiver<Result<Mark, String>>);
 
 impl PendingMark {
-    /// Waits for it.
+    /// Waits for the mark.
     ///
     /// # Errors
     ///
-    /// Why rows before it are not on the disk, in one line.
+    /// The reason why rows before it are not on disk, in one line.
     pub fn wait(self) -> Result<Mark, String> {
         let mark = self.0.recv();
         mark.unwrap_or_else(|_| Err("the thread that writes the rows is gone".to_owned()))
@@ -60,11 +63,12 @@ impl PendingMark {
 }
 
 impl Spool {
-    /// Opens the spool in the run directory `dir` as it was when the checkpoint was made that holds `mark`, after `step` steps: later
-    /// train and eval rows are cut, and `starts.jsonl` says so. System rows, events and alerts stay. What is not there is made.
+    /// Opens the spool in the run directory `dir` as it was at the checkpoint that holds `mark`,
+    /// after `step` steps. Later train and eval rows are cut, which `starts.jsonl` records. System
+    /// rows, events and alerts stay. Missing files are made.
     ///
-    /// A run that starts without a checkpoint starts at `Mark::default()`. A file that is damaged is kept under another name and written
-    /// again from what can be read of it, and an alert says so.
+    /// A run without a checkpoint starts at `Mark::default()`. A damaged file is kept under another
+    /// name and written again from its readable rows, and an alert says so.
     ///
     /// # Errors
     ///
@@ -79,16 +83,16 @@ impl Spool {
         Ok(spool)
     }
 
-    /// The lines that were said of damaged files at the start.
+    /// The lines about damaged files, from the start.
     pub fn mended(&self) -> &[String] {
         &self.0.mended
     }
 
-    /// Opens the system file of `dir` alone, for system rows, events and alerts.
+    /// Opens only the system file of `dir`, for system rows, events and alerts.
     ///
     /// # Errors
     ///
-    /// When the directory is not there, or the disk refuses.
+    /// When the directory does not exist, or the disk refuses.
     pub fn system(dir: &Path) -> Result<Self, SpoolError> {
         Self::run(dir, Files::system(dir)?, Vec::new())
     }
@@ -99,7 +103,7 @@ impl Spool {
         let thread = thread::Builder::new()
             .name("spool".into())
             .spawn(move || {
-                // After a panic too: whoever asks for a mark then hears that nobody sets it.
+                // After a panic too, so that a pending mark fails instead of waiting.
                 let _close = Close(&shared);
                 Writer::new(files).run(&shared);
             })
@@ -111,14 +115,15 @@ impl Spool {
         })))
     }
 
-    /// Hands a row over.
+    /// Queues a row.
     pub fn append(&self, row: Row) {
         self.0.queue.push(row, now());
     }
 
-    /// Asks how far the metrics go after the rows that were handed over so far: for the `meta` of the checkpoint that is being made.
+    /// Requests the mark of the metrics after the rows so far, for the `meta` of a checkpoint.
     ///
-    /// The disk has these rows when the mark is there: a checkpoint must not outlive, in a power cut, rows that it counts on.
+    /// The rows are on disk once the mark is set: after a power cut, a checkpoint must not count on
+    /// rows that were lost.
     pub fn mark(&self) -> PendingMark {
         let (sender, receiver) = sync_channel(1);
         self.0.queue.ask(sender);
@@ -128,11 +133,11 @@ impl Spool {
         PendingMark(receiver)
     }
 
-    /// Waits until the disk has all rows.
+    /// Waits until all rows are on disk.
     ///
     /// # Errors
     ///
-    /// Why it has not, in one line.
+    /// The reason why they are not, in one line.
     pub fn sync(&self) -> Result<(), String> {
         self.mark().wait().map(|_| ())
     }
@@ -148,13 +153,13 @@ impl Drop for Handle {
         self.queue.end();
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It ends when all is tried; a panic of it has been printed.
+            // The thread tries everything once and ends. A panic has been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// Closes a queue at the end of the thread that takes from it.
+/// Closes a queue at the end of the writing thread.
 struct Close<'q>(&'q Queue<Asked>);
 
 impl Drop for Close<'_> {
@@ -166,7 +171,7 @@ impl Drop for Close<'_> {
 /// The thread's side.
 struct Writer {
     files: Files,
-    /// When the disk was last asked to keep what it has; there is something newer where that is due.
+    /// Time of the last sync.
     synced: Instant,
     is_dirty: bool,
     tried: Instant,
@@ -198,7 +203,7 @@ impl Writer {
                     Message::Asked(answer) => {
                         let mark = self.files.mark();
                         self.tried(true);
-                        // Whoever asked may be gone.
+                        // The receiver may be gone.
                         let _ = answer.send(mark);
                     }
                 }
@@ -221,7 +226,7 @@ impl Writer {
         }
     }
 
-    /// Notes that it was written, or synced, just now.
+    /// Records a write, or a sync, at this moment.
     fn tried(&mut self, synced: bool) {
         self.tried = Instant::now();
         if synced {
@@ -295,7 +300,8 @@ mod tests {
         (1..=100).for_each(|step| spool.append(train(step)));
         drop(spool);
 
-        // Saves every 10 steps, dies at 37, 45, 45 and 99: before, after and long after a save.
+        // Saves every 10 steps, and is killed at 37, 45, 45 and 99: before, after and long after a
+        // save.
         let run = tempfile::tempdir().unwrap();
         let (mut saved, mut mark) = (0, Mark::default());
         for dies_at in [37, 45, 45, 99, 100] {
@@ -348,13 +354,13 @@ mod tests {
 
     #[test]
     fn damaged_rows_are_set_aside_and_the_run_goes_on_with_the_others() {
-        // As the checkpoint saw them, what the disk made of that, and the steps of the rows that are left.
+        // The rows of the checkpoint, the damage, and the steps of the remaining rows.
         type Damage = fn(&mut Vec<u8>);
         let cases: [(Damage, &[u64]); 6] = [
             (|rows| rows[3] ^= 0x40, &[2, 3, 4, 5, 6, 7]),
-            // The end of a line: it is two of them.
+            // The end of a line, which joins two.
             (|rows| rows[54] ^= 1, &[3, 4, 5, 6, 7]),
-            // A digit of a value: nothing tells which.
+            // A digit of a value: no row can be trusted.
             (|rows| rows[52] ^= 1, &[1, 2, 3, 4, 5, 6, 7]),
             (|rows| rows.truncate(130), &[1, 2, 6, 7]),
             (Vec::clear, &[6, 7]),
@@ -371,7 +377,7 @@ mod tests {
             assert_eq!(rows[54], b'\n');
             damage(&mut rows);
             spd_files::atomic::write_file(&path, &[&rows]).unwrap();
-            // Two starts from one checkpoint: the damage is told of once.
+            // Two starts from one checkpoint report the damage once.
             for last in [6, 7] {
                 let spool = Spool::start(run.path(), &mark, 6).unwrap();
                 (6..=last).for_each(|step| spool.append(train(step)));
@@ -438,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_appended_to() {
+    fn device_is_not_appended_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(METRICS);
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();

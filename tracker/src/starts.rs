@@ -1,4 +1,5 @@
-//! `starts.jsonl`: where each start of a run went on. This is how a reader that was away learns that rows were cut.
+//! `starts.jsonl`: the place at which each start of a run continued. A reader that was away learns
+//! from it that rows were cut.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -13,42 +14,42 @@ use crate::error::SpoolError;
 use crate::lines::{Lines, keep_aside};
 use crate::mark::Mark;
 
-/// Name of the file that holds a line for each start of a run.
+/// Name of the file with a line for each start of a run.
 pub const STARTS: &str = "starts.jsonl";
 
-/// One start of a run: what it kept of the rows that were there.
+/// One start of a run, with the rows that it kept.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Start {
-    /// Twelve letters and digits that name the run, the same in every line.
+    /// Twelve letters and digits that identify the run, the same in every line.
     pub run: String,
     /// Starts before this one.
     pub generation: u64,
-    /// Optimizer steps that were done: rows of later ones are made again.
+    /// Optimizer steps that were done. Rows of later steps are made again.
     pub step: u64,
     /// Bytes of `metrics.jsonl` that were kept.
     pub offset: u64,
-    /// Rows in them.
+    /// Number of rows in them.
     pub lines: u64,
-    /// When it was, in seconds since 1970.
+    /// Its time, in seconds since 1970.
     pub time: f64,
-    /// The rows that were kept are those of a damaged file.
+    /// Set if the rows that were kept are from a damaged file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mended: Option<Mended>,
 }
 
-/// The rows of a damaged file that stand for those before a mark, which no longer proves them.
+/// The remaining rows of a damaged file, which replace the rows before a mark.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Mended {
-    /// The mark, which says how the file was to begin.
+    /// The mark that the file no longer matches.
     pub was: Mark,
-    /// Parts of that which are not there any more: from which byte on to which, in their order.
+    /// Byte ranges before that mark that are lost, in order.
     pub lost: Vec<(u64, u64)>,
-    /// XXH3-128 of what is left of it.
+    /// XXH3-128 of the remaining bytes.
     pub hash: String,
 }
 
 impl Start {
-    /// The mark of the rows that this start kept, where these stand for those before another.
+    /// The mark of the rows that this start kept, if they replace the rows before `mark`.
     pub(crate) fn stands_for(&self, mark: &Mark) -> Option<Mark> {
         let mended = self.mended.as_ref().filter(|mended| mended.was == *mark)?;
         Some(Mark {
@@ -68,7 +69,8 @@ impl Start {
         before.saturating_sub(lost.sum())
     }
 
-    /// All starts of the run in `dir`, in their order; none where it never started. Lines that are no start are left out.
+    /// All starts of the run in `dir`, in order; empty if it never started. Lines that are no start
+    /// are left out.
     ///
     /// # Errors
     ///
@@ -86,8 +88,9 @@ impl Start {
         serde_json::from_slice(line).ok()
     }
 
-    /// Writes down, and has the disk keep, that the run in `dir` starts after `step` steps with the rows before `mark`. A file with lines
-    /// that are no start is set aside and written again from the others; what there is to say of that.
+    /// Records, and syncs, that the run in `dir` starts after `step` steps with the rows before
+    /// `mark`. A file with lines that are no start is set aside and written again from the others;
+    /// a line about that is returned.
     pub(crate) fn append(
         dir: &Path,
         mark: &Mark,
@@ -95,7 +98,7 @@ impl Start {
         mended: Option<Mended>,
     ) -> Result<Option<String>, SpoolError> {
         let path = dir.join(STARTS);
-        // Before the last line is looked at: a torn one is cut.
+        // Before the last line is read, so that a torn one is cut.
         let mut file = Lines::open(&path)?;
         let refused = |found| SpoolError::io(&path, "read", found);
         let bytes = spd_files::read(&path).map_err(refused)?;
@@ -149,18 +152,18 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     lines.filter(|line| line.ends_with(b"\n"))
 }
 
-/// The name of the run in a line that is damaged behind it.
+/// The id of the run in a line that is damaged behind it.
 fn name_in(line: &[u8]) -> Option<String> {
     let name = line.strip_prefix(b"{\"run\":\"")?.get(..NAME)?;
     let is_name = name.iter().all(|byte| DIGITS.contains(byte));
     is_name.then(|| String::from_utf8_lossy(name).into_owned())
 }
 
-/// Letters and digits of a name, and how many.
+/// The digits of an id.
 const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 const NAME: usize = 12;
 
-/// A name that no other run has: of the moment, the process and the place.
+/// A unique id, from the time, the process and the directory.
 fn name(dir: &Path) -> String {
     let at = SystemTime::now().duration_since(UNIX_EPOCH);
     let words = format!("{:?} {} {}", at, std::process::id(), dir.display());
@@ -173,7 +176,7 @@ fn name(dir: &Path) -> String {
     (0..NAME).map(digit).collect()
 }
 
-/// Seconds since 1970: what every time of a run is counted in.
+/// Seconds since 1970, the unit of every time of a run.
 pub fn now() -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0.0, |now| now.as_secs_f64())
@@ -237,10 +240,10 @@ mod tests {
         );
         let starts = Start::all(run.path()).unwrap();
         assert_eq!(starts[..2], whole[..2]);
-        // A reader knows the line that is lost, and must not take the new one for it.
+        // A reader knows the lost line, and must not take the new one for it.
         assert_eq!((starts[2].generation, starts.len()), (3, 3));
         assert_eq!(starts[2].run, whole[0].run);
-        // The only line still says the name.
+        // The only line still holds the id.
         put(b"{\"run\":\"k3j2m9x0q41z\",\"gen\n");
         append(0);
         assert_eq!(Start::all(run.path()).unwrap()[0].run, "k3j2m9x0q41z");

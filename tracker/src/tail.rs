@@ -1,4 +1,4 @@
-//! The end of a spool file, read without what stands before it: a run of days has hundreds of megabytes of rows.
+//! The end of a spool file, read without the rest: a run of days has hundreds of megabytes of rows.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind};
@@ -13,15 +13,16 @@ use crate::reader::Cursor;
 use crate::row::Row;
 use crate::starts::Start;
 
-/// Bytes read at once.
+/// Bytes of one read.
 const CHUNK: u64 = 16 << 10;
 
-/// Bytes in which the rows are looked for that [`LastRows`] returns: more than any usual row, and no more than a moment's work.
+/// Bytes of the end that [`LastRows`] reads: more than any usual row, and quickly read.
 const MOST: u64 = 2 << 20;
 
-/// The rows at the end of a spool file, the last one first; not all, but those of the last two megabytes.
+/// The rows in the last two megabytes of a spool file, the last one first.
 ///
-/// A line without its end is not there yet. A line that is no row is an error of the kind [`ErrorKind::InvalidData`], and is passed over.
+/// A line without its end is ignored. A line that is not a row is an error of the kind
+/// [`ErrorKind::InvalidData`], and is skipped.
 #[derive(Debug)]
 pub struct LastRows {
     lines: LastLines,
@@ -29,11 +30,11 @@ pub struct LastRows {
 }
 
 impl LastRows {
-    /// Those of a file; none where there is no file.
+    /// The rows of a file; none if it does not exist.
     ///
     /// # Errors
     ///
-    /// When it cannot be opened, or what has its name is no file.
+    /// When it cannot be opened, or is not a file.
     pub fn of(path: &Path) -> io::Result<Self> {
         Ok(Self {
             lines: LastLines::of(path)?,
@@ -54,7 +55,7 @@ impl Iterator for LastRows {
                 Some(row.map_err(|why| io::Error::new(ErrorKind::InvalidData, why)))
             }
             Err(found) => {
-                // The same again at every call.
+                // Every further call returns the same error.
                 self.left = 0;
                 Some(Err(found))
             }
@@ -63,13 +64,13 @@ impl Iterator for LastRows {
 }
 
 impl Cursor {
-    /// Behind all rows of the metrics of the run in `dir` but the last few.
+    /// The place before the last few rows of the metrics of the run in `dir`.
     ///
     /// # Errors
     ///
-    /// When a file is there and cannot be read.
+    /// When a file exists and cannot be read.
     pub fn before_last(dir: &Path, rows: usize) -> Result<Self, ReadError> {
-        // Before the rows: those that are cut meanwhile are then seen to be.
+        // Before the rows, so that a cut in between is noticed.
         let starts = Start::all(dir).map_err(|found| ReadError::Starts { found })?;
         Ok(Self {
             generation: starts.last().map_or(0, |start| start.generation),
@@ -79,11 +80,11 @@ impl Cursor {
 }
 
 impl Mark {
-    /// Behind all whole lines of a spool file but the last few.
+    /// The place before the last few lines of a spool file.
     ///
     /// # Errors
     ///
-    /// When the file is there and cannot be read.
+    /// When the file exists and cannot be read.
     pub fn before_last(path: &Path, rows: usize) -> Result<Self, ReadError> {
         let refused = |found| ReadError::Io {
             path: path.to_path_buf(),
@@ -114,10 +115,10 @@ impl Mark {
 #[derive(Debug)]
 struct LastLines {
     file: Option<File>,
-    /// Bytes of the file from `begin` on, up to the lines that were returned.
+    /// Bytes of the file from `begin` on, without the lines that were returned.
     buffer: Vec<u8>,
     begin: u64,
-    /// The line that is not whole yet is cut from the buffer.
+    /// The unfinished last line is cut from the buffer.
     is_whole: bool,
 }
 
@@ -139,7 +140,8 @@ impl LastLines {
         })
     }
 
-    /// The line before, without its end; none where there is none, or where it is longer than about `most` bytes.
+    /// The line before, without its end; `None` at the beginning of the file, or if it is longer
+    /// than about `most` bytes.
     fn next(&mut self, most: u64) -> io::Result<Option<Vec<u8>>> {
         let newline = |bytes: &[u8]| bytes.iter().rposition(|&byte| byte == b'\n');
         while !self.is_whole {
@@ -169,12 +171,13 @@ impl LastLines {
         }
     }
 
-    /// Where the lines end that are still to be returned.
+    /// The end of the lines that are still to be returned.
     fn offset(&self) -> u64 {
         self.begin + self.buffer.len() as u64
     }
 
-    /// Has more of the file in front of the buffer; not so at the beginning of the file, nor where the buffer has `most` bytes.
+    /// Reads more of the file in front of the buffer. Returns false at the beginning of the file,
+    /// or if the buffer has `most` bytes.
     fn more(&mut self, most: u64) -> io::Result<bool> {
         let held = self.buffer.len() as u64;
         let bytes = CHUNK.max(held).min(self.begin);
@@ -199,7 +202,7 @@ mod tests {
         Row::new(step, Kind::Train).with_note(note)
     }
 
-    /// A file of rows whose lengths differ, and what stands in it.
+    /// A file of rows of different lengths, and its contents.
     fn file(rows: &[Row]) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         let lines: Vec<Vec<u8>> = rows.iter().map(Row::line).collect();
@@ -241,7 +244,7 @@ mod tests {
             found[0].as_ref().unwrap_err().kind(),
             ErrorKind::InvalidData
         );
-        // What is no spool costs no more than a look.
+        // A file that is no spool is given up quickly.
         write(&vec![b'x'; 5 << 20]);
         assert_eq!(LastRows::of(&path).unwrap().count(), 0);
         assert_eq!(Mark::before_last(&path, 1).unwrap(), Mark::default());

@@ -1,5 +1,5 @@
-//! `metrics.times`: when each row of `metrics.jsonl` was made first, beside it, so that the rows themselves hold nothing that differs
-//! between two runs of one config.
+//! `metrics.times`: the time at which each row of `metrics.jsonl` was first made. The times lie
+//! beside the rows, which hold nothing that differs between two runs of one config.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -10,13 +10,13 @@ use crate::error::SpoolError;
 use crate::lines::Lines;
 use crate::starts::now;
 
-/// Name of the file that holds the times of the rows of `metrics.jsonl`.
+/// Name of the file with the times of the rows of `metrics.jsonl`.
 pub const TIMES: &str = "metrics.times";
 
-/// Bytes of a line: ten digits of seconds, three behind the point, and the end.
+/// Bytes of a line: ten digits of seconds, a point, three digits, and the end.
 const WIDTH: usize = 15;
 
-/// The append side: only grows. A row that is made again keeps the time at which it was made first.
+/// The append side, which only grows. A row that is made again keeps its first time.
 pub(crate) struct Times {
     lines: Lines,
     /// Rows that have a time.
@@ -24,7 +24,8 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Opens the file beside `rows` rows. Those that have no time, as a power cut can leave them, get the last one there is.
+    /// Opens the file beside `rows` rows. Rows without a time, as after a power cut, get the last
+    /// time in the file.
     pub(crate) fn open(dir: &Path, rows: u64) -> Result<Self, SpoolError> {
         let path = dir.join(TIMES);
         let mut lines = Lines::open(&path)?;
@@ -54,10 +55,10 @@ impl Times {
         time_of(&file, row).ok().flatten()
     }
 
-    /// Says when a row was made, unless it was made before.
+    /// Records the time of a row, unless it has one.
     pub(crate) fn append(&mut self, row: u64, time: f64) {
         if row == self.rows {
-            // Within the digits there are.
+            // The range of the digits.
             let time = time.clamp(0.0, 9_999_999_999.0);
             self.lines.append(format!("{time:014.3}\n").as_bytes());
             self.rows += 1;
@@ -83,11 +84,11 @@ pub(crate) fn keep(dir: &Path, rows: &[u64], end: u64) -> Result<(), SpoolError>
     spd_files::atomic::write_file(&path, &kept).map_err(refused)
 }
 
-/// When a row was made, or nothing where that is not written yet.
+/// The time of a row, or `None` if it is not written yet.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, or holds something else there.
+/// When the file cannot be read, or the line is not a time.
 pub(crate) fn time_of(file: &File, row: u64) -> io::Result<Option<f64>> {
     let mut line = [0; WIDTH];
     match file.read_exact_at(&mut line, row * WIDTH as u64) {

@@ -1,4 +1,4 @@
-//! What a name stands for in a row: a number, or one of the other kinds that a tracker shows.
+//! The value of a name in a row: a number, or another kind that trackers show.
 
 use std::fmt;
 
@@ -9,23 +9,24 @@ use serde::ser::{Serialize, Serializer};
 /// A value of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// A scalar. JSON has no number for some; these are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
+    /// A scalar. Numbers that JSON lacks are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
     Number(f64),
     /// A vector as a histogram: `{"edges":[0,0.5,1],"counts":[3,4]}`.
     Histogram(Histogram),
-    /// Words: `{"text":"..."}`.
+    /// Text: `{"text":"..."}`.
     Text(String),
-    /// A file of the run directory, such as a figure, by its path from there: `{"file":"figures/step-00000100/uv_matrices.svg"}`.
+    /// A file of the run directory, such as a figure, by its relative path:
+    /// `{"file":"figures/step-00000100/uv_matrices.svg"}`.
     File(String),
 }
 
-/// How many values lie between two edges.
+/// Counts of values between edges.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Histogram {
-    /// One more than there are counts, rising.
+    /// Ascending, one more than counts.
     pub edges: Vec<f64>,
-    /// How many values lie in each bin.
+    /// Number of values in each bin.
     pub counts: Vec<f64>,
 }
 

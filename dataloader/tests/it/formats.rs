@@ -129,7 +129,8 @@ fn path_without_dataset_and_other_dtype_are_refused_by_name() {
 #[test]
 fn rows_do_not_cross_documents_where_that_is_asked_for() {
     let dir = fresh();
-    // By hand: tokens 0..3, 3..9 and 9..14; rows of two and a label fit once, twice (3 4 5, 5 6 7) and twice.
+    // By hand: tokens 0..3, 3..9 and 9..14; rows of two and a label fit once, twice (3 4 5, 5 6 7)
+    // and twice.
     let name = megatron(dir.path(), &[3, 6, 5]);
     let expected = [[0, 1, 2], [3, 4, 5], [5, 6, 7], [9, 10, 11], [11, 12, 13]];
     let apart = windows(Dataset::open(&name).unwrap(), 2, Documents::Apart).unwrap();

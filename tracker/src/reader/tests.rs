@@ -1,4 +1,4 @@
-//! A reader beside a writer that goes on, ends, goes back and is another.
+//! A reader beside a writer that continues, ends, resumes from a checkpoint, or is another run.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -24,12 +24,12 @@ fn row(read: Option<Read>) -> Option<Row> {
     }
 }
 
-/// A run as it starts with the rows before a mark.
+/// A run started with the rows before a mark.
 fn start(dir: &Path, mark: &Mark) -> Spool {
     Spool::start(dir, mark, mark.lines).unwrap()
 }
 
-/// All there is to read now; a roll-back as the offset it goes back to.
+/// All results that are there now; a roll-back as the offset that it goes back to.
 fn read_all(reader: &mut Reader) -> Vec<Result<u64, u64>> {
     let mut steps = Vec::new();
     while let Some(read) = reader.next().unwrap() {
@@ -122,7 +122,7 @@ fn other_rows_after_a_roll_back_are_told_once_there_are_as_many() {
     let spool = start(run.path(), &mark);
     assert_eq!(read_all(&mut reader), []);
     append(&spool, 14..=15);
-    // Whoever starts to read meanwhile waits as well.
+    // A reader that starts meanwhile waits as well.
     assert_eq!(reader.cursor(), before);
     let mut second = Reader::of_metrics(run.path(), &before).unwrap();
     assert_eq!(
@@ -200,7 +200,7 @@ fn a_row_has_the_time_at_which_it_was_made_first() {
     assert!(again[3] > first[2]);
 }
 
-// The file is longer again, by other rows, when the reader looks: its length alone tells nothing.
+// The file has as many bytes again, but other rows: its length alone proves nothing.
 #[test]
 fn a_roll_back_that_has_been_overtaken_is_seen() {
     let run = tempfile::tempdir().unwrap();
@@ -235,7 +235,7 @@ fn the_same_rows_written_again_are_read_once() {
     drop(spool);
     let spool = start(run.path(), &mark);
     assert_eq!(read_all(&mut reader), []);
-    // Who would not wait is told at once.
+    // A reader that does not wait learns of it at once.
     let went_back = reader.went_back().map(|start| (start.offset, start.step));
     assert_eq!(went_back, Some((mark.offset, 3)));
     append(&spool, 4..=8);
@@ -274,7 +274,8 @@ fn a_roll_back_while_nobody_read_is_known_from_the_starts() {
 
 #[test]
 fn rows_of_a_damaged_file_that_were_read_stay_read() {
-    // Behind how many rows a reader stands, those of the damaged part and those behind the checkpoint among them.
+    // The number of rows that a reader has read, including damaged rows and rows after the
+    // checkpoint.
     for (read, alive) in (0..=6).flat_map(|read| [(read, true), (read, false)]) {
         let run = tempfile::tempdir().unwrap();
         let spool = start(run.path(), &Mark::default());
@@ -295,12 +296,12 @@ fn rows_of_a_damaged_file_that_were_read_stay_read() {
             reader = Reader::of_metrics(run.path(), &cursor).unwrap();
         }
         append(&spool, 4..=4);
-        // One that has read what is still to come waits, and another goes on from the place that it was told of.
+        // A reader ahead of the file waits, and another one continues at the given place.
         if read == 6 {
             assert_eq!((reader.next().unwrap(), reader.cursor()), (None, cursor));
         }
         append(&spool, 5..=7);
-        // One that lives on has the row from before.
+        // A reader that stays alive has the row from before.
         let has_it = read > 2 || alive && read > 0;
         let expected: Vec<u64> = (read..=7).filter(|&step| step != 2 || has_it).collect();
         let found: Vec<u64> = read_all(&mut reader)
