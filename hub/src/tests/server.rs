@@ -165,7 +165,8 @@ fn write(
     stream.write_all(&body[..cut.unwrap_or(body.len()).min(body.len())])?;
     stream.flush()?;
     if is_silent {
-        thread::sleep(Duration::from_secs(20));
+        // Until the client leaves.
+        let _ = stream.read(&mut [0]);
     }
     Ok(())
 }
