@@ -152,7 +152,6 @@ pub trait LossTerm {
         Self: Sized;
 
     /// Makes its keys of those that the SPD reference has for it, in a row of `loss_metric_configs`.
-    #[expect(reason = "into a table that is being made")]
     fn from_reference(_row: &mut Table<'_>, _made: &mut Made)
     where
         Self: Sized,
