@@ -9,7 +9,7 @@ use serde_json::Value;
 use spd_checkpoint::{look, step_path, verify};
 use spd_dataloader::{CheckedFiles, Dataset, Dtype};
 use spd_trainer::Fault;
-use spd_trainer::target_models::describe;
+use spd_trainer::networks::describe;
 
 use crate::cli::InspectArgs;
 use crate::exit::Exit;

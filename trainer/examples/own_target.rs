@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use spd_engine::{Builder, Result, Value};
 use spd_trainer::decompose;
+use spd_trainer::networks::{Input, Layer, Network, Target, TargetTensor};
 use spd_trainer::pass::Pass;
-use spd_trainer::run_file::{Input, Run};
-use spd_trainer::target_models::{Layer, Network, Target, TargetTensor};
+use spd_trainer::run_file::Run;
 
 #[derive(Debug)]
 struct Rectifier {

@@ -14,7 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::cache_dir;
 use crate::fault::Fault;
-use crate::run_file::{Active, Data, EvalData, Ids, Input, Model, Run};
+use crate::networks::{Input, Model};
+use crate::run_file::{Active, Data, EvalData, Ids, Run};
 
 /// Batches that wait to be used. A thread fills a batch of 64 rows of 512 tokens in 0.1 ms, and the kernel is asked for those
 /// after it: no step is so short that it waits for a second one.

@@ -11,9 +11,9 @@ pub use crate::component_model::{
 use crate::component_model::{ComponentModel, Settings};
 use crate::fault::Fault;
 use crate::losses::{LossInputs, Scalar};
+use crate::networks::{Network, shipped};
 use crate::run_file::{Data, Reduction, Run, Train};
 use crate::sites::{check_subsets, resolve};
-use crate::target_models::{Network, shipped};
 
 /// A component model with the run that trains it.
 #[derive(Debug, Clone)]

@@ -8,7 +8,8 @@ use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::fault::Fault;
 use crate::metrics::{Evaluated, METRICS};
-use crate::run_file::{Data, Input};
+use crate::networks::Input;
+use crate::run_file::Data;
 use crate::task::{GoOn, Measured};
 use crate::world::World;
 

@@ -7,8 +7,8 @@ use spd_hub::{Hub, Kind, Repository, SCHEME};
 
 use crate::data::Sources;
 use crate::fault::Fault;
+use crate::networks::{Target, Weights, load};
 use crate::run_file::{Data, Run};
-use crate::target_models::{Target, Weights, load};
 use crate::tokenizers;
 
 /// Where the weights of a run are that has some.

@@ -4,7 +4,7 @@
 //! tokens -> dataloader -> step -> gradients -> optimizer -> checkpoint, tracker
 //! ```
 //!
-//! Read in this order: [`target_models`] (the frozen network), [`sites`] and [`pass`] (which matrices, and where they are
+//! Read in this order: [`networks`] (the frozen network), [`sites`] and [`pass`] (which matrices, and where they are
 //! hooked in), [`decomposition`] (components, importance functions, masks), [`losses`], [`parameters`],
 //! `task` (what the loop trains: a target or a decomposition), `train` (the loop), `world` (the ranks that go in step), `rank` (the whole of
 //! a run).
@@ -32,6 +32,7 @@ mod heartbeat;
 pub mod losses;
 mod memory;
 pub mod metrics;
+pub mod networks;
 mod non_finite;
 pub mod parameters;
 pub mod pass;
@@ -51,7 +52,6 @@ mod step;
 mod strongest;
 mod supervision;
 mod target;
-pub mod target_models;
 mod target_task;
 mod task;
 mod tokenizers;

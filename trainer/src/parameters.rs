@@ -4,7 +4,7 @@ use spd_draws::Stream;
 use spd_engine::ops::{AdamW, AdamWOperands};
 use spd_engine::{Builder, Executor, Result, Slot, Store, Value};
 
-use crate::target_models::Start;
+use crate::networks::Start;
 
 /// Tensors whose gradients are clipped together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use spd_engine::ops::{MaskValues, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
-use crate::run_file::pre_identity;
-use crate::target_models::layer::{Layer, LayerKind};
+use crate::networks::layer::{Layer, LayerKind};
+use crate::networks::pre_identity;
 
 /// A site in a masked pass.
 #[derive(Debug, Clone, Copy)]

@@ -18,13 +18,13 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
 use crate::memory::Peak;
 use crate::metrics::summary::{self, Of, Spent, Summary};
+use crate::networks::{Network, shipped};
 use crate::progress::Progress;
 use crate::resume::{self, Continuation};
 use crate::run_file::Run;
 use crate::saver::{At, Place};
 use crate::supervision::Supervision;
 use crate::target::{self, On};
-use crate::target_models::{Network, shipped};
 use crate::task::Task as _;
 use crate::train::train;
 

@@ -13,7 +13,7 @@ use spd_engine::{Builder, Executor, Result, Store, Type};
 use crate::active_rows::POSITIONS;
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
-use crate::run_file::Input;
+use crate::networks::Input;
 
 /// Rows of a batch, at most.
 const ROWS: usize = 8;
@@ -296,7 +296,7 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
-    use crate::target_models::LayerKind;
+    use crate::networks::LayerKind;
 
     const TOKENS: [u32; 16] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3];
 

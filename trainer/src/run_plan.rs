@@ -12,9 +12,9 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::given_weights;
 use crate::memory::Memory;
+use crate::networks::{Target, shipped};
 use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Run};
 use crate::target;
-use crate::target_models::{Target, shipped};
 use crate::target_task::{Lessons, TargetTask};
 use crate::world::World;
 

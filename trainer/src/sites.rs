@@ -2,9 +2,9 @@
 //! that it puts before some of them.
 
 use crate::fault::Fault;
+use crate::networks::{Layer, LayerKind, pre_identity};
 use crate::run_file::decomposition::Decomposition;
-use crate::run_file::{SitePattern, Subset, pattern_matches, pre_identity};
-use crate::target_models::{Layer, LayerKind};
+use crate::run_file::{SitePattern, Subset, pattern_matches};
 
 /// A weight matrix that is decomposed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,20 +134,19 @@ fn matches(key: &str, patterns: &[SitePattern], layers: &[Layer]) -> Result<Vec<
 
 #[cfg(test)]
 mod tests {
-    use crate::run_file::Model;
+    use crate::networks::{Model, shipped};
 
     use super::*;
-    use crate::target_models::shipped;
 
     fn layers() -> Vec<Layer> {
-        let sizes = crate::run_file::Gpt2 {
+        let sizes = crate::networks::Gpt2 {
             vocab: 50,
             n_ctx: 16,
             d_model: 16,
             n_layer: 2,
             n_head: 2,
             d_mlp: 64,
-            activation: crate::run_file::Nonlinearity::GeluTanh,
+            activation: crate::networks::Nonlinearity::GeluTanh,
             norm_eps: 1e-5,
             tied_head: true,
         };

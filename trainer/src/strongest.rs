@@ -9,7 +9,7 @@ use spd_dataloader::Source;
 
 use crate::active_rows::{ActiveRows, Lots};
 use crate::decomposition::Decomposition;
-use crate::run_file::Input;
+use crate::networks::Input;
 
 /// Contexts of a component, each in a row of its own.
 pub(crate) const CONTEXTS: usize = 12;

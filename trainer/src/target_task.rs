@@ -13,11 +13,11 @@ use crate::data::{Sources, eval_feed, training_feed};
 use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::memory::{Memory, input_bytes};
+use crate::networks::{Input, Network, TargetTensor, Weights};
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
-use crate::run_file::{Data, Input, Run, TargetTrain};
+use crate::run_file::{Data, Run, TargetTrain};
 use crate::schedule::learning_rate;
-use crate::target_models::{Network, TargetTensor, Weights};
 use crate::task::{GoOn, Measured, NonFinite, Task};
 
 /// A target in training.
@@ -312,7 +312,7 @@ lr = 1e-3
         let run = Run::from_resolved(RESID).unwrap();
         let lessons = Lessons {
             run: &run,
-            network: &crate::target_models::shipped(&run.target.model).unwrap(),
+            network: &crate::networks::shipped(&run.target.model).unwrap(),
             settings: run.target.train.as_ref().unwrap(),
         };
         let sources = crate::data::open(&run).unwrap();

@@ -6,10 +6,10 @@ use spd_engine::has_bf16_products;
 
 use super::runs::{Step, run};
 use crate::fault::Fault;
-use crate::run_file::{Data, Input, Precision, Run, SitePattern};
+use crate::networks::{Input, shipped};
+use crate::run_file::{Data, Precision, Run, SitePattern};
 use crate::run_plan::why_not;
 use crate::sites::resolve;
-use crate::target_models::shipped;
 
 /// What this build can time.
 const KNOWN: [&str; 24] = [

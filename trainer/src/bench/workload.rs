@@ -11,10 +11,10 @@ use crate::data::{features, fill, fill_block, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
 use crate::memory::laid_out_bytes;
+use crate::networks::{Input, Start, Target, TargetTensor};
 use crate::parameters::{self, BETA2, Group, HALT, corrections};
-use crate::run_file::{Data, Input};
+use crate::run_file::Data;
 use crate::schedule::learning_rate;
-use crate::target_models::{Start, Target, TargetTensor};
 use crate::world::World;
 
 /// Batches that are made beforehand and taken in turn.

@@ -3,9 +3,9 @@
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Result, Store, Value};
 
+use crate::networks::{Start, Target};
 use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
-use crate::target_models::{Start, Target};
 
 /// `V` and `U` in a program.
 #[derive(Debug, Clone, Copy)]

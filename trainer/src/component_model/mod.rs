@@ -26,11 +26,11 @@ pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS};
 pub use routing::{Routing, Sites};
 
 use crate::fault::Fault;
+use crate::networks::{Input, Layer, LayerKind, Network, Weights};
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
-use crate::run_file::{Dtype, Input, TiedUpdate, decomposition::Decomposition};
+use crate::run_file::{Dtype, TiedUpdate, decomposition::Decomposition};
 use crate::sites::Site;
-use crate::target_models::{Layer, LayerKind, Network, Weights};
 
 /// What a run says of its component model.
 #[derive(Debug, Clone)]

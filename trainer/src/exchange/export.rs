@@ -11,10 +11,10 @@ use super::names::{self, MOMENTS, TARGET};
 use super::torch_save::{self, Saved};
 use crate::component_model::ImportanceKind;
 use crate::fault::Fault;
+use crate::networks::{LayerKind, Target, pre_identity, shipped};
 use crate::resume::CHECKPOINTS;
-use crate::run_file::{Run, WeightsFile, Written, pre_identity};
+use crate::run_file::{Run, WeightsFile, Written};
 use crate::sites::{Site, resolve};
-use crate::target_models::{LayerKind, Target, shipped};
 
 /// What [`export`] wrote.
 #[derive(Debug)]

@@ -15,11 +15,11 @@ use super::export::tied;
 use super::names::{self, MOMENTS, TARGET};
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
+use crate::networks::{Input, Tensors, shipped};
 use crate::resume;
-use crate::run_file::{Input, Run};
+use crate::run_file::Run;
 use crate::sites::Site;
 use crate::state;
-use crate::target_models::{Tensors, shipped};
 
 /// A file of the reference, and the names in it by ours.
 struct Theirs {

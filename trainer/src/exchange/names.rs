@@ -1,6 +1,6 @@
 //! Names of tensors: ours are those of the reference's branch `main`; others are those of `dev` and of older files.
 
-use crate::target_models::Target;
+use crate::networks::Target;
 
 /// Begins the names of importance functions.
 const IMPORTANCE: &str = "_ci_fns.";

@@ -11,7 +11,7 @@ use spd_engine::{Builder, Result, Store, Value};
 
 use super::{LossInputs, LossTerm};
 use crate::component_model::{ComponentModel, SiteValues, Sites};
-use crate::target_models::LayerKind;
+use crate::networks::LayerKind;
 
 /// Mean squared error of the summed components.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -324,8 +324,8 @@ mod tests {
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::losses::{Loss, Term};
+    use crate::networks::Start;
     use crate::parameters::{self, HALT};
-    use crate::target_models::Start;
 
     const PGD: PgdRecon = PgdRecon {
         routing: Routing::All,

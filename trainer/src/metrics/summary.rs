@@ -20,9 +20,9 @@ use crate::fault::Fault;
 use crate::figures;
 use crate::losses::Measure;
 use crate::memory::Peak;
-use crate::run_file::{Input, KnownSolution, Run, Subset};
+use crate::networks::{Input, SolvedWhen, Target};
+use crate::run_file::{KnownSolution, Run, Subset};
 use crate::target;
-use crate::target_models::{SolvedWhen, Target};
 use crate::task::{GoOn, Measured};
 
 /// The kinds of masks, as the evaluation names them and as people read them.
@@ -389,7 +389,7 @@ pub fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::run_file::{Activation, ResidMlp, Tms};
+    use crate::networks::{Activation, ResidMlp, Tms};
 
     use super::*;
 

@@ -9,9 +9,9 @@ use crate::arena::in_arena_of;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::run_file::{Input, KnownSolution, pattern_matches};
+use crate::networks::{FeatureDirections, Input, Target};
+use crate::run_file::{KnownSolution, pattern_matches};
 use crate::sites::Site;
-use crate::target_models::{FeatureDirections, Target};
 
 /// Magnitude of the single feature in each probing row.
 const PROBE: f32 = 0.75;

@@ -6,6 +6,7 @@ use spd_configs::{
     values::{Flag, OneOf, Size, Text},
 };
 
+use crate::networks::pre_identity;
 use crate::run_file::{
     pattern::{is_literal, pattern_matches},
     target::Facts,
@@ -129,11 +130,6 @@ fn components(sites: &[SitePattern], path: &str) -> Option<usize> {
         .iter()
         .find(|site| pattern_matches(&site.pattern, path))?;
     Some(site.components)
-}
-
-/// The site of the identity matrix that is put before the layer at `path`; of a pattern, the pattern of such sites.
-pub fn pre_identity(path: &str) -> String {
-    format!("{path}.pre_identity")
 }
 
 impl Decomposition {

@@ -18,9 +18,9 @@ use spd_configs::{
     values::found,
 };
 
+use crate::networks::KINDS;
 use crate::run_file::{
     config_json::{ConfigJson, Said, shown_value},
-    networks::{ARCHITECTURES, Architecture},
     reference::{self, Beside},
     target::SCHEME,
 };
@@ -273,12 +273,15 @@ fn read(path: PathBuf) -> Result<ConfigJson, String> {
     })?;
     let object: Map<String, Value> = serde_json::from_slice(&bytes)
         .map_err(|error| format!("{shown}: no JSON object: {error}"))?;
-    let is_of = |architecture: &&Architecture| {
-        object.get("model_type").and_then(Value::as_str) == Some(architecture.model_type)
-    };
-    let Some(architecture) = ARCHITECTURES.iter().find(is_of) else {
-        let known: Vec<_> = ARCHITECTURES.iter().map(|known| known.model_type).collect();
-        let found = match object.get("model_type") {
+    let known = KINDS.0.iter().flat_map(|(word, kind)| {
+        let architectures = kind.architectures().iter();
+        architectures.map(move |(model_type, read)| (*model_type, *word, *read))
+    });
+    let model_type = object.get("model_type");
+    let is_of = |(known, ..): &(&str, _, _)| model_type.and_then(Value::as_str) == Some(known);
+    let Some((_, kind, read)) = known.clone().find(is_of) else {
+        let known: Vec<_> = known.map(|(model_type, ..)| model_type).collect();
+        let found = match model_type {
             Some(found) => format!("is {}, which is not here", shown_value(found)),
             None => "is missing".to_owned(),
         };
@@ -288,8 +291,8 @@ fn read(path: PathBuf) -> Result<ConfigJson, String> {
         ));
     };
     let mut json = ConfigJson::new(path, object);
-    json.say("kind", &format!("{:?}", architecture.kind), "model_type");
+    json.say("kind", &format!("{:?}", kind), "model_type");
     json.only("quantization_config", &[]);
-    (architecture.read)(&mut json);
+    read(&mut json);
     Ok(json)
 }

@@ -9,14 +9,13 @@
 //! file + overrides (+ config.json of the weights) -> tables with positions -> reader, a module a table -> Run -> to_toml, differences
 //! ```
 
-mod config_json;
+pub(crate) mod config_json;
 mod data;
 pub(crate) mod decomposition;
 pub(crate) mod eval;
 mod huggingface;
 pub(crate) mod known;
 mod load;
-mod networks;
 mod pattern;
 pub(crate) mod reference;
 mod resolved;
@@ -29,14 +28,10 @@ mod tests;
 mod train;
 
 pub use data::{Active, Data, EvalData, Ids};
-pub use decomposition::{SitePattern, TiedUpdate, pre_identity};
+pub use decomposition::{SitePattern, TiedUpdate};
 pub use eval::Eval;
 pub use huggingface::{LookUp, OnDisk, OnHub};
 pub use known::{KnownImportance, KnownSolution};
-pub use networks::{
-    Activation, Custom, Gpt2, GptNeo, GptNeoX, Input, Llama, LlamaSimple, Model, Nonlinearity,
-    ResidMlp, RopeScaling, Tms,
-};
 pub use pattern::pattern_matches;
 pub use reference::{TargetFiles, WeightsFile, Written};
 pub use run::{Checkpoint, Log, Precision, Run};

@@ -8,10 +8,8 @@ use spd_configs::{
     values::{Clip, Flag, Location, Number, OneOf, Size, Text, Whole},
 };
 
-use crate::run_file::{
-    networks::{KINDS, Kind, Model, Reads, Traits},
-    schedule::{self, Schedule},
-};
+use crate::networks::{KINDS, Kind, Model, Reads, Traits};
+use crate::run_file::schedule::{self, Schedule};
 
 /// The frozen network and where its weights come from.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -21,9 +21,9 @@ use std::process::Command;
 use safetensors::SafeTensors;
 use spd_engine::ops::{Mask, MaskValues};
 use spd_engine::{Builder, Executor, Pool, Store, Type, Value};
+use spd_trainer::networks::{Network, load, shipped};
 use spd_trainer::pass::{MaskedSite, Pass};
 use spd_trainer::run_file::Run;
-use spd_trainer::target_models::{Network, load, shipped};
 
 use crate::harness::{Absent, Compared, Outcome, Skipped, Test};
 

@@ -5,8 +5,8 @@ use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
 use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
+use crate::networks::LayerKind;
 use crate::sites::Site;
-use crate::target_models::LayerKind;
 
 pub(super) struct GlobalSharedMlp<'a> {
     pub(super) hidden: &'a [usize],

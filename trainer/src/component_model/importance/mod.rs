@@ -31,9 +31,9 @@ pub use keys::{Importance, ImportanceKind, Sampling, Sigmoid};
 
 use super::components::{SiteValues, stream};
 use crate::fault::Fault;
+use crate::networks::{LayerKind, Start};
 use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
-use crate::target_models::{LayerKind, Start};
 
 /// An importance function over all sites of a run.
 trait ImportanceFunction {

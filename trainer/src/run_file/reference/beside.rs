@@ -9,51 +9,25 @@ use serde_json::Value;
 
 use spd_configs::yaml;
 
+use crate::networks::{KINDS, OfReference};
 use crate::run_file::config_json::ConfigJson;
-
-/// A kind of network, the file that says its sizes, and what reads it.
-struct Network {
-    /// Of the network in the file; of toys, the table that its sizes are in.
-    name: &'static str,
-    kind: &'static str,
-    read: fn(&mut ConfigJson),
-}
 
 /// Longer files are refused.
 const MOST_BYTES: u64 = 1 << 20;
 
 const OF_TOKENS: &str = "model_config.yaml";
 
-const LANGUAGE_MODELS: &[Network] = &[
-    Network {
-        name: "GPT2Simple",
-        kind: "gpt2_simple",
-        read: sizes,
-    },
-    Network {
-        name: "LlamaSimple",
-        kind: "llama_simple",
-        read: llama,
-    },
-    Network {
-        name: "LlamaSimpleMLP",
-        kind: "llama_simple_mlp",
-        read: llama,
-    },
-];
+/// A network of the reference: the word of a run file for it, and what it is there.
+type Known = (&'static str, OfReference);
 
-const TOYS: &[Network] = &[
-    Network {
-        name: "tms_model_config",
-        kind: "tms",
-        read: tms,
-    },
-    Network {
-        name: "resid_mlp_model_config",
-        kind: "resid_mlp",
-        read: resid_mlp,
-    },
-];
+/// The networks of the reference of tokens, or else of features.
+fn known(of_tokens: bool) -> impl Iterator<Item = Known> + Clone {
+    let all = KINDS
+        .0
+        .iter()
+        .filter_map(|(word, kind)| Some((*word, kind.of_reference()?)));
+    all.filter(move |(_, network)| network.class.starts_with("spd.pretrain.") == of_tokens)
+}
 
 /// What was found: the sizes, and the file of weights where a directory was named.
 pub(crate) struct Beside {
@@ -108,27 +82,27 @@ pub(crate) fn look(
         .map(|entry| (entry.key.clone(), entry.node.to_json()));
     let object: serde_json::Map<String, Value> = object.collect();
     let network = match object.get("model_type").and_then(Value::as_str) {
-        _ if !path.ends_with(OF_TOKENS) => TOYS.iter().find(|toy| object.contains_key(toy.name)),
+        _ if !path.ends_with(OF_TOKENS) => {
+            known(false).find(|(_, toy)| object.contains_key(toy.file))
+        }
         // Older trainings left it out.
-        None => LANGUAGE_MODELS
-            .iter()
-            .find(|known| Some(known.kind) == kind),
-        Some(name) => LANGUAGE_MODELS.iter().find(|known| known.name == name),
+        None => known(true).find(|(word, _)| Some(*word) == kind),
+        Some(name) => known(true).find(|(_, network)| network.file == name),
     };
-    let Some(network) = network else {
-        let known: Vec<_> = LANGUAGE_MODELS.iter().map(|known| known.name).collect();
+    let Some((word, network)) = network else {
+        let known: Vec<_> = known(true).map(|(_, network)| network.file).collect();
         return Err(format!(
             "{shown}: says no network that is here; expected a `model_type` of {}, or the sizes of a toy",
             known.join(", ")
         ));
     };
     let weights = if is_dir {
-        newest(weights, network.kind)?
+        newest(weights, word)?
     } else {
         weights.to_owned()
     };
     let mut json = ConfigJson::new(path, object);
-    json.say("kind", &format!("{:?}", network.kind), "model_type");
+    json.say("kind", &format!("{word:?}"), "model_type");
     (network.read)(&mut json);
     if !synced {
         json.only("synced_inputs", &[]);
@@ -160,48 +134,4 @@ fn newest(dir: &Path, kind: &str) -> Result<PathBuf, String> {
             dir.display()
         )
     })
-}
-
-fn sizes(json: &mut ConfigJson) {
-    json.size("vocab", &["vocab_size"]);
-    json.size("n_ctx", &["block_size"]);
-    json.size("d_model", &["n_embd"]);
-    json.size("n_layer", &["n_layer"]);
-    json.size("n_head", &["n_head"]);
-}
-
-fn llama(json: &mut ConfigJson) {
-    sizes(json);
-    json.size("d_mlp", &["n_intermediate"]);
-    // Without it, queries, keys and values come from one matrix.
-    json.only("use_grouped_query_attention", &[true.into()]);
-    json.size("n_kv_head", &["n_key_value_heads"]);
-    json.only("attn_bias", &[false.into()]);
-    json.only("mlp_bias", &[false.into()]);
-    json.only("rotary_adjacent_pairs", &[false.into()]);
-    json.only("rotary_base", &[10_000.into(), 10_000.0.into()]);
-    json.only("rms_norm_eps", &[1e-6.into()]);
-}
-
-fn tms(json: &mut ConfigJson) {
-    json.size("n_features", &["tms_model_config.n_features"]);
-    json.size("n_hidden", &["tms_model_config.n_hidden"]);
-    json.maybe("n_hidden_layers", &["tms_model_config.n_hidden_layers"]);
-    json.maybe("zero_bias", &["tms_model_config.init_bias_to_zero"]);
-    json.only("tms_model_config.tied_weights", &[true.into()]);
-}
-
-fn resid_mlp(json: &mut ConfigJson) {
-    json.size("n_features", &["resid_mlp_model_config.n_features"]);
-    json.size("d_embed", &["resid_mlp_model_config.d_embed"]);
-    json.size("d_mlp", &["resid_mlp_model_config.d_mlp"]);
-    json.size("n_layer", &["resid_mlp_model_config.n_layers"]);
-    let activations = [("relu", "relu"), ("gelu", "gelu")];
-    json.word(
-        "activation",
-        "resid_mlp_model_config.act_fn_name",
-        &activations,
-    );
-    json.maybe("in_bias", &["resid_mlp_model_config.in_bias"]);
-    json.maybe("out_bias", &["resid_mlp_model_config.out_bias"]);
 }

@@ -3,27 +3,13 @@
 use std::path::Path;
 
 use super::{Found, Wanted, made::Made};
+use crate::networks::KINDS;
 use spd_configs::{
     faults::{Note, about},
     reader::Table,
     values::{Flag, OneOf, Text},
     yaml::Value,
 };
-
-/// Their class, and our kind.
-const CLASSES: &[(&str, &str)] = &[
-    ("spd.experiments.tms.models.TMSModel", "tms"),
-    ("spd.experiments.resid_mlp.models.ResidMLP", "resid_mlp"),
-    ("spd.pretrain.models.gpt2_simple.GPT2Simple", "gpt2_simple"),
-    (
-        "spd.pretrain.models.llama_simple.LlamaSimple",
-        "llama_simple",
-    ),
-    (
-        "spd.pretrain.models.llama_simple_mlp.LlamaSimpleMLP",
-        "llama_simple_mlp",
-    ),
-];
 
 /// How the reference trained the toys of its run files, as `[target]` says it.
 const TOYS: &[(&str, &str)] = &[
@@ -117,11 +103,14 @@ fn kind(table: &mut Table<'_>, class: &str) -> Option<&'static str> {
     if class.starts_with("transformers.") {
         return Some("");
     }
-    let known = CLASSES.iter().find(|(known, _)| *known == class);
-    if let Some((_, kind)) = known {
-        return Some(kind);
+    let known = KINDS
+        .0
+        .iter()
+        .filter_map(|(word, kind)| Some((kind.of_reference()?.class, *word)));
+    if let Some((_, word)) = known.clone().find(|(known, _)| *known == class) {
+        return Some(word);
     }
-    let known: Vec<&str> = CLASSES.iter().map(|(known, _)| *known).collect();
+    let known: Vec<&str> = known.map(|(known, _)| known).collect();
     let message = format!(
         "the network {class:?} is not here; those that are: {}, and those of `transformers` that configs/README.md names",
         known.join(", ")

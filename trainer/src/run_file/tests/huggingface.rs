@@ -8,7 +8,8 @@ use std::{fs, path::Path};
 
 use spd_files::mutation::{Dice, rounds};
 
-use crate::run_file::{Model, OnDisk, RopeScaling, Run};
+use crate::networks::{Model, RopeScaling};
+use crate::run_file::{OnDisk, Run};
 
 const GPT2: &str = r#"{"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768,
 "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.1}"#;

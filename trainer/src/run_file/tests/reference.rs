@@ -8,7 +8,8 @@ use std::{fs, path::Path};
 
 use spd_files::mutation::{Dice, rounds};
 
-use crate::run_file::{Custom, Model, Run, WeightsFile};
+use crate::networks::{Custom, Model};
+use crate::run_file::{Run, WeightsFile};
 
 /// A toy by the keys of `main`, and a language model by those of `dev`.
 const TOY: &str = include_str!("reference/toy.yaml");

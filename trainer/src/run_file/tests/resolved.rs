@@ -2,10 +2,8 @@
 
 use crate::component_model::Routing;
 use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, StochasticRecon, Term};
-use crate::run_file::{
-    Activation, Active, Data, EvalData, Ids, LlamaSimple, Model, ResidMlp, Run, TiedUpdate,
-    pre_identity,
-};
+use crate::networks::{Activation, LlamaSimple, Model, ResidMlp, pre_identity};
+use crate::run_file::{Active, Data, EvalData, Ids, Run, TiedUpdate};
 
 use crate::run_file::tests::{GPT2, LLAMA, RESID_MLP, TMS, load};
 

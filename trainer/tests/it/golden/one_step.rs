@@ -10,8 +10,8 @@ use spd_trainer::component_model::{Routing, Sampling};
 use spd_trainer::decomposition::{CleanPass, Draws};
 use spd_trainer::losses::LossInputs;
 use spd_trainer::losses::{PgdRecon, Term};
+use spd_trainer::networks::LayerKind;
 use spd_trainer::run_file::Run;
-use spd_trainer::target_models::LayerKind;
 
 use super::ascent::climbs_like_theirs;
 use super::compare::Comparison;

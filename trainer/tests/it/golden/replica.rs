@@ -8,9 +8,10 @@ use spd_trainer::component_model::{Routing, Sampling};
 use spd_trainer::data::fill;
 use spd_trainer::decomposition::{CleanPass, Decomposition, Draws};
 use spd_trainer::losses::Term;
+use spd_trainer::networks::Input;
 use spd_trainer::parameters::{BETA1, Parameter};
 use spd_trainer::replay::Replay;
-use spd_trainer::run_file::{Input, Run};
+use spd_trainer::run_file::Run;
 
 use super::numbers::{Numbers, Tensor};
 use super::processor;

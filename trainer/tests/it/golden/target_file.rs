@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use safetensors::{Dtype, tensor::TensorView};
-use spd_trainer::target_models::load;
+use spd_trainer::networks::load;
 
 use super::compare::Comparison;
 use super::numbers::Numbers;

@@ -6,9 +6,8 @@ use serde_json::Value as Json;
 use spd_dataloader::{Batch, Features, Feed, Shard, Source};
 use spd_engine::{Builder, Executor, Store, Type};
 use spd_trainer::data::fill;
+use spd_trainer::networks::{Activation, Input, Model, ResidMlp, Tms, load, shipped};
 use spd_trainer::pass::Pass;
-use spd_trainer::run_file::{Activation, Input, Model, ResidMlp, Tms};
-use spd_trainer::target_models::{load, shipped};
 
 use super::numbers::shared;
 use super::processor;

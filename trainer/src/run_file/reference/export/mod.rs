@@ -13,7 +13,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::component_model::ImportanceKind;
-use crate::run_file::{Active, Data, Model, OutputLoss, Precision, Run, Schedule};
+use crate::networks::Model;
+use crate::run_file::{Active, Data, OutputLoss, Precision, Run, Schedule};
 
 pub use target::{TargetFiles, WeightsFile};
 

@@ -3,9 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{features, schedule, yaml};
-use crate::run_file::{
-    Gpt2, LlamaSimple, Model, ResidMlp, Run, Schedule, Shape, Tms, networks::OfTransformers,
-};
+use crate::networks::{Export, OfToy};
+use crate::run_file::{Run, Schedule, Shape};
 
 /// The files of a target, all of them in one directory.
 #[derive(Debug, Clone)]
@@ -42,54 +41,21 @@ pub(super) struct Opened {
 ///
 /// Why it is not.
 pub(super) fn of(run: &Run) -> Result<Opened, String> {
-    let hf = |found: OfTransformers| Opened {
-        class: found.class,
-        output: Some("logits"),
-        by_name: true,
-        named: "",
-        files: TargetFiles {
-            texts: vec![("config.json", format!("{:#}\n", found.config))],
-            weights: WeightsFile::Safetensors,
+    let model = &run.target.model;
+    let class = model.of_reference().map_or("", |of| of.class);
+    Ok(match model.export()? {
+        Export::Transformers(found) => Opened {
+            class: found.class,
+            output: Some("logits"),
+            by_name: true,
+            named: "",
+            files: TargetFiles {
+                texts: vec![("config.json", format!("{:#}\n", found.config))],
+                weights: WeightsFile::Safetensors,
+            },
         },
-    };
-    Ok(match &run.target.model {
-        Model::Tms(tms) => toy(
-            run,
-            "spd.experiments.tms.models.TMSModel",
-            "tms",
-            tms.sizes(),
-        ),
-        Model::ResidMlp(mlp) => {
-            let class = "spd.experiments.resid_mlp.models.ResidMLP";
-            let mut opened = toy(run, class, "resid_mlp", mlp.sizes());
-            // Labels are `x + activation(x)` here.
-            let ones = format!("{}\n", json!(vec![1.0; mlp.n_features]));
-            opened.files.texts.push(("label_coeffs.json", ones));
-            opened
-        }
-        Model::Gpt2Simple(gpt2) => {
-            let fits = gpt2.d_mlp == 4 * gpt2.d_model && gpt2.is_usual();
-            if !fits {
-                return Err(
-                    "its GPT2Simple has an MLP of width 4 d_model, a tanh GELU and norms of eps 1e-5"
-                        .into(),
-                );
-            }
-            simple("spd.pretrain.models.gpt2_simple.GPT2Simple", gpt2.sizes())
-        }
-        Model::LlamaSimple(llama) => simple(
-            "spd.pretrain.models.llama_simple.LlamaSimple",
-            llama.sizes("LlamaSimple"),
-        ),
-        Model::LlamaSimpleMlp(llama) => simple(
-            "spd.pretrain.models.llama_simple_mlp.LlamaSimpleMLP",
-            llama.sizes("LlamaSimpleMLP"),
-        ),
-        Model::Gpt2(gpt2) => hf(gpt2.of_transformers()),
-        Model::GptNeo(neo) => hf(neo.of_transformers()),
-        Model::GptNeoX(neox) => hf(neox.of_transformers()),
-        Model::Llama(llama) => hf(llama.of_transformers()?),
-        Model::Custom(_) => return Err("it has no class for a network of kind \"custom\"".into()),
+        Export::Simple(sizes) => simple(class, sizes),
+        Export::Toy(found) => toy(run, class, found),
     })
 }
 
@@ -112,8 +78,8 @@ fn simple(class: &'static str, sizes: Value) -> Opened {
 }
 
 /// A toy of the reference, whose file of sizes also says how it was trained.
-fn toy(run: &Run, class: &'static str, kind: &'static str, sizes: Value) -> Opened {
-    let (file, named) = match kind {
+fn toy(run: &Run, class: &'static str, found: OfToy) -> Opened {
+    let (file, named) = match found.kind {
         "tms" => ("tms_train_config.yaml", "tms.pth"),
         _ => ("resid_mlp_train_config.yaml", "resid_mlp.pth"),
     };
@@ -126,7 +92,7 @@ fn toy(run: &Run, class: &'static str, kind: &'static str, sizes: Value) -> Open
         final_fraction: 1.0,
     };
     let mut config = json!({
-        format!("{kind}_model_config"): sizes,
+        format!("{}_model_config", found.kind): found.sizes,
         "feature_probability": probability,
         "data_generation_type": generation,
         "batch_size": train.map_or(1, |train| train.batch_size),
@@ -134,10 +100,9 @@ fn toy(run: &Run, class: &'static str, kind: &'static str, sizes: Value) -> Open
         "seed": train.map_or(0, |train| train.seed),
         "lr_schedule": schedule(train.map_or(&constant, |train| &train.lr)),
     });
-    let more = match kind {
+    let more = match found.kind {
         "tms" => {
-            let hidden = matches!(&run.target.model, Model::Tms(tms) if tms.n_hidden_layers > 0);
-            json!({ "fixed_identity_hidden_layers": hidden && train.is_some() })
+            json!({ "fixed_identity_hidden_layers": found.has_identities && train.is_some() })
         }
         _ => json!({
             "use_trivial_label_coeffs": true,
@@ -155,13 +120,21 @@ fn toy(run: &Run, class: &'static str, kind: &'static str, sizes: Value) -> Open
             "# How this network was trained is not known: batch_size, steps and lr_schedule stand here because they have to.\n",
         );
     }
+    let mut texts = vec![(file, text)];
+    if let Some(features) = found.has_labels {
+        // Labels are `x + activation(x)` here.
+        texts.push((
+            "label_coeffs.json",
+            format!("{}\n", json!(vec![1.0; features])),
+        ));
+    }
     Opened {
         class,
         output: None,
         by_name: false,
         named,
         files: TargetFiles {
-            texts: vec![(file, text)],
+            texts,
             weights: WeightsFile::Torch(named.to_owned()),
         },
     }
@@ -171,63 +144,5 @@ fn text(table: Value) -> String {
     match table {
         Value::Object(table) => yaml::text(&table),
         _ => String::new(),
-    }
-}
-
-impl Tms {
-    fn sizes(&self) -> Value {
-        json!({
-            "n_features": self.n_features,
-            "n_hidden": self.n_hidden,
-            "n_hidden_layers": self.n_hidden_layers,
-            "tied_weights": true,
-            "init_bias_to_zero": self.zero_bias,
-            "device": "cpu",
-        })
-    }
-}
-
-impl ResidMlp {
-    fn sizes(&self) -> Value {
-        json!({
-            "n_features": self.n_features,
-            "d_embed": self.d_embed,
-            "d_mlp": self.d_mlp,
-            "n_layers": self.n_layer,
-            "act_fn_name": self.activation,
-            "in_bias": self.in_bias,
-            "out_bias": self.out_bias,
-        })
-    }
-}
-
-impl Gpt2 {
-    fn sizes(&self) -> Value {
-        json!({
-            "model_type": "GPT2Simple",
-            "block_size": self.n_ctx,
-            "vocab_size": self.vocab,
-            "n_layer": self.n_layer,
-            "n_head": self.n_head,
-            "n_embd": self.d_model,
-        })
-    }
-}
-
-impl LlamaSimple {
-    fn sizes(&self, model_type: &str) -> Value {
-        json!({
-            "model_type": model_type,
-            "block_size": self.n_ctx,
-            "vocab_size": self.vocab,
-            "n_layer": self.n_layer,
-            "n_head": self.n_head,
-            "n_embd": self.d_model,
-            "n_intermediate": self.d_mlp,
-            "rotary_dim": self.d_model / self.n_head,
-            "n_ctx": self.n_ctx,
-            "n_key_value_heads": self.n_kv_head,
-            "use_grouped_query_attention": true,
-        })
     }
 }

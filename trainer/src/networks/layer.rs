@@ -78,3 +78,8 @@ impl Layer {
         }
     }
 }
+
+/// The site of the identity matrix that is put before the layer at `path`; of a pattern, the pattern of such sites.
+pub fn pre_identity(path: &str) -> String {
+    format!("{path}.pre_identity")
+}

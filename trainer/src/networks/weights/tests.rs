@@ -10,8 +10,7 @@ use spd_files::mutation::{Dice, rounds};
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use super::*;
-use crate::run_file::Tms;
-use crate::target_models::TargetTensor;
+use crate::networks::{TargetTensor, Tms};
 
 const TARGET: Tms = Tms {
     n_features: 2,
@@ -299,7 +298,7 @@ const LIMITED: &str = "SPD_TEST_LIMITED";
 /// Runs a test of this file again in a process that may take so many bytes of memory beside what it takes to start.
 fn within(bytes: usize, test: &str) {
     let kibibytes = (bytes + (384 << 20)) >> 10;
-    let name = format!("target_models::weights::tests::{test}");
+    let name = format!("networks::weights::tests::{test}");
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &format!("ulimit -v {kibibytes}; exec \"$@\""), "sh"]);
     command.arg(std::env::current_exe().unwrap());

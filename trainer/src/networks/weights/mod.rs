@@ -15,7 +15,7 @@ use stored::StoredDtype;
 
 use super::Target;
 use crate::fault::Fault;
-use crate::run_file::Input;
+use crate::networks::Input;
 
 /// Name, shape and values of each tensor of a target, in the target's order.
 pub type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;

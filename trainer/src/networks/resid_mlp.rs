@@ -4,12 +4,129 @@
 //! stream; the MLPs have fewer neurons in all than there are features. `layers.i.mlp_in` `[m, d]`, `layers.i.mlp_out`
 //! `[d, m]`. Bushnaq, Braun and Sharkey, "Stochastic Parameter Decomposition", 2025; names are the reference's.
 
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::{Flag, OneOf, Size};
 use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
-use super::{FeatureDirections, Layer, SolvedWhen, Start, Target, TargetTensor};
+use super::{
+    Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, Reads, SolvedWhen,
+    Start, Target, TargetTensor, Traits,
+};
 use crate::pass::Pass;
-use crate::run_file::{Activation, Input, ResidMlp};
+use crate::run_file::config_json::ConfigJson;
+
+/// Residual MLPs between a fixed random embedding and its transpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ResidMlp {
+    /// Input and output features.
+    pub n_features: usize,
+    /// Width of the residual stream.
+    pub d_embed: usize,
+    /// Width of each MLP.
+    pub d_mlp: usize,
+    /// MLPs.
+    pub n_layer: usize,
+    /// Nonlinearity of the MLPs, and of the labels `x + activation(x)` that the target is trained on.
+    pub activation: Activation,
+    /// Whether `mlp_in` has a bias.
+    pub in_bias: bool,
+    /// Whether `mlp_out` has a bias.
+    pub out_bias: bool,
+}
+
+/// Nonlinearity of a [`ResidMlp`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `max(x, 0)`.
+    Relu,
+    /// `x` times the normal distribution function of `x`.
+    Gelu,
+}
+
+const ACTIVATIONS: OneOf<Activation> =
+    OneOf(&[("relu", Activation::Relu), ("gelu", Activation::Gelu)]);
+
+fn read(table: &mut Table<'_>) -> Found<ResidMlp> {
+    let n_features = table.need("n_features", Size::at_least(1));
+    let d_embed = table.need("d_embed", Size::at_least(1));
+    let d_mlp = table.need("d_mlp", Size::at_least(1));
+    let n_layer = table.need("n_layer", Size::at_least(1));
+    let activation = table.or("activation", ACTIVATIONS, Activation::Relu);
+    let in_bias = table.or("in_bias", Flag, false);
+    let out_bias = table.or("out_bias", Flag, false);
+    let network = || {
+        Some(ResidMlp {
+            n_features: n_features?,
+            d_embed: d_embed?,
+            d_mlp: d_mlp?,
+            n_layer: n_layer?,
+            activation: activation?,
+            in_bias: in_bias?,
+            out_bias: out_bias?,
+        })
+    };
+    Found {
+        reads: Reads::Features(n_features),
+        network: network(),
+    }
+}
+
+pub(super) const RESID_MLP: Listed<ResidMlp> = Listed {
+    traits: Traits {
+        low: -1.0,
+        ..Traits::PLAIN
+    },
+    reference: Some(OfReference {
+        class: "spd.experiments.resid_mlp.models.ResidMLP",
+        file: "resid_mlp_model_config",
+        read: of_reference,
+    }),
+    export: |mlp| {
+        Ok(Export::Toy(OfToy {
+            kind: "resid_mlp",
+            sizes: mlp.sizes(),
+            has_identities: false,
+            has_labels: Some(mlp.n_features),
+        }))
+    },
+    ..Listed::new(read, |mlp| Ok(Arc::new(*mlp)))
+};
+
+/// The sizes in a file of the SPD reference.
+fn of_reference(json: &mut ConfigJson) {
+    json.size("n_features", &["resid_mlp_model_config.n_features"]);
+    json.size("d_embed", &["resid_mlp_model_config.d_embed"]);
+    json.size("d_mlp", &["resid_mlp_model_config.d_mlp"]);
+    json.size("n_layer", &["resid_mlp_model_config.n_layers"]);
+    let activations = [("relu", "relu"), ("gelu", "gelu")];
+    json.word(
+        "activation",
+        "resid_mlp_model_config.act_fn_name",
+        &activations,
+    );
+    json.maybe("in_bias", &["resid_mlp_model_config.in_bias"]);
+    json.maybe("out_bias", &["resid_mlp_model_config.out_bias"]);
+}
+
+impl ResidMlp {
+    fn sizes(&self) -> Json {
+        json!({
+            "n_features": self.n_features,
+            "d_embed": self.d_embed,
+            "d_mlp": self.d_mlp,
+            "n_layers": self.n_layer,
+            "act_fn_name": self.activation,
+            "in_bias": self.in_bias,
+            "out_bias": self.out_bias,
+        })
+    }
+}
 
 impl Target for ResidMlp {
     fn describe(&self) -> String {

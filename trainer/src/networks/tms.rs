@@ -4,11 +4,96 @@
 //! its input, so a run file whose features are negative is refused. Elhage et al., "Toy models of superposition", 2022; sizes and
 //! names are the reference's.
 
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::{Flag, Size};
 use spd_engine::{Builder, Result, Value};
 
-use super::{FeatureDirections, Layer, Start, Target, TargetTensor};
+use super::{
+    Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, Reads, Start,
+    Target, TargetTensor, Traits,
+};
 use crate::pass::Pass;
-use crate::run_file::{Input, Tms};
+use crate::run_file::config_json::ConfigJson;
+
+/// Toy model of superposition: `relu(W2 (hidden ...) W1 x + b)` with `W2 = W1^T`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Tms {
+    /// Input and output features.
+    pub n_features: usize,
+    /// Width of the bottleneck.
+    pub n_hidden: usize,
+    /// Square hidden layers between the two, fixed to the identity when the target is trained.
+    pub n_hidden_layers: usize,
+    /// Whether the bias starts at zero; otherwise uniform in +-1/sqrt(n_hidden), PyTorch's default.
+    pub zero_bias: bool,
+}
+
+fn read(table: &mut Table<'_>) -> Found<Tms> {
+    let n_features = table.need("n_features", Size::at_least(1));
+    let n_hidden = table.need("n_hidden", Size::at_least(1));
+    let n_hidden_layers = table.or("n_hidden_layers", Size::at_least(0), 0);
+    let zero_bias = table.or("zero_bias", Flag, false);
+    let network = || {
+        Some(Tms {
+            n_features: n_features?,
+            n_hidden: n_hidden?,
+            n_hidden_layers: n_hidden_layers?,
+            zero_bias: zero_bias?,
+        })
+    };
+    Found {
+        reads: Reads::Features(n_features),
+        network: network(),
+    }
+}
+
+pub(super) const TMS: Listed<Tms> = Listed {
+    traits: Traits {
+        learns: Some("|x|"),
+        tied: Some(["linear1", "linear2"]),
+        ..Traits::PLAIN
+    },
+    reference: Some(OfReference {
+        class: "spd.experiments.tms.models.TMSModel",
+        file: "tms_model_config",
+        read: of_reference,
+    }),
+    export: |tms| {
+        Ok(Export::Toy(OfToy {
+            kind: "tms",
+            sizes: tms.sizes(),
+            has_identities: tms.n_hidden_layers > 0,
+            has_labels: None,
+        }))
+    },
+    ..Listed::new(read, |tms| Ok(Arc::new(*tms)))
+};
+
+/// The sizes in a file of the SPD reference.
+fn of_reference(json: &mut ConfigJson) {
+    json.size("n_features", &["tms_model_config.n_features"]);
+    json.size("n_hidden", &["tms_model_config.n_hidden"]);
+    json.maybe("n_hidden_layers", &["tms_model_config.n_hidden_layers"]);
+    json.maybe("zero_bias", &["tms_model_config.init_bias_to_zero"]);
+    json.only("tms_model_config.tied_weights", &[true.into()]);
+}
+
+impl Tms {
+    fn sizes(&self) -> Json {
+        json!({
+            "n_features": self.n_features,
+            "n_hidden": self.n_hidden,
+            "n_hidden_layers": self.n_hidden_layers,
+            "tied_weights": true,
+            "init_bias_to_zero": self.zero_bias,
+            "device": "cpu",
+        })
+    }
+}
 
 impl Target for Tms {
     fn describe(&self) -> String {

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use super::{Found, Input, Reads};
+use super::{Found, Input, Listed, Reads};
+use crate::fault::Fault;
 use spd_configs::{reader::Table, values::Size};
 
 /// What the run file says of a network that a program brings along: what it reads.
@@ -25,7 +26,16 @@ impl Custom {
     }
 }
 
-pub(super) fn read(table: &mut Table<'_>) -> Found<Custom> {
+/// A run file has what it reads; only the program that has the network can decompose it.
+pub(super) const CUSTOM: Listed<Custom> = Listed::new(read, |_| {
+    Err(Fault::BadInput(
+        "[target] kind: \"custom\" is a network of a program that uses spd_trainer as a library, and only that program \
+         can run this file; spd-launch has those of configs/README.md"
+            .into(),
+    ))
+});
+
+fn read(table: &mut Table<'_>) -> Found<Custom> {
     let of_tokens = table.has("vocab") || table.has("n_ctx");
     if of_tokens {
         let vocab = table.need("vocab", Size::at_least(1));

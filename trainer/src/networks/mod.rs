@@ -1,0 +1,452 @@
+//! The frozen network under study. A network is written once, and asks a [`Pass`] for its layers by name: that is
+//! where sites are hooked in, when the program is built.
+//!
+//! # Adding a network
+//!
+//! A file here with its struct, its keys, their defaults and their checks, and its forward pass by [`Target`]; and a line of
+//! `networks!`. What else is to be known of it, its architectures in Hugging Face's library and its class in the SPD reference among
+//! it, is its [`Listed`]. Where nothing of it is recorded, `trainer/tests/it/golden/candle.rs` has it in candle.
+//!
+//! A program that uses this crate as a library needs no line: it implements [`Target`] and calls
+//! [`decompose`](crate::decompose), as `trainer/examples/own_target.rs` does.
+
+mod custom;
+mod gpt2;
+pub(crate) mod layer;
+mod llama;
+mod neox;
+mod resid_mlp;
+mod tms;
+mod weights;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use spd_configs::reader::Table;
+use spd_configs::values::{OneOf, Size};
+use spd_engine::{Builder, DType, Result, Type, Value};
+
+pub use custom::Custom;
+pub use gpt2::{Gpt2, GptNeo, Nonlinearity};
+pub use layer::{Layer, LayerKind, pre_identity};
+pub use llama::{Llama, LlamaSimple, RopeScaling};
+pub use neox::GptNeoX;
+pub use resid_mlp::{Activation, ResidMlp};
+pub use tms::Tms;
+pub use weights::{Described, Tensors, Weights, describe, load};
+
+use crate::fault::Fault;
+use crate::pass::Pass;
+use crate::run_file::config_json::ConfigJson;
+
+macro_rules! networks {
+    ($($word:literal => $Variant:ident($Struct:ident): $listed:expr;)*) => {
+        /// A network with its sizes.
+        #[derive(Debug, Clone, PartialEq, Serialize)]
+        #[serde(tag = "kind")]
+        #[expect(missing_docs, reason = "each struct has its own")]
+        pub enum Model {
+            $(#[serde(rename = $word)] $Variant($Struct),)*
+        }
+
+        impl Model {
+            /// What the network reads.
+            pub fn input(&self) -> Input {
+                match self {
+                    $(Self::$Variant(network) => network.input(),)*
+                }
+            }
+
+            /// What it is in the SPD reference, if anything.
+            pub(crate) fn of_reference(&self) -> Option<OfReference> {
+                match self {
+                    $(Self::$Variant(_) => $listed.reference,)*
+                }
+            }
+
+            /// How the SPD reference opens it.
+            ///
+            /// # Errors
+            ///
+            /// Why it does not.
+            pub(crate) fn export(&self) -> std::result::Result<Export, String> {
+                match self {
+                    $(Self::$Variant(network) => ($listed.export)(network),)*
+                }
+            }
+        }
+
+        /// The network of a run file.
+        ///
+        /// # Errors
+        ///
+        /// When it is one that only the program which has it can decompose.
+        pub fn shipped(model: &Model) -> std::result::Result<Network, Fault> {
+            match model {
+                $(Model::$Variant(sizes) => ($listed.network)(sizes),)*
+            }
+        }
+
+        /// A network by the word that a run file has for it.
+        #[derive(Clone, Copy, PartialEq)]
+        pub(crate) enum Kind {
+            $($Variant,)*
+        }
+
+        pub(crate) const KINDS: OneOf<Kind> = OneOf(&[$(($word, Kind::$Variant),)*]);
+
+        impl Kind {
+            /// What the other tables of a run file need to know of it.
+            pub(crate) fn traits(self) -> Traits {
+                match self {
+                    $(Self::$Variant => $listed.traits,)*
+                }
+            }
+
+            /// Its architectures in Hugging Face's library.
+            pub(crate) fn architectures(self) -> &'static [Architecture] {
+                match self {
+                    $(Self::$Variant => $listed.architectures,)*
+                }
+            }
+
+            /// What it is in the SPD reference, if anything.
+            pub(crate) fn of_reference(self) -> Option<OfReference> {
+                match self {
+                    $(Self::$Variant => $listed.reference,)*
+                }
+            }
+
+            /// Reads the keys of the network.
+            pub(crate) fn read(self, table: &mut Table<'_>) -> (Reads, Option<Model>) {
+                match self {
+                    $(Self::$Variant => {
+                        let found = ($listed.read)(table);
+                        (found.reads, found.network.map(Model::$Variant))
+                    })*
+                }
+            }
+        }
+    };
+}
+
+networks! {
+    "tms" => Tms(Tms): tms::TMS;
+    "resid_mlp" => ResidMlp(ResidMlp): resid_mlp::RESID_MLP;
+    "gpt2" => Gpt2(Gpt2): gpt2::GPT2;
+    "gpt2_simple" => Gpt2Simple(Gpt2): gpt2::GPT2_SIMPLE;
+    "gpt_neo" => GptNeo(GptNeo): gpt2::GPT_NEO;
+    "gpt_neox" => GptNeoX(GptNeoX): neox::GPT_NEOX;
+    "llama" => Llama(Llama): llama::LLAMA;
+    "llama_simple" => LlamaSimple(LlamaSimple): llama::LLAMA_SIMPLE;
+    "llama_simple_mlp" => LlamaSimpleMlp(LlamaSimple): llama::LLAMA_SIMPLE_MLP;
+    "custom" => Custom(Custom): custom::CUSTOM;
+}
+
+impl Kind {
+    /// Its word in a run file.
+    pub(crate) fn name(self) -> &'static str {
+        KINDS.word(self)
+    }
+}
+
+/// A network that is taken apart.
+pub trait Target: fmt::Debug + Send + Sync {
+    /// One line for people: `gpt2, 3 layers of width 128, ...`. What stands before the first comma names the network. A trained
+    /// target is kept in the cache under this line, so a network that computes something else has another one.
+    fn describe(&self) -> String;
+
+    /// What it reads.
+    fn input(&self) -> Input;
+
+    /// The layers that may become sites, in the order of its modules.
+    fn layers(&self) -> Vec<Layer>;
+
+    /// All its tensors: those of the layers, `<path>.weight` and `<path>.bias`, and others.
+    fn tensors(&self) -> Vec<TargetTensor>;
+
+    /// Its output on a batch f32 `[b, f]` or u32 `[b, t]`: features f32 `[b, f]`, or logits f32 `[b, t, v]`. Layers are called by
+    /// [`Pass::linear`] and [`Pass::embedding`], other tensors are [`Pass::weight`].
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit, which [`load`] has ruled out.
+    fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, input: Value) -> Result<Value>;
+
+    /// What it is trained on, a scalar: the mean squared distance of features from its input, or the cross-entropy of the next
+    /// tokens, which are an input `labels` of the program.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn loss(&self, b: &mut Builder, input: Value, output: Value) -> Result<Value> {
+        let ty = b.ty(input).clone();
+        if ty.dtype == DType::U32 {
+            let labels = b.input("labels", &Type::u32(&ty.dims))?;
+            return b.cross_entropy(output, labels);
+        }
+        b.mse(output, input)
+    }
+
+    /// Two layers that can share their components, the second's being the transposes of the first's.
+    fn tied(&self) -> Option<[&'static str; 2]> {
+        None
+    }
+
+    /// What a layer of a toy reads: where each feature has a direction of its own, MMCS and ML2R are measured.
+    fn reads_features(&self, _path: &str) -> Option<FeatureDirections> {
+        None
+    }
+
+    /// When a known solution counts as found.
+    fn solved_when(&self) -> SolvedWhen {
+        SolvedWhen::Exact
+    }
+}
+
+/// The target of a run.
+pub type Network = Arc<dyn Target>;
+
+/// Where the features of a toy are in the input of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeatureDirections {
+    /// Feature `i` is element `i`.
+    Elements,
+    /// Feature `i` is row `i` of this tensor f32 `[f, d_in]`.
+    RowsOf(&'static str),
+}
+
+/// When the known solution of a toy counts as found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SolvedWhen {
+    /// Causal-importance error 0, MMCS at least 0.999, ML2R within 0.03 of 1.
+    Exact,
+    /// At least 98 % of the features have a component of their own in each layer.
+    MostFeatures,
+}
+
+/// How a parameter starts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Start {
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+    /// The identity matrix.
+    Identity,
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// Uniform between minus and plus this.
+    Uniform(f64),
+    /// Rows of length 1 in random directions.
+    UnitRows,
+}
+
+/// A tensor of a target.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TargetTensor {
+    /// Its name in a safetensors file.
+    pub name: String,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// How it starts when the target is trained.
+    pub start: Start,
+    /// Whether training moves it.
+    pub trained: bool,
+    /// Another tensor of which it is the transpose; it is then no parameter of its own.
+    pub transpose_of: Option<String>,
+}
+
+impl TargetTensor {
+    /// A tensor that training moves.
+    pub fn trained(name: impl Into<String>, dims: &[usize], start: Start) -> Self {
+        Self {
+            name: name.into(),
+            dims: dims.to_vec(),
+            start,
+            trained: true,
+            transpose_of: None,
+        }
+    }
+
+    /// A tensor that stays as it starts.
+    pub fn fixed(name: impl Into<String>, dims: &[usize], start: Start) -> Self {
+        Self {
+            trained: false,
+            ..Self::trained(name, dims, start)
+        }
+    }
+
+    /// The transpose of another tensor.
+    pub fn transpose(name: impl Into<String>, dims: &[usize], of: &str) -> Self {
+        Self {
+            transpose_of: Some(of.to_owned()),
+            ..Self::fixed(name, dims, Start::Zeros)
+        }
+    }
+
+    /// Weight and bias of a linear layer as PyTorch starts them: uniform within `1 / sqrt(d_in)`.
+    pub fn of_layer(layer: &Layer) -> Vec<Self> {
+        let start = Start::Uniform(1.0 / (layer.d_in as f64).sqrt());
+        let weight = Self::trained(
+            format!("{}.weight", layer.path),
+            &layer.weight_dims(),
+            start,
+        );
+        let bias = || Self::trained(format!("{}.bias", layer.path), &[layer.d_out], start);
+        [weight].into_iter().chain(layer.bias.then(bias)).collect()
+    }
+}
+
+/// What a network reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Input {
+    /// Vectors of so many features, f32 `[b, f]`.
+    Features(usize),
+    /// Token ids, u32 `[b, t]`.
+    Tokens {
+        /// Vocabulary size.
+        vocab: usize,
+        /// Largest number of positions.
+        n_ctx: usize,
+    },
+}
+
+/// What a network reads, as far as the keys of `[target]` could be read: other tables are checked against it, whatever else
+/// is wrong.
+#[derive(Clone, Copy)]
+pub(crate) enum Reads {
+    Features(Option<usize>),
+    Tokens { n_ctx: Option<usize> },
+}
+
+/// What the other tables of a run file need to know of a network.
+#[derive(Clone, Copy)]
+pub(crate) struct Traits {
+    /// Default of `low` in `[data]`.
+    pub(crate) low: f64,
+    /// What it learns to give, where features below 0 would make that something else.
+    pub(crate) learns: Option<&'static str>,
+    /// Two layers that can share their components, one as the transpose of the other.
+    pub(crate) tied: Option<[&'static str; 2]>,
+}
+
+impl Traits {
+    const PLAIN: Self = Self {
+        low: 0.0,
+        learns: None,
+        tied: None,
+    };
+}
+
+/// The keys of a network as they were read.
+struct Found<N> {
+    reads: Reads,
+    /// `None` where a key is missing or refused, which the table has noted.
+    network: Option<N>,
+}
+
+/// What is known of a network of run files beside its forward pass.
+struct Listed<N> {
+    /// Reads its keys.
+    read: fn(&mut Table<'_>) -> Found<N>,
+    /// The network of these sizes.
+    network: fn(&N) -> std::result::Result<Network, Fault>,
+    traits: Traits,
+    /// Its architectures in Hugging Face's library.
+    architectures: &'static [Architecture],
+    /// What it is in the SPD reference.
+    reference: Option<OfReference>,
+    /// How the SPD reference opens it, or why it does not.
+    export: fn(&N) -> std::result::Result<Export, String>,
+}
+
+impl<N> Listed<N> {
+    /// One that nobody else has.
+    const fn new(
+        read: fn(&mut Table<'_>) -> Found<N>,
+        network: fn(&N) -> std::result::Result<Network, Fault>,
+    ) -> Self {
+        Self {
+            read,
+            network,
+            traits: Traits::PLAIN,
+            architectures: &[],
+            reference: None,
+            export: |_| Err("it has no class for a network of kind \"custom\"".into()),
+        }
+    }
+}
+
+/// An architecture of Hugging Face: its `model_type`, and what reads its sizes from a `config.json`.
+pub(crate) type Architecture = (&'static str, fn(&mut ConfigJson));
+
+/// A network in the SPD reference.
+#[derive(Clone, Copy)]
+pub(crate) struct OfReference {
+    pub(crate) class: &'static str,
+    /// Its `model_type` in the file of its sizes; of toys, the table that the sizes are in.
+    pub(crate) file: &'static str,
+    /// Reads that file.
+    pub(crate) read: fn(&mut ConfigJson),
+}
+
+/// How the SPD reference opens a network.
+pub(crate) enum Export {
+    /// By Hugging Face's library.
+    Transformers(OfTransformers),
+    /// As a language model of its own, by its sizes.
+    Simple(Json),
+    /// As a toy of its own.
+    Toy(OfToy),
+}
+
+/// A network as Hugging Face's library opens it: its class there, and its `config.json`, which says what one that is read says.
+pub(crate) struct OfTransformers {
+    pub(crate) class: &'static str,
+    pub(crate) config: Json,
+}
+
+/// A toy as the SPD reference opens it.
+pub(crate) struct OfToy {
+    pub(crate) kind: &'static str,
+    pub(crate) sizes: Json,
+    /// Whether it has hidden layers that stay the identity while it is trained.
+    pub(crate) has_identities: bool,
+    /// Features whose labels are `x + activation(x)`, where they are.
+    pub(crate) has_labels: Option<usize>,
+}
+
+/// The number of heads, which has to divide the width.
+fn read_heads(table: &mut Table<'_>, d_model: Option<usize>) -> Option<usize> {
+    let n_head = table.need("n_head", Size::at_least(1));
+    if let (Some(d_model), Some(n_head)) = (d_model, n_head)
+        && d_model % n_head != 0
+    {
+        let message = format!("expected a divisor of d_model = {d_model}, found {n_head}");
+        table.refuse::<()>("n_head", message);
+    }
+    n_head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_of_another_program_is_refused() {
+        let custom = Custom {
+            n_features: Some(3),
+            vocab: None,
+            n_ctx: None,
+        };
+        let line = shipped(&Model::Custom(custom)).unwrap_err().to_string();
+        assert_eq!(
+            line,
+            "[target] kind: \"custom\" is a network of a program that uses spd_trainer as a library, and only that program can \
+             run this file; spd-launch has those of configs/README.md"
+        );
+    }
+}
