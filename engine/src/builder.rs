@@ -333,7 +333,7 @@ mod tests {
                     Ok(())
                 }
                 fn run(&self, frame: &mut Frame<'_>) {
-                    frame.output(0).0.fill($value);
+                    frame.output(0).values.fill($value);
                 }
                 fn cuda(&self, to: &mut Lowering<'_>) {
                     Elementwise::constant($value, &[]).cuda(to);

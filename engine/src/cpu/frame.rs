@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::arena::{Factors, RightFactor};
 use super::bf16::Panel;
+use super::output::Output;
 use super::pool::Pool;
 use crate::precision::Precision;
 use crate::step_parameters::StepParameters;
@@ -166,17 +167,20 @@ impl<'a> Frame<'a> {
         view
     }
 
-    /// An output, and whether the kernel must add to it instead of overwriting.
+    /// An output.
     ///
     /// # Panics
     ///
     /// When it was taken before.
-    pub fn output(&mut self, index: usize) -> (&'a mut [f32], bool) {
+    pub fn output(&mut self, index: usize) -> Output<&'a mut [f32]> {
         let view = self.operands.outputs[index];
         let add = self.operands.accumulate.get(index).copied();
         self.take(index, || format!("output {index}"));
-        // SAFETY: the promise of `new`; it is taken once.
-        (unsafe { slice_mut(view) }, add.unwrap_or(false))
+        Output {
+            // SAFETY: the promise of `new`; it is taken once.
+            values: unsafe { slice_mut(view) },
+            add: add.unwrap_or(false),
+        }
     }
 
     /// An input of the store that the op writes to ([`Op::writes`](crate::op::Op::writes)).
@@ -265,8 +269,8 @@ mod tests {
     fn each_operand_is_handed_out() {
         of_one_op(|frame| {
             assert_eq!(frame.input(0), frame.input(0));
-            let (output, add) = frame.output(0);
-            let all = [frame.state(1), output, frame.scratch()];
+            let Output { values, add } = frame.output(0);
+            let all = [frame.state(1), values, frame.scratch()];
             assert_eq!(
                 (all, add),
                 (
@@ -280,7 +284,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "test: output 0 is taken twice")]
     fn an_output_is_taken_once() {
-        of_one_op(|frame| [frame.output(0).1, frame.output(0).1]);
+        of_one_op(|frame| [frame.output(0).add, frame.output(0).add]);
     }
 
     #[test]

@@ -7,11 +7,12 @@ use std::ops::Range;
 use super::bf16::{self, Factor, LaidOut, Panel};
 use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
 use super::math::on_vectors;
+use super::output::Output;
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
 use super::reduce::add_chunks;
 use super::shape::{Matrix, Shape, Strided};
 use super::thin::{self, LayOut, Narrow};
-use super::tile::Tile;
+use super::tile::{RawTile, Tile};
 use crate::precision::Precision;
 
 /// `out = [out +] alpha a b`, with `out` f32 `[m, n]`. In bf16 the factors are rounded if the
@@ -21,7 +22,7 @@ pub(crate) fn product(
     shape: Shape,
     alpha: f32,
     factors: (Matrix<'_>, Matrix<'_>),
-    out: (&mut [f32], bool),
+    out: Output<&mut [f32]>,
     scratch: &mut [f32],
 ) {
     product_laid_out(products, shape, alpha, (factors, None), out, scratch);
@@ -33,11 +34,12 @@ pub(crate) fn product_laid_out(
     shape: Shape,
     alpha: f32,
     ((a, b), laid_out): ((Matrix<'_>, Matrix<'_>), Option<&Panel>),
-    (out, add): (&mut [f32], bool),
+    mut out: Output<&mut [f32]>,
     scratch: &mut [f32],
 ) {
     let Shape { m, n, k } = shape;
-    assert_eq!((a.values.len(), out.len()), (m * k, m * n), "{shape:?}");
+    let lens = (a.values.len(), out.values.len());
+    assert_eq!(lens, (m * k, m * n), "{shape:?}");
     // A packed matrix need not be given unpacked too.
     assert!(
         b.values.len() == k * n || laid_out.is_some(),
@@ -59,10 +61,15 @@ pub(crate) fn product_laid_out(
             along,
         } => {
             let partials = &mut scratch[..if along > 1 { along * m * n } else { 0 }];
-            let whole = if along > 1 { &mut *partials } else { &mut *out };
+            let whole = if along > 1 {
+                Output::overwrite(&mut *partials)
+            } else {
+                out.reborrow()
+            };
+            let add = whole.add;
             let blocks = Interleaved {
-                start: whole.as_mut_ptr(),
-                len: whole.len(),
+                start: whole.values.as_mut_ptr(),
+                len: whole.values.len(),
             };
             pool.run(down * across * along, 1, blocks, |numbers, whole| {
                 for number in numbers {
@@ -73,14 +80,20 @@ pub(crate) fn product_laid_out(
                     if rows.is_empty() || columns.is_empty() {
                         continue;
                     }
-                    let start = whole.start.wrapping_add(number * m * n);
+                    let out = Output {
+                        values: RawTile {
+                            start: whole.start.wrapping_add(number * m * n),
+                            stride: n,
+                        },
+                        add,
+                    };
                     // SAFETY: each chunk writes its own tile of its own result, whole and in
                     // bounds.
-                    unsafe { product.write(rows, columns, sums, start, add && along == 1) };
+                    unsafe { product.write(rows, columns, sums, out) };
                 }
             });
             if along > 1 {
-                add_chunks(pool, (out, add), partials);
+                add_chunks(pool, out, partials);
             }
         }
         Cut::Narrow(each) => {
@@ -92,7 +105,8 @@ pub(crate) fn product_laid_out(
                 n,
                 panels: &mut *panels,
             });
-            pool.run(m, each, Rows(out, n), |rows, out| {
+            let Output { values, add } = out;
+            pool.run(m, each, Rows(values, n), |rows, out| {
                 on_vectors(Narrow {
                     a: &a.values[rows.start * k..rows.end * k],
                     panels,
@@ -116,7 +130,7 @@ pub(crate) fn product_laid_out(
                     out: out.0,
                 });
             });
-            add_chunks(pool, (out, add), &scratch[..chunks(k, each) * m * n]);
+            add_chunks(pool, out, &scratch[..chunks(k, each) * m * n]);
         }
     }
 }
@@ -150,15 +164,14 @@ struct Product<'a> {
 impl Product<'_> {
     /// # Safety
     ///
-    /// `out` plus `row * n + column` must be writable for every row and column of the block, and
-    /// not be accessed by others meanwhile.
+    /// `out` must be writable for every row and column of the block, and not be accessed by others
+    /// meanwhile.
     unsafe fn write(
         &self,
         rows: Range<usize>,
         columns: Range<usize>,
         sums: Range<usize>,
-        out: *mut f32,
-        add: bool,
+        mut out: Output<RawTile>,
     ) {
         let Shape { m, n, k } = self.shape;
         let (a_row, a_column) = if self.a.transposed { (1, m) } else { (k, 1) };
@@ -173,7 +186,7 @@ impl Product<'_> {
             row: a_row,
             column: a_column,
         };
-        let out = out.wrapping_add(rows.start * n + columns.start);
+        out.values = out.values.at(rows.start, columns.start);
         if let (Precision::Bf16, Some(panel)) = (self.precision, self.laid_out) {
             let b = Factor::LaidOut(LaidOut {
                 panel,
@@ -181,7 +194,7 @@ impl Product<'_> {
                 term: sums.start,
             });
             // SAFETY: as below.
-            return unsafe { bf16::multiply(shape, self.alpha, (a, b), (out, n, add)) };
+            return unsafe { bf16::multiply(shape, self.alpha, (a, b), out) };
         }
         let (row, column) = if self.b.transposed { (1, k) } else { (n, 1) };
         let b = Strided {
@@ -191,7 +204,7 @@ impl Product<'_> {
         };
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie
         // inside the shape; the caller vouches for `out`.
-        unsafe { multiply(self.precision, shape, self.alpha, (a, b), (out, n, add)) };
+        unsafe { multiply(self.precision, shape, self.alpha, (a, b), out) };
     }
 }
 
@@ -201,14 +214,14 @@ pub(crate) fn block(
     shape: Shape,
     alpha: f32,
     (a, b): (Strided<'_>, Strided<'_>),
-    (mut out, add): (Tile<'_>, bool),
+    out: Output<Tile<'_>>,
 ) {
     let Shape { m, n, k } = shape;
     assert!(m > 0 && n > 0 && k > 0, "{shape:?}");
     assert!(a.holds(m, k) && b.holds(k, n), "{shape:?}");
-    let (start, stride) = out.place(m, n);
+    let out = raw(out, m, n);
     // SAFETY: the factors lie inside their slices, and the product inside its tile.
-    unsafe { multiply(precision, shape, alpha, (a, b), (start, stride, add)) };
+    unsafe { multiply(precision, shape, alpha, (a, b), out) };
 }
 
 /// [`block`] in bf16, with a part of a packed matrix as `b`.
@@ -216,32 +229,39 @@ pub(crate) fn block_laid_out(
     shape: Shape,
     alpha: f32,
     (a, b): (Strided<'_>, LaidOut<'_>),
-    (mut out, add): (Tile<'_>, bool),
+    out: Output<Tile<'_>>,
 ) {
     let Shape { m, n, k } = shape;
     assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k), "{shape:?}");
-    let (start, stride) = out.place(m, n);
+    let out = raw(out, m, n);
     // SAFETY: the product lies inside its tile.
-    unsafe { bf16::multiply(shape, alpha, (a, Factor::LaidOut(b)), (start, stride, add)) };
+    unsafe { bf16::multiply(shape, alpha, (a, Factor::LaidOut(b)), out) };
+}
+
+fn raw(mut out: Output<Tile<'_>>, m: usize, n: usize) -> Output<RawTile> {
+    Output {
+        values: out.values.raw(m, n),
+        add: out.add,
+    }
 }
 
 /// # Safety
 ///
-/// The operands must hold `m x k` and `k x n` elements, and `out` plus `row * stride + column` must
-/// be writable for all `m x n` elements, each at an address of its own that nothing else accesses
-/// meanwhile.
+/// The operands must hold `m x k` and `k x n` elements, and `out` must be writable for all `m x n`
+/// elements, each at an address of its own that nothing else accesses meanwhile.
 unsafe fn multiply(
     precision: Precision,
     shape: Shape,
     alpha: f32,
     (a, b): (Strided<'_>, Strided<'_>),
-    (out, stride, add): (*mut f32, usize, bool),
+    out: Output<RawTile>,
 ) {
     if precision == Precision::Bf16 {
         // SAFETY: the caller's promise.
-        return unsafe { bf16::multiply(shape, alpha, (a, Factor::Matrix(b)), (out, stride, add)) };
+        return unsafe { bf16::multiply(shape, alpha, (a, Factor::Matrix(b)), out) };
     }
     let Shape { m, n, k } = shape;
+    let RawTile { start, stride } = out.values;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
     // The crate writes a result by columns: rows of `out` are columns of the transposed product.
     let ((m, n), (a, b), (out_row, out_column)) = if stride > 1 {
@@ -257,10 +277,10 @@ unsafe fn multiply(
             m,
             n,
             k,
-            out,
+            start,
             signed(out_column),
             signed(out_row),
-            add,
+            out.add,
             a.values.as_ptr(),
             signed(a.column),
             signed(a.row),
@@ -347,7 +367,7 @@ pub(crate) mod tests {
                     shape,
                     2.0,
                     operands,
-                    (&mut out, true),
+                    Output::add_to(&mut out),
                     &mut scratch,
                 )
             });
@@ -367,10 +387,16 @@ pub(crate) mod tests {
         let operands = (Strided::rows(&a[1..], 3), Strided::rows(&b, 2).t());
         let mut out = [1.0; 8];
         let tile = Tile::of(&mut out[1..], 2, 4);
-        block(Precision::F32, shape, 1.0, operands, (tile, false));
+        block(
+            Precision::F32,
+            shape,
+            1.0,
+            operands,
+            Output::overwrite(tile),
+        );
         assert_eq!(out.to_vec(), [1.0, 5.0, 11.0, 1.0, 1.0, 11.0, 25.0, 1.0]);
         let tile = Tile::of(&mut out[1..], 2, 4);
-        block(Precision::F32, shape, -1.0, operands, (tile, true));
+        block(Precision::F32, shape, -1.0, operands, Output::add_to(tile));
         assert_eq!(out.to_vec(), [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
     }
 
@@ -383,7 +409,7 @@ pub(crate) mod tests {
             Shape { m: 2, n: 2, k: 2 },
             1.0,
             operands,
-            (Tile::whole(&mut [0.0; 4], 2), false),
+            Output::overwrite(Tile::whole(&mut [0.0; 4], 2)),
         );
     }
 
@@ -397,7 +423,7 @@ pub(crate) mod tests {
             shape,
             1.0,
             operands,
-            (Tile::of(&mut [0.0; 4], 1, 2), false),
+            Output::overwrite(Tile::of(&mut [0.0; 4], 1, 2)),
         );
     }
 
@@ -435,7 +461,7 @@ pub(crate) mod tests {
                         shape,
                         1.0,
                         (a, b),
-                        (&mut out, false),
+                        Output::overwrite(&mut out),
                         &mut scratch,
                     );
                     out

@@ -11,6 +11,7 @@ mod frame;
 pub(crate) mod gelu;
 pub(crate) mod gemm;
 pub(crate) mod math;
+mod output;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 pub(crate) mod routed_rows;
@@ -26,5 +27,6 @@ pub use executor::Executor;
 #[cfg(feature = "compare-emulated")]
 pub(crate) use executor::{Found, Repeat};
 pub use frame::Frame;
+pub use output::Output;
 pub(crate) use pool::{PerChunk, Rows};
 pub use pool::{Pool, TooManyThreads};

@@ -2,6 +2,7 @@
 //! depends only on the length of the row; and over the chunks of a kernel.
 
 use super::math::{exp, ln, sum, vectorised};
+use super::output::Output;
 use super::pool::{Pool, Rows};
 
 /// Partial results: one or more vectors, for every vector width.
@@ -93,11 +94,12 @@ pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
 }
 
 /// `out = [out +]` the sum of the partial results of all chunks, each as long as `out`, in order.
-pub(crate) fn add_chunks(pool: &Pool, (out, add): (&mut [f32], bool), partials: &[f32]) {
+pub(crate) fn add_chunks(pool: &Pool, out: Output<&mut [f32]>, partials: &[f32]) {
     /// Elements of the result that are worth a chunk of their own.
     const EACH: usize = 1 << 11;
-    let len = out.len();
-    pool.run(len, EACH, Rows(out, 1), |range, out| {
+    let Output { values, add } = out;
+    let len = values.len();
+    pool.run(len, EACH, Rows(values, 1), |range, out| {
         vectorised(
             #[inline(always)]
             || {
@@ -166,11 +168,15 @@ mod tests {
         let partials: Vec<f32> = [3.0, 1e8, 3.0].iter().flat_map(|&x| vec![x; len]).collect();
         for (add, expected) in [(false, 1e8f32), (true, 1e8 + 8.0)] {
             let mut out = vec![2.0; len];
-            add_chunks(&Pool::new(2).unwrap(), (&mut out, add), &partials);
+            let to = Output {
+                values: &mut out[..],
+                add,
+            };
+            add_chunks(&Pool::new(2).unwrap(), to, &partials);
             assert!(out.iter().all(|x| x.to_bits() == expected.to_bits()));
         }
         let mut out = [2.0];
-        add_chunks(&Pool::single(), (&mut out, true), &[1.0, 0.5]);
+        add_chunks(&Pool::single(), Output::add_to(&mut out), &[1.0, 0.5]);
         assert_eq!(out[0].to_bits(), 3.5f32.to_bits());
     }
 

@@ -6,6 +6,7 @@
 //! counts as zero, as in other libraries for sparse matrices.
 
 use super::math::vectorised;
+use super::output::Output;
 use super::pool::{Pool, Rows};
 use super::shape::{Matrix, Shape};
 use crate::ops::grain_rows;
@@ -28,7 +29,7 @@ pub(crate) fn product(
     shape: Shape,
     alpha: f32,
     (a, b): (Matrix<'_>, Matrix<'_>),
-    (out, add): (&mut [f32], bool),
+    Output { values, add }: Output<&mut [f32]>,
 ) -> bool {
     let Shape { m, n, k } = shape;
     if b.transposed
@@ -52,7 +53,7 @@ pub(crate) fn product(
     } else {
         grain_rows(n)
     };
-    pool.run(m, chunk, Rows(out, n), |rows, out| {
+    pool.run(m, chunk, Rows(values, n), |rows, out| {
         vectorised(
             #[inline(always)]
             || {
@@ -166,7 +167,18 @@ mod tests {
             let mut out = vec![1.0; m * n];
             let plain = |values, transposed| Matrix { values, transposed };
             let operands = (plain(&a, transposed), plain(&b, false));
-            let done = pool.enter(|| product(&pool, shape, 2.0, operands, (&mut out, add)));
+            let done = pool.enter(|| {
+                product(
+                    &pool,
+                    shape,
+                    2.0,
+                    operands,
+                    Output {
+                        values: &mut out[..],
+                        add,
+                    },
+                )
+            });
             let untouched = out.iter().all(|x| x.to_bits() == 1f32.to_bits());
             assert!(if done { out == expected } else { untouched }, "{shape:?}");
             done

@@ -68,16 +68,35 @@ impl<'a> Tile<'a> {
         (0..self.rows).for_each(|row| self.row(row).fill(value));
     }
 
-    /// Its start, and the distance of its rows. Elements of `m` rows and `n` columns may be
-    /// written.
-    pub(super) fn place(&mut self, m: usize, n: usize) -> (*mut f32, usize) {
+    /// Its address. Elements of `m` rows and `n` columns may be written.
+    pub(super) fn raw(&mut self, m: usize, n: usize) -> RawTile {
         assert!(
             m <= self.rows && n <= self.columns,
             "[{m}, {n}] of [{}, {}]",
             self.rows,
             self.columns
         );
-        (self.start, self.stride)
+        RawTile {
+            start: self.start,
+            stride: self.stride,
+        }
+    }
+}
+
+/// Address of a tile: element `(i, j)` is at `start + i * stride + j`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawTile {
+    pub(super) start: *mut f32,
+    pub(super) stride: usize,
+}
+
+impl RawTile {
+    /// The tile from an element on.
+    pub(super) fn at(self, row: usize, column: usize) -> Self {
+        Self {
+            start: self.start.wrapping_add(row * self.stride + column),
+            ..self
+        }
     }
 }
 

@@ -26,7 +26,9 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::math::vectorised;
+use super::output::Output;
 use super::shape::{Shape, Strided};
+use super::tile::RawTile;
 pub(crate) use panels::Panel;
 use panels::{Block, Order, SIDE};
 
@@ -172,21 +174,16 @@ impl Sums {
     ///
     /// # Safety
     ///
-    /// `out` plus `row * stride + column` must be writable for all of them, and not be accessed by
-    /// others meanwhile.
+    /// `out` must be writable for all of them, and not be accessed by others meanwhile.
     #[expect(unsafe_code, reason = "as for `multiply`")]
-    unsafe fn write(
-        &self,
-        [rows, columns]: [usize; 2],
-        alpha: f32,
-        (out, stride, add): (*mut f32, usize, bool),
-    ) {
+    unsafe fn write(&self, [rows, columns]: [usize; 2], alpha: f32, out: Output<RawTile>) {
         for (row, sums) in self.0.iter().enumerate().take(rows) {
-            let out = out.wrapping_add(row * stride);
+            let start = out.values.at(row, 0).start;
             // SAFETY: the caller's promise.
-            let out = unsafe { std::slice::from_raw_parts_mut(out, columns) };
-            for (out, sum) in out.iter_mut().zip(sums) {
-                *out = if add { *out + alpha * sum } else { alpha * sum };
+            let values = unsafe { std::slice::from_raw_parts_mut(start, columns) };
+            for (value, sum) in values.iter_mut().zip(sums) {
+                let term = alpha * sum;
+                *value = if out.add { *value + term } else { term };
             }
         }
     }
@@ -243,8 +240,8 @@ pub(crate) fn lay_out(values: &[f32], [rows, columns]: [usize; 2], transposed: b
 ///
 /// # Safety
 ///
-/// `out` plus `row * stride + column` must be writable for all `m x n` elements, each at an address
-/// of its own that nothing else accesses meanwhile.
+/// `out` must be writable for all `m x n` elements, each at an address of its own that nothing else
+/// accesses meanwhile.
 ///
 /// # Panics
 ///
@@ -257,10 +254,10 @@ pub(super) unsafe fn multiply(
     shape: Shape,
     alpha: f32,
     factors: (Strided<'_>, Factor<'_>),
-    (out, stride, add): (*mut f32, usize, bool),
+    out: Output<RawTile>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { multiply_on(Unit::best(), shape, alpha, factors, (out, stride, add)) };
+    unsafe { multiply_on(Unit::best(), shape, alpha, factors, out) };
 }
 
 /// # Safety
@@ -272,7 +269,7 @@ unsafe fn multiply_on(
     Shape { m, n, k }: Shape,
     alpha: f32,
     (a, b): (Strided<'_>, Factor<'_>),
-    (out, stride, add): (*mut f32, usize, bool),
+    out: Output<RawTile>,
 ) {
     assert!(k > 0, "a product of no terms writes nothing");
     ROOM.with_borrow_mut(|[rows, columns]| {
@@ -283,7 +280,7 @@ unsafe fn multiply_on(
             let of_panel = first_column..n.min(first_column + COLUMNS);
             for first_term in (0..k).step_by(SUMS) {
                 let terms = first_term..k.min(first_term + SUMS);
-                let adds = add || first_term > 0;
+                let add = out.add || first_term > 0;
                 if let Factor::Matrix(b) = b {
                     // A column of `b` is a row of its transpose: both factors are lines of terms.
                     vectorised(
@@ -304,12 +301,13 @@ unsafe fn multiply_on(
                             Factor::LaidOut(b) => b.strip(start, &terms),
                         };
                         unit.multiply(rows.strip(0), columns, &mut sums);
-                        let to = out.wrapping_add(first_row * stride + start);
+                        let to = Output {
+                            values: out.values.at(first_row, start),
+                            add,
+                        };
                         // SAFETY: the caller's promise: these rows and columns are inside the
                         // shape.
-                        unsafe {
-                            sums.write([of_line.len(), of_sums.len()], alpha, (to, stride, adds))
-                        };
+                        unsafe { sums.write([of_line.len(), of_sums.len()], alpha, to) };
                     }
                 }
             }
@@ -378,7 +376,11 @@ mod tests {
                 for unit in Unit::all() {
                     for add in [false, true] {
                         let mut out = vec![0.5f32; m * stride];
-                        let to = (out.as_mut_ptr(), stride, add);
+                        let start = out.as_mut_ptr();
+                        let to = Output {
+                            values: RawTile { start, stride },
+                            add,
+                        };
                         // SAFETY: `m` rows of `stride` elements, of which `n` are written.
                         #[expect(unsafe_code, reason = "as for `multiply`")]
                         unsafe {
@@ -427,7 +429,10 @@ mod tests {
                         Shape { m: 1, n: 1, k: 40 },
                         1.0,
                         factors,
-                        (out.as_mut_ptr(), 1, false),
+                        Output::overwrite(RawTile {
+                            start: out.as_mut_ptr(),
+                            stride: 1,
+                        }),
                     );
                 }
                 assert!(

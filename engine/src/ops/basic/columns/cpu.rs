@@ -1,10 +1,10 @@
 use super::{Columns, Run};
 use crate::cpu::reduce::add_to;
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn run(op: &Columns, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (rows, columns) = (op.rows(), op.columns);
     let is_covered = op.runs.iter().map(|run| run.len).sum::<usize>() == columns;
     let frame = &*frame;

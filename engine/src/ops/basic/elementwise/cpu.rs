@@ -8,7 +8,7 @@ use crate::cpu::gelu::{gelu, gelu_slope};
 use crate::cpu::math::{exp, gelu_tanh, gelu_tanh_slope, logistic, vectorised};
 use crate::cpu::pool::chunks;
 use crate::cpu::reduce::sum_over;
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::GRAIN;
 
 /// Elements of a register: several registers stay in the first-level cache.
@@ -22,15 +22,18 @@ thread_local! {
         const { RefCell::new([[0.0; TILE]; REGISTERS + 1]) };
 }
 
-/// Tiles of the one or two results, each with whether it is added to.
-type Results<'a> = [(&'a mut [f32], bool); 2];
+/// Tiles of the one or two results.
+type Results<'a> = [Output<&'a mut [f32]>; 2];
 
 pub(super) fn run(op: &Elementwise, frame: &mut Frame<'_>) {
-    let (first, add) = frame.output(0);
+    let first = frame.output(0);
     let second = (op.results.len() > 1).then(|| frame.output(1));
-    let adds = [add, second.as_ref().is_some_and(|(_, add)| *add)];
+    let adds = [first.add, second.as_ref().is_some_and(|second| second.add)];
     let frame = &*frame;
-    let parts = (Rows(first, 1), second.map(|(second, _)| Rows(second, 1)));
+    let parts = (
+        Rows(first.values, 1),
+        second.map(|second| Rows(second.values, 1)),
+    );
     let len = parts.0.0.len();
     // If no step uses a register, each processes a whole chunk.
     let keeps = !op.steps.steps.iter().all(Step::is_free_of_registers);
@@ -48,7 +51,8 @@ pub(super) fn run(op: &Elementwise, frame: &mut Frame<'_>) {
                         let (now, later) = std::mem::take(&mut second).split_at_mut(len);
                         second = later;
                         let end = at + first.len();
-                        let mut results = [(first, adds[0]), (now, adds[1])];
+                        let mut results = [(first, adds[0]), (now, adds[1])]
+                            .map(|(values, add)| Output { values, add });
                         run_tile(op, frame, at..end, &mut results, registers);
                         at = end;
                     }
@@ -74,7 +78,7 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
                     for at in range.clone().step_by(TILE) {
                         let end = range.end.min(at + TILE);
                         let tile = &mut result[..end - at];
-                        let mut results = [(&mut *tile, false), (&mut [][..], false)];
+                        let mut results = [&mut *tile, &mut []].map(Output::overwrite);
                         run_tile(op, frame, at..end, &mut results, registers);
                         sum += sum_over([&*tile], |[x]| x);
                     }
@@ -97,7 +101,7 @@ fn start(op: &Elementwise, frame: &Frame<'_>, len: usize, registers: &mut Regist
         });
     }
     for step in &op.steps.once {
-        let mut none: Results<'_> = [(&mut [], false), (&mut [], false)];
+        let mut none = [&mut [][..], &mut []].map(Output::overwrite);
         run_step(step, frame, 0..len, &mut none, registers);
     }
 }
@@ -127,8 +131,8 @@ fn run_step(
     // A step writes to no register that it reads.
     let (before, to, behind, add) = match step.to {
         To::Result(index) => {
-            let (to, add) = &mut results[index];
-            (&*registers, &mut **to, &[][..], *add)
+            let Output { values, add } = &mut results[index];
+            (&*registers, &mut **values, &[][..], *add)
         }
         To::Register(to) => {
             let (before, rest) = registers.split_at_mut(to);

@@ -2,8 +2,8 @@
 //! element by element.
 
 use super::{Elementwise, Expr, cpu, cuda};
-use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cpu::{Frame, Output};
 use crate::cuda::Lowering;
 use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
 use crate::ops::GRAIN;
@@ -83,7 +83,7 @@ impl Op for ElementwiseSum {
         reason = "a sum in f64, rounded once"
     )]
     fn run(&self, frame: &mut Frame<'_>) {
-        let (out, add) = frame.output(0);
+        let Output { values: out, add } = frame.output(0);
         let len = (0..frame.inputs()).map(|index| frame.ty(index).len()).max();
         let sum = self.factor * cpu::sum(&self.of, len.unwrap_or(0), frame);
         out[0] = if add { out[0] + sum as f32 } else { sum as f32 };

@@ -35,7 +35,7 @@ impl Op for Identity {
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        let matrix = frame.output(0).0;
+        let matrix = frame.output(0).values;
         matrix.fill(0.0);
         matrix
             .iter_mut()

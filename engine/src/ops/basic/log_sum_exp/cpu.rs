@@ -4,7 +4,7 @@ use crate::cpu::{Frame, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let out = frame.output(0).values;
     let x = frame.input(0);
     let columns = frame.ty(0).columns();
     frame.pool.run(

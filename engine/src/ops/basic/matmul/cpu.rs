@@ -5,7 +5,7 @@ use crate::cpu::{Frame, Rows, sparse};
 use crate::ops::grain_rows;
 
 pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
-    let (out, mut add) = frame.output(0);
+    let mut out = frame.output(0);
     let scratch = frame.scratch();
     // A factor held in bf16 is given only in its packed form.
     let (a, b) = (frame.input(0), frame.input_unless_laid_out(1));
@@ -15,10 +15,10 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
         frame.pool.run(
             shape.m,
             grain_rows(shape.n),
-            Rows(out, shape.n),
+            Rows(&mut *out.values, shape.n),
             |_, rows| {
                 for row in rows.0.chunks_exact_mut(shape.n) {
-                    if add {
+                    if out.add {
                         row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
                     } else {
                         row.copy_from_slice(bias);
@@ -26,7 +26,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
                 }
             },
         );
-        add = true;
+        out.add = true;
     }
     let operands = (
         Matrix {
@@ -38,13 +38,13 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
             transposed: op.b_transposed,
         },
     );
-    if b.is_empty() || !sparse::product(frame.pool, shape, op.alpha, operands, (&mut *out, add)) {
+    if b.is_empty() || !sparse::product(frame.pool, shape, op.alpha, operands, out.reborrow()) {
         product_laid_out(
             frame.products(),
             shape,
             op.alpha,
             (operands, frame.laid_out(1, op.b_transposed)),
-            (out, add),
+            out,
             scratch,
         );
     }

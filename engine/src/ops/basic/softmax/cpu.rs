@@ -1,10 +1,10 @@
 use crate::cpu::math::{exp, vectorised};
 use crate::cpu::reduce::{max, replace_and_sum, sum_over};
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let out = frame.output(0).values;
     let (x, ty) = (frame.input(0), frame.ty(0));
     let (rows, columns) = (ty.rows(), ty.columns());
     frame.pool.run(
@@ -38,7 +38,7 @@ pub(super) fn run(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_gradient(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (y, g, ty) = (frame.input(0), frame.input(1), frame.ty(0));
     let (rows, columns) = (ty.rows(), ty.columns());
     frame.pool.run(

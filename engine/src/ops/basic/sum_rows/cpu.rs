@@ -4,7 +4,7 @@ use crate::cpu::{Frame, PerChunk};
 use crate::ops::grain_rows;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let out = frame.output(0);
     let partials = frame.scratch();
     let x = frame.input(0);
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
@@ -22,5 +22,5 @@ pub(super) fn run(frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_chunks(frame.pool, (out, add), partials);
+    add_chunks(frame.pool, out, partials);
 }

@@ -3,7 +3,7 @@
 
 mod cuda;
 
-use crate::cpu::Frame;
+use crate::cpu::{Frame, Output};
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -78,7 +78,7 @@ impl Op for WeightedSum {
         let sum: f64 = terms
             .map(|(index, weight)| weight * f64::from(frame.input(index)[0]))
             .sum();
-        let (out, add) = frame.output(0);
+        let Output { values: out, add } = frame.output(0);
         out[0] = if add {
             (f64::from(out[0]) + sum) as f32
         } else {

@@ -9,7 +9,7 @@ use super::tiling::{LANES, Lanes, Tiling, VECTORS};
 use crate::cpu::gelu::{self, Scaled};
 use crate::cpu::math::on_vectors;
 use crate::cpu::reduce::add_chunks;
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 
 /// Rows whose instructions are interleaved.
 const ROWS: usize = 2;
@@ -53,7 +53,7 @@ fn vector<S: Simd>(lanes: &Lanes, at: usize) -> S::f32s {
 }
 
 pub(super) fn forward(frame: &mut Frame<'_>) {
-    let (z, _) = frame.output(0);
+    let z = frame.output(0).values;
     let [a, w1, b1, w2, b2] = [0, 1, 2, 3, 4].map(|index| frame.input(index));
     let (rows, c) = (frame.ty(0).rows(), frame.ty(0).columns());
     let tiling = Tiling::new(c, frame.ty(1).columns());
@@ -134,7 +134,7 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
     let [gradient, a, w1, b1, w2] = [0, 1, 2, 3, 4].map(|index| frame.input(index));
     let (rows, c) = (frame.ty(1).rows(), frame.ty(1).columns());
     let tiling = Tiling::new(c, frame.ty(2).columns());
-    let (ga, add) = frame.output(0);
+    let Output { values: ga, add } = frame.output(0);
     // The weights first, then the sums over all chunks, then the sums of each chunk.
     let (shared, partials) = frame.scratch().split_at_mut(tiling.len());
     let unit = |u| {
@@ -158,14 +158,14 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
                 a: &a[at.clone()],
                 gradient: &gradient[at],
                 weights,
-                ga: (ga.0, add),
+                ga: Output { values: ga.0, add },
                 sums: partial.0.as_chunks_mut::<LANES>().0,
             });
         },
     );
-    add_chunks(frame.pool, (&mut *shared, false), partials);
+    add_chunks(frame.pool, Output::overwrite(&mut *shared), partials);
     let [of_w1, of_b1, of_w2, of_b2] = [1, 2, 3, 4].map(|index| {
-        let (out, add) = frame.output(index);
+        let Output { values: out, add } = frame.output(index);
         if !add {
             out.fill(0.0);
         }
@@ -188,7 +188,7 @@ struct Backward<'a> {
     a: &'a [f32],
     gradient: &'a [f32],
     weights: &'a [Lanes],
-    ga: (&'a mut [f32], bool),
+    ga: Output<&'a mut [f32]>,
     sums: &'a mut [Lanes],
 }
 
@@ -202,7 +202,7 @@ impl WithSimd for Backward<'_> {
             a,
             gradient,
             weights,
-            ga: (ga, add),
+            ga: Output { values: ga, add },
             sums,
         } = self;
         sums.fill([0.0; LANES]);

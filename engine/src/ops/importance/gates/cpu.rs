@@ -7,7 +7,7 @@ use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
 use crate::cpu::math::{clamp, logistic, pow, sum, vectorised};
 use crate::cpu::reduce::{add_chunks, add_to};
 use crate::cpu::uniform::Uniforms;
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::grain_rows;
 
 /// Slope of the leaky sides.
@@ -41,9 +41,9 @@ fn tiles(rows: &Range<usize>, c: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
-    let (g, _) = frame.output(0);
-    let (sums, _) = frame.output(1);
-    let (active, _) = frame.output(2);
+    let g = frame.output(0).values;
+    let sums = frame.output(1).values;
+    let active = frame.output(2).values;
     let partials = frame.scratch();
     let noise = Noise::new(op, frame);
     let z = frame.input(0);
@@ -89,7 +89,7 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_chunks(frame.pool, (sums, false), partials);
+    add_chunks(frame.pool, Output::overwrite(sums), partials);
     active[0] = mean_count(counts, rows);
 }
 
@@ -121,7 +121,7 @@ fn power(x: &mut [f32], p: f32) {
 }
 
 pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
-    let (dz, add) = frame.output(0);
+    let Output { values: dz, add } = frame.output(0);
     let gates = op.forward.gates;
     let noise = Noise::new(&op.forward, frame);
     let z = frame.input(0);

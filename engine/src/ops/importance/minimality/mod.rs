@@ -10,7 +10,7 @@
 
 mod cuda;
 
-use crate::cpu::Frame;
+use crate::cpu::{Frame, Output};
 use crate::cuda::Lowering;
 use crate::op::{Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -80,7 +80,7 @@ impl Op for ImportanceMinimality {
     )]
     fn run(&self, frame: &mut Frame<'_>) {
         let total: f64 = frame.input(0).iter().map(|&sum| self.term(sum).0).sum();
-        frame.output(0).0[0] = total as f32;
+        frame.output(0).values[0] = total as f32;
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
@@ -106,7 +106,7 @@ impl Op for ImportanceMinimalityGrad {
         reason = "a slope in f64, rounded once"
     )]
     fn run(&self, frame: &mut Frame<'_>) {
-        let (out, add) = frame.output(0);
+        let Output { values: out, add } = frame.output(0);
         let upstream = f64::from(frame.input(0)[0]);
         for (out, &sum) in out.iter_mut().zip(frame.input(1)) {
             let term = (upstream * self.0.term(sum).1) as f32;

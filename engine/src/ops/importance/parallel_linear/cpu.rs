@@ -1,9 +1,9 @@
 use crate::cpu::math::vectorised;
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn forward(frame: &mut Frame<'_>) {
-    let (y, _) = frame.output(0);
+    let y = frame.output(0).values;
     let [x, w, bias] = [0, 1, 2].map(|index| frame.input(index));
     let dims = &frame.ty(1).dims;
     let (c, i, o) = (dims[0], dims[1], dims[2]);
@@ -38,7 +38,7 @@ pub(super) fn forward(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn input_grad(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (g, w) = (frame.input(0), frame.input(1));
     let dims = &frame.ty(1).dims;
     let (c, i, o) = (dims[0], dims[1], dims[2]);
@@ -75,7 +75,7 @@ pub(super) fn input_grad(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn weight_grad(frame: &mut Frame<'_>, [c, i, o]: [usize; 3]) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (g, x) = (frame.input(0), frame.input(1));
     let rows = frame.ty(0).rows();
     // Chunks hold whole components, so that each sum over rows is made by one chunk, in order.

@@ -1,12 +1,12 @@
 use super::IGNORED;
 use crate::cpu::math::{exp, vectorised};
 use crate::cpu::reduce::{log_sum_exp, mean};
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
-    let (lse, _) = frame.output(1);
+    let out = frame.output(0).values;
+    let lse = frame.output(1).values;
     let losses = frame.scratch();
     let (logits, labels) = (frame.input(0), frame.input_u32(1));
     let columns = frame.ty(0).columns();
@@ -36,7 +36,7 @@ pub(super) fn run(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_gradient(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (logits, labels, lse) = (frame.input(0), frame.input_u32(1), frame.input(2));
     let columns = frame.ty(0).columns();
     let scale = frame.input(3)[0] / counted(labels) as f32;

@@ -13,7 +13,7 @@ use crate::cpu::pool::{PerChunk, Pool};
 use crate::cpu::reduce::{add_to, max, mean, replace_and_sum, sum_over};
 use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::Tile;
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 use crate::ops::loss::cross_entropy::IGNORED;
 use crate::ops::loss::cross_entropy::cpu::{column, counted};
 use crate::ops::{GRAIN, grain_rows};
@@ -190,7 +190,8 @@ impl<'a> Head<'a> {
                     column: columns.start,
                     term: 0,
                 };
-                block_laid_out(shape, 1.0, (h, w), (Tile::whole(x, width), false));
+                let out = Output::overwrite(Tile::whole(x, width));
+                block_laid_out(shape, 1.0, (h, w), out);
             } else if self.op.transposed {
                 // Rows of `W` are read in place, not packed once more for every block.
                 let turned = &mut turned[..rows.len() * width];
@@ -199,13 +200,13 @@ impl<'a> Head<'a> {
                     n: rows.len(),
                     k: d,
                 };
-                let out = Tile::whole(turned, rows.len());
+                let out = Output::overwrite(Tile::whole(turned, rows.len()));
                 let w = self.columns(&columns);
-                block(self.precision, shape, 1.0, (w.t(), h.t()), (out, false));
+                block(self.precision, shape, 1.0, (w.t(), h.t()), out);
                 turn(turned, (x, width));
             } else {
                 let factors = (h, self.columns(&columns));
-                let out = (Tile::whole(x, width), false);
+                let out = Output::overwrite(Tile::whole(x, width));
                 block(self.precision, shape, 1.0, factors, out);
             }
             if let Some(bias) = self.bias {
@@ -286,7 +287,10 @@ impl<'a> Head<'a> {
                     k: width,
                 };
                 let x = Strided::rows(x, width);
-                let out = (Tile::whole(&mut gradient[..rows.len() * d], d), index > 0);
+                let out = Output {
+                    values: Tile::whole(&mut gradient[..rows.len() * d], d),
+                    add: index > 0,
+                };
                 let mean = 1.0 / self.cut.sizes.rows as f32;
                 if let Some(panel) = self.laid_out[1] {
                     let w = LaidOut {
@@ -457,10 +461,10 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
         labels: op.labels.then(|| frame.input_u32(4)),
         bias: op.bias().map(|index| frame.input(index)),
     };
-    let (out, _) = frame.output(0);
-    let entropy = op.labels.then(|| frame.output(1).0);
+    let out = frame.output(0).values;
+    let entropy = op.labels.then(|| frame.output(1).values);
     let index = 1 + usize::from(op.labels);
-    let mut gradient = op.gradient.then(|| frame.output(index).0);
+    let mut gradient = op.gradient.then(|| frame.output(index).values);
     let mut scratch = Scratch::of(frame.scratch(), cut, op);
     for first in (0..sizes.rows).step_by(cut.chunk) {
         let rows = first..sizes.rows.min(first + cut.chunk);
@@ -488,7 +492,7 @@ fn log_sum_exp(cut: Cut, sums: &[f32], row: usize) -> f32 {
 }
 
 pub(super) fn run_gradient(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (scale, kept) = (frame.input(0)[0], frame.input(1));
     frame
         .pool

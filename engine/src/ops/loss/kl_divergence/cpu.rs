@@ -1,12 +1,12 @@
 use super::KlDivergenceGrad;
 use crate::cpu::math::{exp, vectorised};
 use crate::cpu::reduce::{log_sum_exp, mean, sum_over};
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
-    let (lse, _) = frame.output(1);
+    let out = frame.output(0).values;
+    let lse = frame.output(1).values;
     let losses = frame.scratch();
     let (target, target_lse, logits) = (frame.input(0), frame.input(1), frame.input(2));
     let (rows, columns) = (frame.ty(2).rows(), frame.ty(2).columns());
@@ -37,7 +37,7 @@ pub(super) fn run(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_gradient(op: KlDivergenceGrad, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (target, target_lse, lse) = (frame.input(0), frame.input(1), frame.input(2));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
     let scale = frame.input(3)[0] / rows as f32;

@@ -4,7 +4,7 @@ use crate::cpu::{Frame, Rows};
 use crate::ops::GRAIN;
 
 pub(super) fn run(op: &Ascend, frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let out = frame.output(0).values;
     let (source, gradient) = (frame.input(0), frame.input(1));
     let step = op.step_size;
     frame

@@ -5,7 +5,7 @@ use crate::cpu::{Frame, Rows};
 use crate::ops::{GRAIN, grain_rows};
 
 pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let out = frame.output(0).values;
     let columns = op.columns;
     let draws = Uniforms::new(op.stream, frame.parameters, columns);
     let draws = if op.shared { draws.shared() } else { draws };
@@ -29,7 +29,7 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
 }
 
 pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let out = frame.output(0).values;
     let draws = Uniforms::new(op.stream, frame.parameters, 1);
     frame
         .pool
@@ -61,7 +61,7 @@ pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
     }
     let cuts = &*cuts;
     for site in 0..op.sites {
-        let (route, _) = frame.output(site);
+        let route = frame.output(site).values;
         frame
             .pool
             .run(op.rows, 1 << 10, Rows(route, 1), |range, route| {

@@ -8,7 +8,7 @@ use super::{Draw, Mask, Masked, MaskedGrad, Operands, Sums, Wants};
 use crate::cpu::math::{sum, vectorised};
 use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::grain_rows;
 
 /// Elements of a tile.
@@ -48,15 +48,16 @@ fn of(mask: Mask, g: f32, r: f32) -> f32 {
 }
 
 pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
-    let (h, _) = frame.output(0);
+    let h = frame.output(0).values;
     let scratch = frame.scratch();
     let site = Site::new(op, op.operands(0), frame, scratch);
-    to_activation(&site, site.a, (h, false), frame);
+    to_activation(&site, site.a, Output::overwrite(h), frame);
 }
 
 /// `out = [out +] x M`.
-fn to_activation(site: &Site<'_>, x: &[f32], (out, add): (&mut [f32], bool), frame: &Frame<'_>) {
-    let parts = Compacted::new(out, site.c, site.routed);
+fn to_activation(site: &Site<'_>, x: &[f32], out: Output<&mut [f32]>, frame: &Frame<'_>) {
+    let Output { values, add } = out;
+    let parts = Compacted::new(values, site.c, site.routed);
     frame
         .pool
         .run(site.rows, grain_rows(site.c), parts, |range, mut out| {
@@ -66,8 +67,8 @@ fn to_activation(site: &Site<'_>, x: &[f32], (out, add): (&mut [f32], bool), fra
                     let mut tiles = Tiles::new();
                     for piece in site.pieces(range) {
                         let at = site.load(&piece, &mut tiles);
-                        let out = out.part(piece.own, piece.len);
-                        at.masked(site.mask, piece.compacted(x), (out, add));
+                        let values = out.part(piece.own, piece.len);
+                        at.masked(site.mask, piece.compacted(x), Output { values, add });
                     }
                 },
             );
@@ -92,13 +93,17 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
     let scratch = frame.scratch();
     let site = Site::new(op, op.operands(1), frame, scratch);
-    let (ga, add_a) = frame.output(0);
+    let ga = frame.output(0);
     if !importance {
-        return to_activation(&site, gradient, (ga, add_a), frame);
+        return to_activation(&site, gradient, ga, frame);
     }
     let c = site.c;
-    let (gg, add_g) = frame.output(1);
-    let parts = (Compacted::new(ga, c, site.routed), Rows(gg, c));
+    let gg = frame.output(1);
+    let [add_a, add_g] = [ga.add, gg.add];
+    let parts = (
+        Compacted::new(ga.values, c, site.routed),
+        Rows(gg.values, c),
+    );
     frame
         .pool
         .run(site.rows, grain_rows(c), parts, |range, (mut ga, gg)| {
@@ -111,10 +116,16 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
                     for piece in site.pieces(range) {
                         let at = site.load(&piece, &mut tiles);
                         let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
-                        let ga = ga.part(piece.own, piece.len);
-                        at.masked(site.mask, x, (ga, add_a));
-                        let gg = &mut gg.0[piece.all - first..][..piece.len];
-                        at.slopes(site.mask, (x, a), (gg, add_g));
+                        let ga = Output {
+                            values: ga.part(piece.own, piece.len),
+                            add: add_a,
+                        };
+                        at.masked(site.mask, x, ga);
+                        let gg = Output {
+                            values: &mut gg.0[piece.all - first..][..piece.len],
+                            add: add_g,
+                        };
+                        at.slopes(site.mask, (x, a), gg);
                     }
                 },
             );
@@ -136,8 +147,7 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let [a, importance, given, delta] =
         [wants.a, wants.importance, wants.given, wants.delta].map(|wanted| {
             let index = wanted.then(|| outputs.next()).flatten()?;
-            let (values, add) = frame.output(index);
-            Some(Gradient { values, add })
+            Some(frame.output(index))
         });
     let (mut given, mut delta) = (given, delta);
     let given_sum = if sums.given { given.take() } else { None };
@@ -183,17 +193,28 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
                             let of = (piece.compacted(gradient), piece.compacted(site.a));
                             let full = piece.all - first * c..piece.all - first * c + piece.len;
                             if let Some(out) = &mut a {
-                                let out = out.part(piece.own, piece.len);
-                                at.masked(mask, of.0, (out, adds[0]));
+                                let out = Output {
+                                    values: out.part(piece.own, piece.len),
+                                    add: adds[0],
+                                };
+                                at.masked(mask, of.0, out);
                             }
                             if let Some(out) = &mut importance {
-                                at.slopes(mask, of, (&mut out.0[full.clone()], adds[1]));
+                                let out = Output {
+                                    values: &mut out.0[full.clone()],
+                                    add: adds[1],
+                                };
+                                at.slopes(mask, of, out);
                             }
                             if let Some(out) = &mut given {
-                                at.source_slopes(mask, of, (&mut out.0[full], adds[2]));
+                                let out = Output {
+                                    values: &mut out.0[full],
+                                    add: adds[2],
+                                };
+                                at.source_slopes(mask, of, out);
                             } else if sums.given {
                                 let out = &mut given_sum[column..][..piece.len];
-                                at.source_slopes(mask, of, (out, true));
+                                at.source_slopes(mask, of, Output::add_to(out));
                             }
                             total -= sum(
                                 piece.len,
@@ -215,19 +236,18 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     add_sums(delta_sum, partials, (usize::from(sums.given) * c, sums), c);
 }
 
-/// A gradient that is written or added to.
-struct Gradient<'a> {
-    values: &'a mut [f32],
-    add: bool,
-}
-
-fn rows_of(gradient: Option<Gradient<'_>>, columns: usize) -> Option<Rows<'_>> {
+fn rows_of(gradient: Option<Output<&mut [f32]>>, columns: usize) -> Option<Rows<'_>> {
     Some(Rows(gradient?.values, columns))
 }
 
 /// Adds up the partial sums from one column of each chunk, in order.
-fn add_sums(to: Option<Gradient<'_>>, partials: &[f32], (first, sums): (usize, Sums), c: usize) {
-    let Some(Gradient { values, add }) = to else {
+fn add_sums(
+    to: Option<Output<&mut [f32]>>,
+    partials: &[f32],
+    (first, sums): (usize, Sums),
+    c: usize,
+) {
+    let Some(Output { values, add }) = to else {
         return;
     };
     if !add {
@@ -435,18 +455,18 @@ struct At<'t> {
 impl At<'_> {
     /// `out = [out +] x (m - delta)`.
     #[inline(always)]
-    fn masked(&self, mask: Mask, x: &[f32], (out, add): (&mut [f32], bool)) {
+    fn masked(&self, mask: Mask, x: &[f32], Output { values, add }: Output<&mut [f32]>) {
         let elements = x.iter().zip(self.g).zip(self.r).zip(self.delta);
         known(
             mask,
             #[inline(always)]
             |mask| {
                 if add {
-                    for (out, (((x, g), r), delta)) in out.iter_mut().zip(elements) {
+                    for (out, (((x, g), r), delta)) in values.iter_mut().zip(elements) {
                         *out += x * (of(mask, *g, *r) - delta);
                     }
                 } else {
-                    for (out, (((x, g), r), delta)) in out.iter_mut().zip(elements) {
+                    for (out, (((x, g), r), delta)) in values.iter_mut().zip(elements) {
                         *out = x * (of(mask, *g, *r) - delta);
                     }
                 }
@@ -456,7 +476,7 @@ impl At<'_> {
 
     /// `out = [out +] gradient a dm / dg`.
     #[inline(always)]
-    fn slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
+    fn slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: Output<&mut [f32]>) {
         // 1 - r for a mask between importance and 1, and 1 for the importance itself.
         let share = if let Mask::Between(_) = mask {
             1.0
@@ -468,7 +488,7 @@ impl At<'_> {
 
     /// `out = [out +] gradient a dm / dr`.
     #[inline(always)]
-    fn source_slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
+    fn source_slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: Output<&mut [f32]>) {
         // 1 - g for a mask between importance and 1, and 1 for the draw itself.
         let share = if let Mask::Between(_) = mask {
             1.0
@@ -481,14 +501,15 @@ impl At<'_> {
 
 /// `out = [out +] gradient a (1 - share t)`.
 #[inline(always)]
-fn scaled((x, a): (&[f32], &[f32]), (t, share): (&[f32], f32), (out, add): (&mut [f32], bool)) {
+fn scaled((x, a): (&[f32], &[f32]), (t, share): (&[f32], f32), out: Output<&mut [f32]>) {
+    let Output { values, add } = out;
     let elements = x.iter().zip(a).zip(t);
     if add {
-        for (out, ((x, a), t)) in out.iter_mut().zip(elements) {
+        for (out, ((x, a), t)) in values.iter_mut().zip(elements) {
             *out += x * a * (1.0 - share * t);
         }
     } else {
-        for (out, ((x, a), t)) in out.iter_mut().zip(elements) {
+        for (out, ((x, a), t)) in values.iter_mut().zip(elements) {
             *out = x * a * (1.0 - share * t);
         }
     }

@@ -4,12 +4,12 @@ use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::routed_rows::routed;
 use crate::cpu::shape::{Matrix, Shape};
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::grain_rows;
 use crate::ops::site::routed_matmul::scatter;
 
 pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
-    let (y, _) = frame.output(0);
+    let y = frame.output(0).values;
     let (h, u, clean) = (frame.input(0), frame.input(1), frame.input(2));
     let [bias, delta, route] = op
         .after(3)
@@ -55,7 +55,7 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
             shape,
             1.0,
             operands(h),
-            (y, true),
+            Output::add_to(y),
             scratch,
         );
     };
@@ -76,14 +76,20 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
         shape,
         1.0,
         operands,
-        (&mut *compacted, false),
+        Output::overwrite(&mut *compacted),
         scratch,
     );
-    scatter(frame.pool, (route.len(), rows), compacted, (y, true), n);
+    scatter(
+        frame.pool,
+        (route.len(), rows),
+        compacted,
+        Output::add_to(y),
+        n,
+    );
 }
 
 pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let g = frame.input(0);
     let [_, delta, route] = op
         .after(1)
@@ -110,7 +116,7 @@ pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {
 }
 
 pub(super) fn bias_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let out = frame.output(0);
     let partials = frame.scratch();
     let g = frame.input(0);
     let [_, delta, route] = op
@@ -137,12 +143,12 @@ pub(super) fn bias_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
             );
         },
     );
-    add_chunks(frame.pool, (out, add), partials);
+    add_chunks(frame.pool, out, partials);
 }
 
 /// `r (c - b) . G` at each position, or summed over all.
 pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let out = frame.output(0);
     let partials = frame.scratch();
     let [bias, _, route] = op
         .after(2)
@@ -155,7 +161,7 @@ pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
         route,
         n,
     };
-    if out.len() < rows {
+    if out.values.len() < rows {
         let parts = PerChunk(&mut *partials, 1);
         frame
             .pool
@@ -165,12 +171,13 @@ pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
                     || range.map(|row| outputs.dot(row)).sum(),
                 );
             });
-        add_chunks(frame.pool, (out, add), partials);
+        add_chunks(frame.pool, out, partials);
         return;
     }
+    let Output { values, add } = out;
     frame
         .pool
-        .run(rows, grain_rows(n), Rows(out, 1), |range, out| {
+        .run(rows, grain_rows(n), Rows(values, 1), |range, out| {
             vectorised(
                 #[inline(always)]
                 || {

@@ -2,7 +2,7 @@ use super::{Kind, RoutedMatMul};
 use crate::cpu::gemm::product;
 use crate::cpu::routed_rows::{Compacted, among, clear_others, common, routed};
 use crate::cpu::shape::{Matrix, Shape};
-use crate::cpu::{Frame, Pool, Rows, sparse};
+use crate::cpu::{Frame, Output, Pool, Rows, sparse};
 use crate::ops::grain_rows;
 use crate::precision::Precision;
 
@@ -11,7 +11,7 @@ use crate::precision::Precision;
 pub(super) const LISTS: usize = 4;
 
 pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let out = frame.output(0);
     let shape = op.shape(&[frame.ty(0), frame.ty(1)]);
     let (rows, copied) = (op.rows(shape), op.copied(shape));
     let (a, b) = (frame.input(0), frame.input(1));
@@ -45,13 +45,22 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
                     products,
                     shape,
                     factors,
-                    (&mut out[..count * n], add),
+                    Output {
+                        values: &mut out.values[..count * n],
+                        add: out.add,
+                    },
                     scratch,
                 ),
                 Some(list) => {
                     let own = &mut right[..count * n];
-                    multiply(products, shape, factors, (&mut *own, false), scratch);
-                    scatter(pool, (second.held, list), own, (out, add), n);
+                    multiply(
+                        products,
+                        shape,
+                        factors,
+                        Output::overwrite(&mut *own),
+                        scratch,
+                    );
+                    scatter(pool, (second.held, list), own, out, n);
                 }
             }
         }
@@ -62,7 +71,7 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
             };
             let b = plain(second.side_by_side(pool, b, n, right));
             let shape = Shape { m, n, k: count };
-            multiply(products, shape, (a, b), (out, add), scratch);
+            multiply(products, shape, (a, b), out, scratch);
         }
     }
 }
@@ -131,14 +140,14 @@ fn places<'a>(rows: usize, routes: [Option<&[f32]>; 2], room: &'a mut [f32]) -> 
 }
 
 pub(super) fn compact_rows(back: bool, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let out = frame.output(0);
     let (x, route) = (frame.input(0), frame.input(1));
     let columns = frame.ty(0).columns();
     let all = (route.len(), routed(route, frame.scratch()));
     if back {
-        scatter(frame.pool, all, x, (out, add), columns);
+        scatter(frame.pool, all, x, out, columns);
     } else {
-        gather(frame.pool, all, x, (out, columns));
+        gather(frame.pool, all, x, (out.values, columns));
     }
 }
 
@@ -147,15 +156,15 @@ fn multiply(
     products: (&Pool, Precision),
     shape: Shape,
     factors: (Matrix<'_>, Matrix<'_>),
-    (out, add): (&mut [f32], bool),
+    mut out: Output<&mut [f32]>,
     scratch: &mut [f32],
 ) {
     if shape.m == 0 || shape.k == 0 {
-        if !add {
-            out.fill(0.0);
+        if !out.add {
+            out.values.fill(0.0);
         }
-    } else if !sparse::product(products.0, shape, 1.0, factors, (&mut *out, add)) {
-        product(products, shape, 1.0, factors, (out, add), scratch);
+    } else if !sparse::product(products.0, shape, 1.0, factors, out.reborrow()) {
+        product(products, shape, 1.0, factors, out, scratch);
     }
 }
 
@@ -180,13 +189,14 @@ pub(in crate::ops) fn scatter(
     pool: &Pool,
     (all, rows): (usize, &[u32]),
     from: &[f32],
-    (out, add): (&mut [f32], bool),
+    out: Output<&mut [f32]>,
     columns: usize,
 ) {
+    let Output { values, add } = out;
     pool.run(
         all,
         grain_rows(columns),
-        Rows(out, columns),
+        Rows(values, columns),
         |range, out| {
             if !add {
                 clear_others(rows, &range, out.0, columns);

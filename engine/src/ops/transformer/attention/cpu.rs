@@ -6,7 +6,7 @@ use crate::cpu::math::{dot, exp, ln, vectorised};
 use crate::cpu::reduce::{max, sum_over};
 use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::{Tile, Tiles, Window};
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::transformer::rotary_table::{turn, turn_back};
 use crate::precision::Precision;
 
@@ -100,7 +100,8 @@ impl<'a> Problem<'a> {
     }
 
     /// `out = [out +] x` rotated backwards, where `x` is `[rows, size]`.
-    fn add_turned_back(&self, first: usize, x: &[f32], out: &mut Tile<'_>, add: bool) {
+    fn add_turned_back(&self, first: usize, x: &[f32], out: Output<Tile<'_>>) {
+        let Output { mut values, add } = out;
         let (size, turned) = (self.sizes.size, self.op.turned);
         let table = &self.rotary.expect("queries are rotated")[first * turned..];
         vectorised(
@@ -108,7 +109,7 @@ impl<'a> Problem<'a> {
             || {
                 let rows = x.chunks_exact(size).zip(table.chunks_exact(turned));
                 for (row, (x, table)) in rows.enumerate() {
-                    let (out, rest) = out.row(row).split_at_mut(turned);
+                    let (out, rest) = values.row(row).split_at_mut(turned);
                     turn_back(table, &x[..turned], out, add);
                     if !add {
                         rest.fill(0.0);
@@ -210,12 +211,12 @@ impl Block {
             shape,
             scale,
             (q, self.of_keys(k).t()),
-            (Tile::whole(out, self.keys.len()), false),
+            Output::overwrite(Tile::whole(out, self.keys.len())),
         );
     }
 
     /// Weighted sums over keys for each query, by weights `[rows, keys]`; `k` has all positions.
-    fn by_query(&self, weights: &[f32], k: Strided<'_>, out: (Tile<'_>, bool)) {
+    fn by_query(&self, weights: &[f32], k: Strided<'_>, out: Output<Tile<'_>>) {
         let shape = Shape {
             m: self.rows.len(),
             n: self.size,
@@ -240,13 +241,19 @@ impl Block {
         };
         let weights = Strided::rows(weights, self.keys.len()).t();
         let out = out.part(self.keys.clone(), 0..self.size);
-        block(Precision::F32, shape, 1.0, (weights, q), (out, true));
+        block(
+            Precision::F32,
+            shape,
+            1.0,
+            (weights, q),
+            Output::add_to(out),
+        );
     }
 }
 
 pub(super) fn run(op: &Attention, frame: &mut Frame<'_>) {
-    let (y, _) = frame.output(0);
-    let (lse, _) = frame.output(1);
+    let y = frame.output(0).values;
+    let lse = frame.output(1).values;
     let scratch = frame.scratch();
     let problem = Problem::new(op, frame);
     let Sizes {
@@ -303,7 +310,7 @@ fn forward(
             block.scores(block.scale, queries, keys, probabilities);
             softmax(&block, probabilities, &mut lse[rows.clone()]);
             let out = y.part(rows, index * size..(index + 1) * size);
-            block.by_query(probabilities, values, (out, false));
+            block.by_query(probabilities, values, Output::overwrite(out));
         }
     }
 }
@@ -333,11 +340,11 @@ fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32]) {
     );
 }
 
-/// Gradients of one unit's queries, keys and values, and whether each is added to its contents.
-struct Out<'a> {
-    q: (Tile<'a>, bool),
-    k: (Tile<'a>, bool),
-    v: (Tile<'a>, bool),
+/// Gradients of one unit's queries, keys and values.
+struct Gradients<'a> {
+    q: Output<Tile<'a>>,
+    k: Output<Tile<'a>>,
+    v: Output<Tile<'a>>,
 }
 
 pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
@@ -361,16 +368,16 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
     };
     let (tiles, adds) = if op.layout == Layout::Apart {
         let outputs = [0, 1, 2].map(|index| frame.output(index));
-        let adds = [outputs[0].1, outputs[1].1, outputs[2].1];
-        let mut tiles = outputs.into_iter().enumerate().map(|(index, (out, _))| {
+        let adds = [outputs[0].add, outputs[1].add, outputs[2].add];
+        let mut tiles = outputs.into_iter().enumerate().map(|(index, out)| {
             let rows = (positions, columns[index].stride);
-            let [tiles] = Tiles::cut(out, rows, op.heads.kv, [window(index)]);
+            let [tiles] = Tiles::cut(out.values, rows, op.heads.kv, [window(index)]);
             tiles
         });
         let mut next = || tiles.next().expect("three outputs");
         ([next(), next(), next()], adds)
     } else {
-        let (out, add) = frame.output(0);
+        let Output { values: out, add } = frame.output(0);
         let rows = (positions, columns[0].stride);
         let tiles = Tiles::cut(out, rows, op.heads.kv, [0, 1, 2].map(window));
         (tiles, [add; 3])
@@ -384,10 +391,11 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
         parts,
         |range, ((mut q, mut k), (mut v, scratch))| {
             for unit in range {
-                let out = Out {
-                    q: (q.tile(unit), adds[0]),
-                    k: (k.tile(unit), adds[1]),
-                    v: (v.tile(unit), adds[2]),
+                let output = |values, add| Output { values, add };
+                let out = Gradients {
+                    q: output(q.tile(unit), adds[0]),
+                    k: output(k.tile(unit), adds[1]),
+                    v: output(v.tile(unit), adds[2]),
                 };
                 backward(&problem, unit, [y, lse, g], out, scratch.0);
             }
@@ -399,7 +407,7 @@ fn backward(
     problem: &Problem<'_>,
     unit: usize,
     [y, lse, g]: [&[f32]; 3],
-    out: Out<'_>,
+    out: Gradients<'_>,
     scratch: &mut [f32],
 ) {
     let Sizes {
@@ -426,18 +434,18 @@ fn backward(
     };
     let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
     let values = unit.head(problem.v, unit.kv_head).from(0);
-    let Out {
-        q: (mut q_out, add_q),
-        k: (mut k_out, add_k),
-        v: (mut v_out, add_v),
+    let Gradients {
+        q: mut q_out,
+        k: mut k_out,
+        v: mut v_out,
     } = out;
-    if !add_v {
-        v_out.fill(0.0);
+    if !v_out.add {
+        v_out.values.fill(0.0);
     }
     if problem.rotary.is_some() {
         keys_out.fill(0.0);
-    } else if !add_k {
-        k_out.fill(0.0);
+    } else if !k_out.add {
+        k_out.values.fill(0.0);
     }
     for index in 0..group {
         let number = unit.kv_head * group + index;
@@ -455,21 +463,25 @@ fn backward(
             block.scores(1.0, g, values, slopes);
             softmax_gradient(&block, (probabilities, slopes), &lse[rows.clone()], (y, g));
             let columns = index * size..(index + 1) * size;
-            let mut q_out = q_out.part(rows.clone(), columns);
+            let q_out = Output {
+                values: q_out.values.part(rows.clone(), columns),
+                add: q_out.add,
+            };
             if problem.rotary.is_some() {
                 let turned = &mut queries_out[..rows.len() * size];
-                block.by_query(slopes, keys, (Tile::whole(turned, size), false));
-                problem.add_turned_back(start, turned, &mut q_out, add_q);
+                let whole = Output::overwrite(Tile::whole(turned, size));
+                block.by_query(slopes, keys, whole);
+                problem.add_turned_back(start, turned, q_out);
                 block.add_by_key(slopes, queries, Tile::whole(keys_out, size));
             } else {
-                block.by_query(slopes, keys, (q_out, add_q));
-                block.add_by_key(slopes, queries, k_out.part(0..positions, 0..size));
+                block.by_query(slopes, keys, q_out);
+                block.add_by_key(slopes, queries, k_out.values.part(0..positions, 0..size));
             }
-            block.add_by_key(probabilities, g, v_out.part(0..positions, 0..size));
+            block.add_by_key(probabilities, g, v_out.values.part(0..positions, 0..size));
         }
     }
     if problem.rotary.is_some() {
-        problem.add_turned_back(0, keys_out, &mut k_out, add_k);
+        problem.add_turned_back(0, keys_out, k_out);
     }
 }
 

@@ -2,12 +2,12 @@ use half::slice::HalfFloatSliceExt;
 
 use super::vocabulary_chunk;
 use crate::cpu::math::vectorised;
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 use crate::ops::grain_rows;
 use crate::store::Values;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let out = frame.output(0).values;
     let (tokens, wte) = (frame.input_u32(0), frame.values(1));
     let wpe = (frame.inputs() > 2).then(|| frame.input(2));
     let positions = frame.ty(0).columns();
@@ -40,7 +40,7 @@ pub(super) fn run(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_add_positions(frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let out = frame.output(0).values;
     let (x, wpe) = (frame.input(0), frame.input(1));
     let (positions, d) = (frame.ty(0).dims[1], frame.ty(0).columns());
     let rows = x.len() / d;
@@ -61,7 +61,7 @@ pub(super) fn run_add_positions(frame: &mut Frame<'_>) {
 
 /// Each chunk has the vectors of some tokens, and searches all rows for those.
 pub(super) fn run_token_gradient(vocabulary: usize, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (tokens, g) = (frame.input_u32(0), frame.input(1));
     let d = frame.ty(1).columns();
     let chunk = vocabulary_chunk(vocabulary);
@@ -86,7 +86,7 @@ pub(super) fn run_token_gradient(vocabulary: usize, frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_position_gradient(context: usize, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let g = frame.input(0);
     let (positions, d) = (frame.ty(0).dims[1], frame.ty(0).columns());
     frame

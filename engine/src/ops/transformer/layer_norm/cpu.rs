@@ -1,12 +1,12 @@
 use super::LayerNorm;
 use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, sum_over};
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn run(op: &LayerNorm, frame: &mut Frame<'_>) {
-    let (y, _) = frame.output(0);
-    let (stats, _) = frame.output(1);
+    let y = frame.output(0).values;
+    let stats = frame.output(1).values;
     let (x, weight, bias) = (frame.input(0), frame.input(1), frame.input(2));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
     let parts = (Rows(y, columns), Rows(stats, 2));
@@ -34,7 +34,7 @@ pub(super) fn run(op: &LayerNorm, frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_gradient(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (x, weight) = (frame.input(0), frame.input(1));
     let (stats, g) = (frame.input(2), frame.input(3));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
@@ -70,8 +70,8 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_parameter_gradient(frame: &mut Frame<'_>) {
-    let (gw, add_w) = frame.output(0);
-    let (gb, add_b) = frame.output(1);
+    let gw = frame.output(0);
+    let gb = frame.output(1);
     let scratch = frame.scratch();
     let (x, stats, g) = (frame.input(0), frame.input(1), frame.input(2));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
@@ -103,6 +103,6 @@ pub(super) fn run_parameter_gradient(frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_chunks(frame.pool, (gw, add_w), weights);
-    add_chunks(frame.pool, (gb, add_b), biases);
+    add_chunks(frame.pool, gw, weights);
+    add_chunks(frame.pool, gb, biases);
 }

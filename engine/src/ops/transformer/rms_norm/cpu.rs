@@ -1,12 +1,12 @@
 use super::RmsNorm;
 use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, sum_over};
-use crate::cpu::{Frame, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::grain_rows;
 
 pub(super) fn run(op: &RmsNorm, frame: &mut Frame<'_>) {
-    let (y, _) = frame.output(0);
-    let (factors, _) = frame.output(1);
+    let y = frame.output(0).values;
+    let factors = frame.output(1).values;
     let (x, weight) = (frame.input(0), frame.input(1));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
     let parts = (Rows(y, columns), Rows(factors, 1));
@@ -31,7 +31,7 @@ pub(super) fn run(op: &RmsNorm, frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_gradient(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let Output { values: out, add } = frame.output(0);
     let (x, weight) = (frame.input(0), frame.input(1));
     let (factors, g) = (frame.input(2), frame.input(3));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
@@ -66,7 +66,7 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
 }
 
 pub(super) fn run_weight_gradient(frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
+    let out = frame.output(0);
     let partials = frame.scratch();
     let (x, factors, g) = (frame.input(0), frame.input(1), frame.input(2));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
@@ -90,5 +90,5 @@ pub(super) fn run_weight_gradient(frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_chunks(frame.pool, (out, add), partials);
+    add_chunks(frame.pool, out, partials);
 }

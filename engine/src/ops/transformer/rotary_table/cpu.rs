@@ -2,7 +2,7 @@ use super::RotaryTable;
 use crate::cpu::{Frame, Rows};
 
 pub(super) fn run(op: &RotaryTable, frame: &mut Frame<'_>) {
-    let (table, _) = frame.output(0);
+    let table = frame.output(0).values;
     let half = op.size / 2;
     let rows = Rows(table, op.size);
     frame.pool.run(op.positions, 16, rows, |range, rows| {

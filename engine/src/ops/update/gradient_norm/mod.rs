@@ -53,7 +53,7 @@ impl Op for GradientNorm {
         reason = "a sum in f64, rounded once"
     )]
     fn run(&self, frame: &mut Frame<'_>) {
-        let (out, _) = frame.output(0);
+        let out = frame.output(0).values;
         let partials = frame.scratch();
         let (total, squares) = out.split_last_mut().expect("one more than the gradients");
         let mut sum = 0.0;
