@@ -124,9 +124,9 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Threads for products, and the precision of their factors.
-    pub(crate) fn products(&self) -> (&'a Pool, Precision) {
-        (self.pool, self.operands.precision)
+    /// Precision of the factors of products.
+    pub(crate) fn precision(&self) -> Precision {
+        self.operands.precision
     }
 
     /// An input as the right factor of bf16 products, stored transposed or not, if it is packed for

@@ -15,28 +15,35 @@ use super::thin::{self, LayOut, Narrow};
 use super::tile::{RawTile, Tile};
 use crate::precision::Precision;
 
-/// `out = [out +] alpha a b`, with `out` f32 `[m, n]`. In bf16 the factors are rounded if the
-/// product is cut into blocks; thin products are bound by memory and stay in f32.
-pub(crate) fn product(
-    products: (&Pool, Precision),
-    shape: Shape,
-    alpha: f32,
-    factors: (Matrix<'_>, Matrix<'_>),
-    out: Output<&mut [f32]>,
-    scratch: &mut [f32],
-) {
-    product_laid_out(products, shape, alpha, (factors, None), out, scratch);
+/// `alpha a b`, with `a` f32 `[m, k]` and `b` `[k, n]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product<'a> {
+    /// Precision of the factors. In bf16 they are rounded if the product is cut into blocks; thin
+    /// products are bound by memory and stay in f32.
+    pub(crate) precision: Precision,
+    pub(crate) shape: Shape,
+    pub(crate) alpha: f32,
+    pub(crate) a: Matrix<'a>,
+    pub(crate) b: Matrix<'a>,
+    /// `b` as it is [packed](bf16::lay_out) for bf16, if it is. Its values may then be missing.
+    pub(crate) laid_out: Option<&'a Panel>,
 }
 
-/// [`product`] with a `b` that may be [packed](bf16::lay_out) already, for bf16.
-pub(crate) fn product_laid_out(
-    (pool, precision): (&Pool, Precision),
-    shape: Shape,
-    alpha: f32,
-    ((a, b), laid_out): ((Matrix<'_>, Matrix<'_>), Option<&Panel>),
+/// `out = [out +]` a product, with `out` f32 `[m, n]`.
+pub(crate) fn product(
+    pool: &Pool,
+    product: &Product<'_>,
     mut out: Output<&mut [f32]>,
     scratch: &mut [f32],
 ) {
+    let Product {
+        shape,
+        alpha,
+        a,
+        b,
+        laid_out,
+        ..
+    } = *product;
     let Shape { m, n, k } = shape;
     let lens = (a.values.len(), out.values.len());
     assert_eq!(lens, (m * k, m * n), "{shape:?}");
@@ -46,14 +53,6 @@ pub(crate) fn product_laid_out(
         "{shape:?}: {}",
         b.values.len()
     );
-    let product = Product {
-        precision,
-        shape,
-        alpha,
-        a,
-        b,
-        laid_out,
-    };
     match shape.cut_for(pool.threads(), [a.transposed, b.transposed]) {
         Cut::Blocks {
             down,
@@ -150,15 +149,6 @@ impl Parts for Interleaved {
         debug_assert!(self.len > 0);
         (self, self)
     }
-}
-
-struct Product<'a> {
-    precision: Precision,
-    shape: Shape,
-    alpha: f32,
-    a: Matrix<'a>,
-    b: Matrix<'a>,
-    laid_out: Option<&'a Panel>,
 }
 
 impl Product<'_> {
@@ -351,26 +341,21 @@ pub(crate) mod tests {
             let pool = Pool::new(threads).unwrap();
             let mut out = vec![1.0; m * n];
             let mut scratch = vec![f32::NAN; shape.scratch([a_transposed, b_transposed])];
-            let operands = (
-                Matrix {
+            let of = Product {
+                precision: Precision::F32,
+                shape,
+                alpha: 2.0,
+                a: Matrix {
                     values: &a,
                     transposed: a_transposed,
                 },
-                Matrix {
+                b: Matrix {
                     values: &b,
                     transposed: b_transposed,
                 },
-            );
-            pool.enter(|| {
-                product(
-                    (&pool, Precision::F32),
-                    shape,
-                    2.0,
-                    operands,
-                    Output::add_to(&mut out),
-                    &mut scratch,
-                )
-            });
+                laid_out: None,
+            };
+            pool.enter(|| product(&pool, &of, Output::add_to(&mut out), &mut scratch));
             assert!(
                 out == expected,
                 "{shape:?} {a_transposed} {b_transposed} {threads}"
@@ -456,14 +441,16 @@ pub(crate) mod tests {
                         });
                     let mut out = vec![0.0; m * n];
                     let mut scratch = vec![f32::NAN; shape.scratch(transposed)];
-                    product(
-                        (&Pool::planned(threads), precision),
+                    let of = Product {
+                        precision,
                         shape,
-                        1.0,
-                        (a, b),
-                        Output::overwrite(&mut out),
-                        &mut scratch,
-                    );
+                        alpha: 1.0,
+                        a,
+                        b,
+                        laid_out: None,
+                    };
+                    let pool = Pool::planned(threads);
+                    product(&pool, &of, Output::overwrite(&mut out), &mut scratch);
                     out
                 };
                 let alone = product_by(1);

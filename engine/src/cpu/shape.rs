@@ -7,6 +7,16 @@ pub(crate) struct Matrix<'a> {
     pub(crate) transposed: bool,
 }
 
+impl<'a> Matrix<'a> {
+    /// A matrix that is not transposed.
+    pub(crate) fn plain(values: &'a [f32]) -> Self {
+        Self {
+            values,
+            transposed: false,
+        }
+    }
+}
+
 /// Rows, columns, and length of the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {

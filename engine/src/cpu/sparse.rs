@@ -5,10 +5,11 @@
 //! until it has seen too many nonzeros, which in a dense factor is soon. A zero times infinity
 //! counts as zero, as in other libraries for sparse matrices.
 
+use super::gemm;
 use super::math::vectorised;
 use super::output::Output;
 use super::pool::{Pool, Rows};
-use super::shape::{Matrix, Shape};
+use super::shape::Shape;
 use crate::ops::grain_rows;
 
 /// A factor is sparse if at most one in so many of its elements is nonzero.
@@ -22,16 +23,15 @@ const CHUNKS: usize = 8;
 /// Elements that are tested together.
 const BLOCK: usize = 16;
 
-/// `out = [out +] alpha a b`, where `a` is mostly zeros and `b` is stored `[k, n]`. Returns whether
-/// it did; otherwise `out` is unchanged.
+/// `out = [out +]` a product in f32, where `a` is mostly zeros and `b` is stored `[k, n]`. Returns
+/// whether it did; otherwise `out` is unchanged.
 pub(crate) fn product(
     pool: &Pool,
-    shape: Shape,
-    alpha: f32,
-    (a, b): (Matrix<'_>, Matrix<'_>),
+    product: &gemm::Product<'_>,
     Output { values, add }: Output<&mut [f32]>,
 ) -> bool {
-    let Shape { m, n, k } = shape;
+    let gemm::Product { alpha, a, b, .. } = *product;
+    let Shape { m, n, k } = product.shape;
     if b.transposed
         || n < FEWEST_COLUMNS
         || a.values.len() < FEWEST_ELEMENTS
@@ -42,7 +42,7 @@ pub(crate) fn product(
     {
         return false;
     }
-    let product = Product {
+    let factors = Factors {
         a: a.values,
         b: b.values,
         alpha,
@@ -63,20 +63,20 @@ pub(crate) fn product(
                 if a.transposed {
                     // Row `i` of `a` `[k, m]` holds the weight of row `i` of `b` in each row of the
                     // result.
-                    for (i, a) in product.a.chunks_exact(m).enumerate() {
+                    for (i, a) in factors.a.chunks_exact(m).enumerate() {
                         each(
                             &a[rows.clone()],
                             #[inline(always)]
-                            |row, a| product.add(a, i, &mut out.0[row * n..][..n]),
+                            |row, a| factors.add(a, i, &mut out.0[row * n..][..n]),
                         );
                     }
                 } else {
-                    let a = product.a[rows.start * k..rows.end * k].chunks_exact(k);
+                    let a = factors.a[rows.start * k..rows.end * k].chunks_exact(k);
                     for (a, out) in a.zip(out.0.chunks_exact_mut(n)) {
                         each(
                             a,
                             #[inline(always)]
-                            |i, a| product.add(a, i, out),
+                            |i, a| factors.add(a, i, out),
                         );
                     }
                 }
@@ -86,14 +86,14 @@ pub(crate) fn product(
     true
 }
 
-struct Product<'a> {
+struct Factors<'a> {
     a: &'a [f32],
     b: &'a [f32],
     alpha: f32,
     n: usize,
 }
 
-impl Product<'_> {
+impl Factors<'_> {
     /// Adds row `i` of `b`, `alpha a` times.
     #[inline(always)]
     fn add(&self, a: f32, i: usize, out: &mut [f32]) {
@@ -137,6 +137,8 @@ fn each(values: &[f32], mut work: impl FnMut(usize, f32)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::shape::Matrix;
+    use crate::precision::Precision;
 
     /// Integers between -2 and 2, of which one in `rarity` is not zero.
     fn numbers(len: usize, rarity: usize) -> Vec<f32> {
@@ -165,14 +167,21 @@ mod tests {
         let done = [1, 2, 3].map(|threads| {
             let pool = Pool::new(threads).unwrap();
             let mut out = vec![1.0; m * n];
-            let plain = |values, transposed| Matrix { values, transposed };
-            let operands = (plain(&a, transposed), plain(&b, false));
+            let of = gemm::Product {
+                precision: Precision::F32,
+                shape,
+                alpha: 2.0,
+                a: Matrix {
+                    values: &a,
+                    transposed,
+                },
+                b: Matrix::plain(&b),
+                laid_out: None,
+            };
             let done = pool.enter(|| {
                 product(
                     &pool,
-                    shape,
-                    2.0,
-                    operands,
+                    &of,
                     Output {
                         values: &mut out[..],
                         add,

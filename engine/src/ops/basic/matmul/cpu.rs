@@ -1,5 +1,5 @@
 use super::MatMul;
-use crate::cpu::gemm::product_laid_out;
+use crate::cpu::gemm::{self, Product};
 use crate::cpu::shape::Matrix;
 use crate::cpu::{Frame, Rows, sparse};
 use crate::ops::grain_rows;
@@ -28,24 +28,21 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
         );
         out.add = true;
     }
-    let operands = (
-        Matrix {
+    let product = Product {
+        precision: frame.precision(),
+        shape,
+        alpha: op.alpha,
+        a: Matrix {
             values: a,
             transposed: op.a_transposed,
         },
-        Matrix {
+        b: Matrix {
             values: b,
             transposed: op.b_transposed,
         },
-    );
-    if b.is_empty() || !sparse::product(frame.pool, shape, op.alpha, operands, out.reborrow()) {
-        product_laid_out(
-            frame.products(),
-            shape,
-            op.alpha,
-            (operands, frame.laid_out(1, op.b_transposed)),
-            out,
-            scratch,
-        );
+        laid_out: frame.laid_out(1, op.b_transposed),
+    };
+    if b.is_empty() || !sparse::product(frame.pool, &product, out.reborrow()) {
+        gemm::product(frame.pool, &product, out, scratch);
     }
 }

@@ -451,7 +451,7 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
     let cut = Cut::of(sizes);
     let head = Head {
         op,
-        precision: frame.products().1,
+        precision: frame.precision(),
         cut,
         target: frame.input(0),
         target_lse: frame.input(1),

@@ -1,5 +1,5 @@
 use super::SiteOutput;
-use crate::cpu::gemm::product;
+use crate::cpu::gemm::{Product, product};
 use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::routed_rows::routed;
@@ -41,23 +41,18 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
                 },
             );
         });
-    let operands = |h| {
-        let [h, u] = [h, u].map(|values| Matrix {
-            values,
-            transposed: false,
-        });
-        (h, u)
+    let precision = frame.precision();
+    let components = |shape: Shape| Product {
+        precision,
+        shape,
+        alpha: 1.0,
+        a: Matrix::plain(&h[..shape.m * shape.k]),
+        b: Matrix::plain(u),
+        laid_out: None,
     };
     let scratch = frame.scratch();
     let Some(route) = route else {
-        return product(
-            frame.products(),
-            shape,
-            1.0,
-            operands(h),
-            Output::add_to(y),
-            scratch,
-        );
+        return product(frame.pool, &components(shape), Output::add_to(y), scratch);
     };
     let (room, scratch) = scratch.split_at_mut(route.len());
     let rows = routed(route, room);
@@ -70,15 +65,8 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
         m: rows.len(),
         ..shape
     };
-    let operands = operands(&h[..rows.len() * shape.k]);
-    product(
-        frame.products(),
-        shape,
-        1.0,
-        operands,
-        Output::overwrite(&mut *compacted),
-        scratch,
-    );
+    let out = Output::overwrite(&mut *compacted);
+    product(frame.pool, &components(shape), out, scratch);
     scatter(
         frame.pool,
         (route.len(), rows),

@@ -1,10 +1,9 @@
 use super::{Kind, RoutedMatMul};
-use crate::cpu::gemm::product;
+use crate::cpu::gemm::{self, Product};
 use crate::cpu::routed_rows::{Compacted, among, clear_others, common, routed};
 use crate::cpu::shape::{Matrix, Shape};
 use crate::cpu::{Frame, Output, Pool, Rows, sparse};
 use crate::ops::grain_rows;
-use crate::precision::Precision;
 
 /// Number of lists of rows in scratch, each with room for all: the rows of either matrix, and the
 /// positions in each of those that both have.
@@ -23,43 +22,36 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
     let [first, second] = places(rows, routes, lists);
     let (left, scratch) = scratch.split_at_mut(copied[0] * rows);
     let (right, scratch) = scratch.split_at_mut(copied[1] * rows);
-    let (pool, products) = (frame.pool, frame.products());
-    let plain = |values| Matrix {
-        values,
-        transposed: false,
+    let pool = frame.pool;
+    let Shape { m, n, k } = shape;
+    let product = |shape, a, b| Product {
+        precision: frame.precision(),
+        shape,
+        alpha: 1.0,
+        a,
+        b,
+        laid_out: None,
     };
     let count = first.count;
-    let Shape { m, n, k } = shape;
     match op.kind {
         Kind::Rows { transposed } => {
-            let factors = (
-                plain(first.side_by_side(pool, a, k, left)),
-                Matrix {
-                    values: b,
-                    transposed,
-                },
-            );
-            let shape = Shape { m: count, n, k };
+            let a = Matrix::plain(first.side_by_side(pool, a, k, left));
+            let b = Matrix {
+                values: b,
+                transposed,
+            };
+            let product = product(Shape { m: count, n, k }, a, b);
             match second.list {
-                None => multiply(
-                    products,
-                    shape,
-                    factors,
-                    Output {
+                None => {
+                    let out = Output {
                         values: &mut out.values[..count * n],
                         add: out.add,
-                    },
-                    scratch,
-                ),
+                    };
+                    multiply(pool, &product, out, scratch);
+                }
                 Some(list) => {
                     let own = &mut right[..count * n];
-                    multiply(
-                        products,
-                        shape,
-                        factors,
-                        Output::overwrite(&mut *own),
-                        scratch,
-                    );
+                    multiply(pool, &product, Output::overwrite(&mut *own), scratch);
                     scatter(pool, (second.held, list), own, out, n);
                 }
             }
@@ -69,9 +61,9 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
                 values: first.side_by_side(pool, a, m, left),
                 transposed: true,
             };
-            let b = plain(second.side_by_side(pool, b, n, right));
-            let shape = Shape { m, n, k: count };
-            multiply(products, shape, (a, b), out, scratch);
+            let b = Matrix::plain(second.side_by_side(pool, b, n, right));
+            let product = product(Shape { m, n, k: count }, a, b);
+            multiply(pool, &product, out, scratch);
         }
     }
 }
@@ -151,20 +143,14 @@ pub(super) fn compact_rows(back: bool, frame: &mut Frame<'_>) {
     }
 }
 
-/// [`product`] for any number of rows and terms, including none.
-fn multiply(
-    products: (&Pool, Precision),
-    shape: Shape,
-    factors: (Matrix<'_>, Matrix<'_>),
-    mut out: Output<&mut [f32]>,
-    scratch: &mut [f32],
-) {
-    if shape.m == 0 || shape.k == 0 {
+/// A product of any number of rows and terms, including none.
+fn multiply(pool: &Pool, product: &Product<'_>, mut out: Output<&mut [f32]>, scratch: &mut [f32]) {
+    if product.shape.m == 0 || product.shape.k == 0 {
         if !out.add {
             out.values.fill(0.0);
         }
-    } else if !sparse::product(products.0, shape, 1.0, factors, out.reborrow()) {
-        product(products, shape, 1.0, factors, out, scratch);
+    } else if !sparse::product(pool, product, out.reborrow()) {
+        gemm::product(pool, product, out, scratch);
     }
 }
 
