@@ -87,7 +87,7 @@ impl Builder {
                 self.bypass(terms.bypassed, y);
                 Ok(y)
             }
-            None => self.routed((x, None), w, Some(route), None),
+            None => self.routed(x, None, w, Some(route), None),
         }
     }
 
@@ -132,10 +132,12 @@ impl Builder {
         }
     }
 
-    /// `into + a W`, where rows of `a`, or of the result, or of both are compacted.
+    /// `into + a W`, where rows of `a` are compacted by the route `from`, rows of the result by `to`,
+    /// or both.
     fn routed(
         &mut self,
-        (a, from): (Value, Option<Value>),
+        a: Value,
+        from: Option<Value>,
         w: Value,
         to: Option<Value>,
         into: Option<Value>,
@@ -173,7 +175,7 @@ impl Builder {
                 None => term.a,
             };
             sum = Some(if term.route.is_some() || to.is_some() {
-                self.routed((a, term.route), w, to, sum)?
+                self.routed(a, term.route, w, to, sum)?
             } else {
                 // Beside each compacted term there is one that is not, so the bias is always added.
                 let transposed = false;

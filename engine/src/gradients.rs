@@ -48,7 +48,7 @@ impl Builder {
         let before = std::mem::replace(&mut self.eager, true);
         let one = self.constant(1.0, &[])?;
         self.eager = before;
-        self.passed_back((loss, one), wrt, fixed)
+        self.passed_back(loss, one, wrt, fixed)
     }
 
     /// Gradients of `sum(value * upstream)`.
@@ -58,13 +58,14 @@ impl Builder {
         upstream: Value,
         wrt: &[Value],
     ) -> Result<Vec<Option<Value>>> {
-        self.passed_back((value, upstream), wrt, &BTreeSet::new())
+        self.passed_back(value, upstream, wrt, &BTreeSet::new())
     }
 
     /// Gradients of `sum(value * upstream)`; none passes through `fixed`.
     fn passed_back(
         &mut self,
-        (value, upstream): (Value, Value),
+        value: Value,
+        upstream: Value,
         wrt: &[Value],
         fixed: &BTreeSet<Value>,
     ) -> Result<Vec<Option<Value>>> {

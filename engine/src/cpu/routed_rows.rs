@@ -18,14 +18,15 @@ pub(crate) fn routed<'a>(route: &[f32], room: &'a mut [f32]) -> &'a [u32] {
     &room[..count]
 }
 
-/// Rows that are in both of two lists of routed rows, as their positions in each list. `room` is at
-/// least as long as a list.
+/// Rows that are in both of two lists of routed rows, as their positions in each list, written to
+/// `in_first` and `in_second`. Each is at least as long as its list.
 pub(crate) fn common<'a>(
-    (first, first_room): (&[u32], &'a mut [f32]),
-    (second, second_room): (&[u32], &'a mut [f32]),
+    [first, second]: [&[u32]; 2],
+    in_first: &'a mut [f32],
+    in_second: &'a mut [f32],
 ) -> (&'a [u32], &'a [u32]) {
-    let in_first: &mut [u32] = bytemuck::cast_slice_mut(first_room);
-    let in_second: &mut [u32] = bytemuck::cast_slice_mut(second_room);
+    let in_first: &mut [u32] = bytemuck::cast_slice_mut(in_first);
+    let in_second: &mut [u32] = bytemuck::cast_slice_mut(in_second);
     let (mut count, mut of_second) = (0, (0u32..).zip(second).peekable());
     for (place, row) in (0u32..).zip(first) {
         while of_second.next_if(|(_, other)| *other < row).is_some() {}
@@ -115,7 +116,7 @@ mod tests {
         let check = |first: &[u32], second: &[u32], expected: (&[u32], &[u32])| {
             let mut room = [[f32::NAN; 6]; 2];
             let [one, other] = &mut room;
-            assert_eq!(common((first, one), (second, other)), expected);
+            assert_eq!(common([first, second], one, other), expected);
         };
         check(&[1, 3, 4, 9], &[0, 3, 9], (&[1, 3], &[1, 2]));
         check(&[0, 3, 9], &[1, 3, 4, 9], (&[1, 2], &[1, 3]));

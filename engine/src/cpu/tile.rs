@@ -153,7 +153,8 @@ impl<'a> Tiles<'a> {
     /// When windows, of `across` tiles each, overlap or reach beyond the stride.
     pub(crate) fn cut<const N: usize>(
         values: &'a mut [f32],
-        (rows, stride): (usize, usize),
+        rows: usize,
+        stride: usize,
         across: usize,
         windows: [Window; N],
     ) -> [Self; N] {
@@ -230,7 +231,7 @@ mod tests {
         // that is in none.
         let mut values = vec![0.0; 2 * 3 * 7];
         let windows = [Window::side_by_side(0, 2), Window::side_by_side(5, 1)];
-        let [wide, narrow] = Tiles::cut(&mut values, (3, 7), 2, windows);
+        let [wide, narrow] = Tiles::cut(&mut values, 3, 7, 2, windows);
         let pool = Pool::new(2).unwrap();
         pool.enter(|| {
             pool.run(4, 1, (wide, narrow), |numbers, (mut wide, mut narrow)| {
@@ -262,7 +263,7 @@ mod tests {
     #[should_panic(expected = "of 2 overlap")]
     fn windows_that_overlap_are_refused() {
         let windows = [Window::side_by_side(0, 3), Window::side_by_side(5, 1)];
-        Tiles::cut(&mut [0.0; 10], (1, 10), 2, windows);
+        Tiles::cut(&mut [0.0; 10], 1, 10, 2, windows);
     }
 
     #[test]
@@ -273,8 +274,7 @@ mod tests {
             columns,
             step: 3,
         };
-        let [mut wide, mut narrow] =
-            Tiles::cut(&mut values, (1, 6), 2, [window(0, 2), window(2, 1)]);
+        let [mut wide, mut narrow] = Tiles::cut(&mut values, 1, 6, 2, [window(0, 2), window(2, 1)]);
         for number in 0..4 {
             wide.tile(number).fill(1.0 + number as f32);
             narrow.tile(number).fill(-1.0 - number as f32);
@@ -293,7 +293,7 @@ mod tests {
             columns,
             step: 3,
         };
-        Tiles::cut(&mut [0.0; 6], (1, 6), 2, [window(0, 2), window(2, 2)]);
+        Tiles::cut(&mut [0.0; 6], 1, 6, 2, [window(0, 2), window(2, 2)]);
     }
 
     #[test]

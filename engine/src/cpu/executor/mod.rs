@@ -230,7 +230,7 @@ impl Executor {
                         continue;
                     }
                 }
-                op.run(store, parameters, (pool, factors));
+                op.run(store, parameters, pool, factors);
                 count(index);
             }
             if let Some(ranks) = ranks {

@@ -62,7 +62,8 @@ impl PreparedOp {
         &mut self,
         store: &mut Store,
         parameters: &StepParameters,
-        (pool, factors): (&Pool, &Factors),
+        pool: &Pool,
+        factors: &Factors,
     ) {
         for &(index, slot) in &self.stored {
             // Only tensors that are written count as changed, on the host or a device.

@@ -35,7 +35,7 @@ pub(super) fn value(op: &Elementwise, to: &mut Lowering<'_>) {
 }
 
 /// `factor` times the sum over all of `len` elements of the first result.
-pub(super) fn sum(op: &Elementwise, (len, factor): (usize, f64), to: &mut Lowering<'_>) {
+pub(super) fn sum(op: &Elementwise, len: usize, factor: f64, to: &mut Lowering<'_>) {
     let steps = steps(op, 1, |index| format!("a{}[at]", index + 1));
     let of = format!("[&](i64 at) {{ {steps}return z0; }}");
     let sums = to.scratch(parts(len));

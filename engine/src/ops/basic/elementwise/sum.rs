@@ -91,7 +91,7 @@ impl Op for ElementwiseSum {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         let len = (0..to.inputs()).map(|index| to.ty(index).len()).max();
-        cuda::sum(&self.of, (len.unwrap_or(0), self.factor), to);
+        cuda::sum(&self.of, len.unwrap_or(0), self.factor, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -104,7 +104,7 @@ impl WithSimd for Forward<'_> {
             let count = tiling.load(a, group, &mut x.0);
             total.0 = [bias[0]; VECTORS];
             for unit in units {
-                pass(simd, unit, (&x, count), &mut total);
+                pass(simd, unit, &x, count, &mut total);
             }
             tiling.store(&total.0, group, false, z);
         }
@@ -113,7 +113,7 @@ impl WithSimd for Forward<'_> {
 
 /// Adds the output of a hidden unit.
 #[inline(always)]
-fn pass<S: Simd>(simd: S, weights: &[Lanes; 3], (x, count): (&Block, usize), total: &mut Block) {
+fn pass<S: Simd>(simd: S, weights: &[Lanes; 3], x: &Block, count: usize, total: &mut Block) {
     for at in 0..per_row::<S>() {
         let [w1, b1, w2] = [0, 1, 2].map(|index| vector::<S>(&weights[index], at));
         let rows = x.rows::<S>().zip(total.rows_mut::<S>());
@@ -223,7 +223,7 @@ impl WithSimd for Backward<'_> {
                 total.0 = [[0.0; LANES]; VECTORS];
                 multiply(&g, &x, &mut gx, &mut of_bias[0]);
                 for (unit, sums) in weights.as_chunks::<3>().0.iter().zip(sums) {
-                    pass_back(simd, unit, ([&x, &g, &gx], count), &mut total, sums);
+                    pass_back(simd, unit, [&x, &g, &gx], count, &mut total, sums);
                 }
                 for (total, g) in total.0.iter_mut().zip(&g.0) {
                     total.iter_mut().zip(g).for_each(|(total, g)| *total *= g);
@@ -251,7 +251,8 @@ fn multiply(g: &Block, x: &Block, gx: &mut Block, sum: &mut Lanes) {
 fn pass_back<S: Simd>(
     simd: S,
     weights: &[Lanes; 3],
-    ([x, g, gx], count): ([&Block; 3], usize),
+    [x, g, gx]: [&Block; 3],
+    count: usize,
     total: &mut Block,
     sums: &mut [Lanes; 3],
 ) {

@@ -159,7 +159,7 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
                         if let Some(of_importance) = of_importance {
                             let gradient = &of_importance[tile];
                             let noisy = noise.add(start, z, &mut noisy);
-                            add_lower(gates, dz, (noisy, gradient), noise.slope());
+                            add_lower(gates, dz, noisy, gradient, noise.slope());
                         }
                         if let Some(of_sums) = of_sums {
                             let powers = &mut powers[..z.len()];
@@ -170,7 +170,7 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
                             } else {
                                 &of_sums[start % c..]
                             };
-                            add_power_slopes(gates, dz, (z, powers, gradient), p);
+                            add_power_slopes(gates, dz, z, powers, gradient, p);
                         }
                     }
                 },
@@ -180,7 +180,7 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
 
 /// Adds `scale` times the gradient through the lower sigmoid.
 #[inline(always)]
-fn add_lower(gates: Gates, dz: &mut [f32], (z, gradient): (&[f32], &[f32]), scale: f32) {
+fn add_lower(gates: Gates, dz: &mut [f32], z: &[f32], gradient: &[f32], scale: f32) {
     known(
         gates,
         #[inline(always)]
@@ -197,7 +197,9 @@ fn add_lower(gates: Gates, dz: &mut [f32], (z, gradient): (&[f32], &[f32]), scal
 fn add_power_slopes(
     gates: Gates,
     dz: &mut [f32],
-    (z, powers, gradient): (&[f32], &[f32], &[f32]),
+    z: &[f32],
+    powers: &[f32],
+    gradient: &[f32],
     p: f32,
 ) {
     known(

@@ -168,7 +168,8 @@ impl<'a> Head<'a> {
         &self,
         task: usize,
         rows: Range<usize>,
-        (logits, turned): (&mut [f32], &mut [f32]),
+        logits: &mut [f32],
+        turned: &mut [f32],
         sums: &mut Sums<'_>,
     ) {
         let d = self.cut.sizes.d;
@@ -203,7 +204,7 @@ impl<'a> Head<'a> {
                 let out = Output::overwrite(Tile::whole(turned, rows.len()));
                 let w = self.columns(&columns);
                 block(self.precision, shape, 1.0, (w.t(), h.t()), out);
-                turn(turned, (x, width));
+                turn(turned, x, width);
             } else {
                 let factors = (h, self.columns(&columns));
                 let out = Output::overwrite(Tile::whole(x, width));
@@ -335,7 +336,7 @@ impl<'a> Head<'a> {
             let (rows, _) = of_block(tasks.start);
             if !rows.is_empty() {
                 let sums = &mut Sums::of(parts.2.0);
-                self.logits(tasks.start, rows, (parts.0.0, parts.1.0), sums);
+                self.logits(tasks.start, rows, parts.0.0, parts.1.0, sums);
             }
         });
         let lse = &mut scratch.lse[..rows.len()];
@@ -403,8 +404,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Writes the transpose of a matrix with so many columns.
-fn turn(from: &[f32], (to, columns): (&mut [f32], usize)) {
+/// Writes the transpose of a matrix to `to`, with so many columns.
+fn turn(from: &[f32], to: &mut [f32], columns: usize) {
     /// Columns of the result at a time: the elements read for them stay in the nearest cache.
     const TOGETHER: usize = 16;
     let rows = to.len() / columns;

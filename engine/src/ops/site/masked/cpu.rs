@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{Draw, Mask, Masked, MaskedGrad, Operands, Sums, Wants};
+use super::{Draw, Mask, Masked, MaskedGrad, Operands, Wants};
 use crate::cpu::math::{sum, vectorised};
 use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
@@ -125,7 +125,7 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
                             values: &mut gg.0[piece.all - first..][..piece.len],
                             add: add_g,
                         };
-                        at.slopes(site.mask, (x, a), gg);
+                        at.slopes(site.mask, x, a, gg);
                     }
                 },
             );
@@ -164,7 +164,7 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     frame
         .pool
         .run(site.rows, grain_rows(c), parts, |range, parts| {
-            let ((mut a, mut importance), (mut given, mut delta), partial) = parts;
+            let ((mut of_a, mut importance), (mut given, mut delta), partial) = parts;
             partial.0.fill(0.0);
             let (given_sum, delta_sum) = partial.0.split_at_mut(if sums.given { c } else { 0 });
             for (out, add) in [(&mut importance, adds[1]), (&mut given, adds[2])] {
@@ -190,36 +190,36 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
                                 len: TILE.min(c - column),
                             };
                             let at = site.load(&piece, &mut tiles);
-                            let of = (piece.compacted(gradient), piece.compacted(site.a));
+                            let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
                             let full = piece.all - first * c..piece.all - first * c + piece.len;
-                            if let Some(out) = &mut a {
+                            if let Some(out) = &mut of_a {
                                 let out = Output {
                                     values: out.part(piece.own, piece.len),
                                     add: adds[0],
                                 };
-                                at.masked(mask, of.0, out);
+                                at.masked(mask, x, out);
                             }
                             if let Some(out) = &mut importance {
                                 let out = Output {
                                     values: &mut out.0[full.clone()],
                                     add: adds[1],
                                 };
-                                at.slopes(mask, of, out);
+                                at.slopes(mask, x, a, out);
                             }
                             if let Some(out) = &mut given {
                                 let out = Output {
                                     values: &mut out.0[full],
                                     add: adds[2],
                                 };
-                                at.source_slopes(mask, of, out);
+                                at.source_slopes(mask, x, a, out);
                             } else if sums.given {
                                 let out = &mut given_sum[column..][..piece.len];
-                                at.source_slopes(mask, of, Output::add_to(out));
+                                at.source_slopes(mask, x, a, Output::add_to(out));
                             }
                             total -= sum(
                                 piece.len,
                                 #[inline(always)]
-                                |i| of.0[i] * of.1[i],
+                                |i| x[i] * a[i],
                             );
                         }
                         if let Some(out) = &mut delta {
@@ -232,28 +232,24 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_sums(given_sum, partials, (0, sums), c);
-    add_sums(delta_sum, partials, (usize::from(sums.given) * c, sums), c);
+    add_sums(given_sum, partials, 0, sums.columns(c));
+    let first = usize::from(sums.given) * c;
+    add_sums(delta_sum, partials, first, sums.columns(c));
 }
 
 fn rows_of(gradient: Option<Output<&mut [f32]>>, columns: usize) -> Option<Rows<'_>> {
     Some(Rows(gradient?.values, columns))
 }
 
-/// Adds up the partial sums from one column of each chunk, in order.
-fn add_sums(
-    to: Option<Output<&mut [f32]>>,
-    partials: &[f32],
-    (first, sums): (usize, Sums),
-    c: usize,
-) {
+/// Adds up the partial sums of chunks, each `columns` long, from column `first` on, in order.
+fn add_sums(to: Option<Output<&mut [f32]>>, partials: &[f32], first: usize, columns: usize) {
     let Some(Output { values, add }) = to else {
         return;
     };
     if !add {
         values.fill(0.0);
     }
-    for partial in partials.chunks_exact(sums.columns(c)) {
+    for partial in partials.chunks_exact(columns) {
         for (total, part) in values.iter_mut().zip(&partial[first..]) {
             *total += part;
         }
@@ -476,32 +472,32 @@ impl At<'_> {
 
     /// `out = [out +] gradient a dm / dg`.
     #[inline(always)]
-    fn slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: Output<&mut [f32]>) {
+    fn slopes(&self, mask: Mask, x: &[f32], a: &[f32], out: Output<&mut [f32]>) {
         // 1 - r for a mask between importance and 1, and 1 for the importance itself.
         let share = if let Mask::Between(_) = mask {
             1.0
         } else {
             0.0
         };
-        scaled(of, (self.r, share), out);
+        scaled(x, a, self.r, share, out);
     }
 
     /// `out = [out +] gradient a dm / dr`.
     #[inline(always)]
-    fn source_slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: Output<&mut [f32]>) {
+    fn source_slopes(&self, mask: Mask, x: &[f32], a: &[f32], out: Output<&mut [f32]>) {
         // 1 - g for a mask between importance and 1, and 1 for the draw itself.
         let share = if let Mask::Between(_) = mask {
             1.0
         } else {
             0.0
         };
-        scaled(of, (self.g, share), out);
+        scaled(x, a, self.g, share, out);
     }
 }
 
 /// `out = [out +] gradient a (1 - share t)`.
 #[inline(always)]
-fn scaled((x, a): (&[f32], &[f32]), (t, share): (&[f32], f32), out: Output<&mut [f32]>) {
+fn scaled(x: &[f32], a: &[f32], t: &[f32], share: f32, out: Output<&mut [f32]>) {
     let Output { values, add } = out;
     let elements = x.iter().zip(a).zip(t);
     if add {

@@ -69,7 +69,8 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     product(frame.pool, &components(shape), out, scratch);
     scatter(
         frame.pool,
-        (route.len(), rows),
+        route.len(),
+        rows,
         compacted,
         Output::add_to(y),
         n,

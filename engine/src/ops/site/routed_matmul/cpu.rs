@@ -52,7 +52,7 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
                 Some(list) => {
                     let own = &mut right[..count * n];
                     multiply(pool, &product, Output::overwrite(&mut *own), scratch);
-                    scatter(pool, (second.held, list), own, out, n);
+                    scatter(pool, second.held, list, own, out, n);
                 }
             }
         }
@@ -92,7 +92,7 @@ impl<'a> Places<'a> {
             return &values[..self.count * columns];
         };
         let copy = &mut copy[..self.count * columns];
-        gather(pool, (self.held, list), values, (&mut *copy, columns));
+        gather(pool, self.held, list, values, &mut *copy, columns);
         copy
     }
 }
@@ -125,7 +125,7 @@ fn places<'a>(rows: usize, routes: [Option<&[f32]>; 2], room: &'a mut [f32]) -> 
         [Some(first), Some(second)] => {
             let (first, second) = (routed(first, one), routed(second, other));
             let (in_first, in_second) = room.split_at_mut(rows);
-            let (in_first, in_second) = common((first, in_first), (second, in_second));
+            let (in_first, in_second) = common([first, second], in_first, in_second);
             [apart(first.len(), in_first), apart(second.len(), in_second)]
         }
     }
@@ -135,11 +135,12 @@ pub(super) fn compact_rows(back: bool, frame: &mut Frame<'_>) {
     let out = frame.output(0);
     let (x, route) = (frame.input(0), frame.input(1));
     let columns = frame.ty(0).columns();
-    let all = (route.len(), routed(route, frame.scratch()));
+    let all = route.len();
+    let rows = routed(route, frame.scratch());
     if back {
-        scatter(frame.pool, all, x, out, columns);
+        scatter(frame.pool, all, rows, x, out, columns);
     } else {
-        gather(frame.pool, all, x, (out.values, columns));
+        gather(frame.pool, all, rows, x, out.values, columns);
     }
 }
 
@@ -154,13 +155,8 @@ fn multiply(pool: &Pool, product: &Product<'_>, mut out: Output<&mut [f32]>, scr
     }
 }
 
-/// Copies the routed rows out of all rows.
-fn gather(
-    pool: &Pool,
-    (all, rows): (usize, &[u32]),
-    from: &[f32],
-    (to, columns): (&mut [f32], usize),
-) {
+/// Copies the routed `rows` out of `all` rows.
+fn gather(pool: &Pool, all: usize, rows: &[u32], from: &[f32], to: &mut [f32], columns: usize) {
     let parts = Compacted::new(to, columns, Some(rows));
     pool.run(all, grain_rows(columns), parts, |range, mut to| {
         for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
@@ -170,10 +166,11 @@ fn gather(
     });
 }
 
-/// `out = [out +]` compacted rows at their positions, and 0 elsewhere.
+/// `out = [out +]` compacted `rows` at their positions among `all`, and 0 elsewhere.
 pub(in crate::ops) fn scatter(
     pool: &Pool,
-    (all, rows): (usize, &[u32]),
+    all: usize,
+    rows: &[u32],
     from: &[f32],
     out: Output<&mut [f32]>,
     columns: usize,

@@ -264,7 +264,7 @@ pub(super) fn run(op: &Attention, frame: &mut Frame<'_>) {
     } = problem.sizes;
     let units = problem.sizes.units(op);
     let window = Window::side_by_side(0, group * size);
-    let [y] = Tiles::cut(y, (positions, op.heads.count * size), op.heads.kv, [window]);
+    let [y] = Tiles::cut(y, positions, op.heads.count * size, op.heads.kv, [window]);
     let parts = (
         y,
         Rows(lse, group * positions),
@@ -276,7 +276,7 @@ pub(super) fn run(op: &Attention, frame: &mut Frame<'_>) {
         parts,
         |range, (mut y, lse, scratch)| {
             for (unit, lse) in range.zip(lse.0.chunks_exact_mut(group * positions)) {
-                forward(&problem, unit, y.tile(unit), (lse, scratch.0));
+                forward(&problem, unit, y.tile(unit), lse, scratch.0);
             }
         },
     );
@@ -287,7 +287,8 @@ fn forward(
     problem: &Problem<'_>,
     unit: usize,
     mut y: Tile<'_>,
-    (lse, scratch): (&mut [f32], &mut [f32]),
+    lse: &mut [f32],
+    scratch: &mut [f32],
 ) {
     let Sizes {
         positions,
@@ -370,16 +371,16 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
         let outputs = [0, 1, 2].map(|index| frame.output(index));
         let adds = [outputs[0].add, outputs[1].add, outputs[2].add];
         let mut tiles = outputs.into_iter().enumerate().map(|(index, out)| {
-            let rows = (positions, columns[index].stride);
-            let [tiles] = Tiles::cut(out.values, rows, op.heads.kv, [window(index)]);
+            let stride = columns[index].stride;
+            let [tiles] = Tiles::cut(out.values, positions, stride, op.heads.kv, [window(index)]);
             tiles
         });
         let mut next = || tiles.next().expect("three outputs");
         ([next(), next(), next()], adds)
     } else {
         let Output { values: out, add } = frame.output(0);
-        let rows = (positions, columns[0].stride);
-        let tiles = Tiles::cut(out, rows, op.heads.kv, [0, 1, 2].map(window));
+        let windows = [0, 1, 2].map(window);
+        let tiles = Tiles::cut(out, positions, columns[0].stride, op.heads.kv, windows);
         (tiles, [add; 3])
     };
     let units = problem.sizes.units(op);
@@ -461,7 +462,7 @@ fn backward(
             let (y, g) = (y.from(start), g.from(start));
             block.scores(block.scale, queries, keys, probabilities);
             block.scores(1.0, g, values, slopes);
-            softmax_gradient(&block, (probabilities, slopes), &lse[rows.clone()], (y, g));
+            softmax_gradient(&block, probabilities, slopes, &lse[rows.clone()], y, g);
             let columns = index * size..(index + 1) * size;
             let q_out = Output {
                 values: q_out.values.part(rows.clone(), columns),
@@ -488,9 +489,11 @@ fn backward(
 /// Scores to probabilities and their gradients to those of the unscaled scores, in place.
 fn softmax_gradient(
     block: &Block,
-    (scores, slopes): (&mut [f32], &mut [f32]),
+    scores: &mut [f32],
+    slopes: &mut [f32],
     lse: &[f32],
-    (y, g): (Strided<'_>, Strided<'_>),
+    y: Strided<'_>,
+    g: Strided<'_>,
 ) {
     let rows = scores
         .chunks_exact_mut(block.keys.len())
