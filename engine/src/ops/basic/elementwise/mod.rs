@@ -42,6 +42,14 @@ pub struct Elementwise {
     steps: Steps,
 }
 
+/// A value that an expression may read.
+#[derive(Debug, Clone, Copy)]
+struct Operand {
+    value: Value,
+    /// Whether it is a scalar beside larger ones, and stands for all of their elements.
+    is_scalar: bool,
+}
+
 /// The steps follow from the results.
 impl PartialEq for Elementwise {
     fn eq(&self, other: &Self) -> bool {
@@ -151,12 +159,20 @@ impl Elementwise {
         !self.is_scalar.is_empty() && is_sum(&Self::sum(self.is_scalar.len()))
     }
 
-    /// Expressions of some values with the shape `dims`. `is_scalar` says which values are scalars
-    /// beside larger ones; values that are not read are left out.
+    /// Its operands, which are `inputs`.
+    fn operands(&self, inputs: &[Value]) -> Vec<Operand> {
+        let operands = inputs.iter().zip(&self.is_scalar);
+        operands
+            .map(|(&value, &is_scalar)| Operand { value, is_scalar })
+            .collect()
+    }
+
+    /// Expressions of those of `values` that they read, with the shape `dims`.
     fn of_used(
         names: [&'static str; 2],
         results: &[Expr],
-        (values, dims): (&[(Value, bool)], &[usize]),
+        values: &[Operand],
+        dims: &[usize],
     ) -> Result<(Self, Vec<Value>)> {
         let mut used: Vec<usize> = Vec::new();
         let mut operand = |index| {
@@ -173,8 +189,8 @@ impl Elementwise {
             })
         });
         let results = results.collect();
-        let is_scalar: Vec<bool> = used.iter().map(|&index| values[index].1).collect();
-        let operands = used.iter().map(|&index| values[index].0).collect();
+        let is_scalar: Vec<bool> = used.iter().map(|&index| values[index].is_scalar).collect();
+        let operands = used.iter().map(|&index| values[index].value).collect();
         let has_shape = is_scalar.contains(&false);
         let mut op = Self::new(names, results, is_scalar)?;
         op.dims = (!has_shape).then(|| dims.to_vec());
@@ -186,7 +202,8 @@ impl Elementwise {
     /// gradients of the results.
     fn pass_back(
         &self,
-        (inputs, values): (&[Value], &[(Value, bool)]),
+        inputs: &[Value],
+        values: &[Operand],
         ups: &[(&Expr, Expr)],
         mut made: impl FnMut(&Expr) -> Option<Expr>,
         gradients: &mut Gradients<'_>,
@@ -201,8 +218,8 @@ impl Elementwise {
             let gradient = terms.fold(Expr::from(0.0), |sum, term| sum + term);
             match *gradient.0 {
                 Term::Constant(_) => {}
-                Term::Operand(up) if self.is_scalar[index] == values[up].1 => {
-                    gradients.pass(input, values[up].0)?;
+                Term::Operand(up) if self.is_scalar[index] == values[up].is_scalar => {
+                    gradients.pass(input, values[up].value)?;
                 }
                 _ => parts.push((index, gradient.replaced(&mut made))),
             }
@@ -214,11 +231,11 @@ impl Elementwise {
             let targets: Vec<_> = pair.iter().map(|part| Some(inputs[part.0])).collect();
             let results: Vec<_> = pair.iter().map(|part| part.1.clone()).collect();
             let dims = gradients.builder().ty(inputs[pair[0].0]).dims.clone();
-            let (op, operands) = Self::of_used(names, &results, (values, &dims))?;
+            let (op, operands) = Self::of_used(names, &results, values, &dims)?;
             gradients.emit(op, &operands, &targets)?;
         }
         for (index, part) in scalars {
-            let (of, operands) = Self::of_used(names, &[part], (values, &[]))?;
+            let (of, operands) = Self::of_used(names, &[part], values, &[])?;
             let op = ElementwiseSum { of, factor: 1.0 };
             gradients.emit(op, &operands, &[Some(inputs[index])])?;
         }
@@ -265,25 +282,24 @@ impl Op for Elementwise {
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         // The expressions of the derivatives: operands, results, and the gradients of these.
-        let inputs = node
-            .inputs
-            .iter()
-            .copied()
-            .zip(self.is_scalar.iter().copied());
-        let mut values: Vec<(Value, bool)> = inputs.collect();
-        values.extend(node.outputs.iter().map(|&output| (output, false)));
+        let whole = |value| Operand {
+            value,
+            is_scalar: false,
+        };
+        let mut values = self.operands(node.inputs);
+        values.extend(node.outputs.iter().copied().map(whole));
         let mut ups = Vec::new();
         for (result, &output) in self.results.iter().zip(node.outputs) {
             if let Some(up) = gradients.of(output) {
                 ups.push((result, Expr::operand(values.len())));
-                values.push((up, false));
+                values.push(whole(up));
             }
         }
         let made = |term: &Expr| {
             let made = self.results.iter().position(|result| result == term);
             made.map(|at| Expr::operand(node.inputs.len() + at))
         };
-        self.pass_back((node.inputs, &values), &ups, made, gradients)
+        self.pass_back(node.inputs, &values, &ups, made, gradients)
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

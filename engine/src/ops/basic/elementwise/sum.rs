@@ -1,7 +1,7 @@
 //! `y = factor * sum of f(x, ..)` over all elements, a scalar. An operand gets `factor G f'`,
 //! element by element.
 
-use super::{Elementwise, Expr, cpu, cuda};
+use super::{Elementwise, Expr, Operand, cpu, cuda};
 use crate::cpu::pool::chunks;
 use crate::cpu::{Frame, Output};
 use crate::cuda::Lowering;
@@ -68,14 +68,15 @@ impl Op for ElementwiseSum {
         let Some(up) = gradients.of(node.outputs[0]) else {
             return Ok(());
         };
-        let inputs = node.inputs.iter().copied();
-        let mut values: Vec<(Value, bool)> =
-            inputs.zip(self.of.is_scalar.iter().copied()).collect();
+        let mut values = self.of.operands(node.inputs);
         let each = Expr::operand(values.len()) * self.factor as f32;
-        values.push((up, true));
+        values.push(Operand {
+            value: up,
+            is_scalar: true,
+        });
         let ups = [(&self.of.results[0], each)];
         self.of
-            .pass_back((node.inputs, &values), &ups, |_| None, gradients)
+            .pass_back(node.inputs, &values, &ups, |_| None, gradients)
     }
 
     #[expect(
