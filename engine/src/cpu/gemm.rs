@@ -184,7 +184,7 @@ impl Product<'_> {
                 term: sums.start,
             });
             // SAFETY: as below.
-            return unsafe { bf16::multiply(shape, self.alpha, (a, b), out) };
+            return unsafe { bf16::multiply(shape, self.alpha, a, b, out) };
         }
         let (row, column) = if self.b.transposed { (1, k) } else { (n, 1) };
         let b = Strided {
@@ -194,7 +194,7 @@ impl Product<'_> {
         };
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie
         // inside the shape; the caller vouches for `out`.
-        unsafe { multiply(self.precision, shape, self.alpha, (a, b), out) };
+        unsafe { multiply(self.precision, shape, self.alpha, a, b, out) };
     }
 }
 
@@ -203,7 +203,8 @@ pub(crate) fn block(
     precision: Precision,
     shape: Shape,
     alpha: f32,
-    (a, b): (Strided<'_>, Strided<'_>),
+    a: Strided<'_>,
+    b: Strided<'_>,
     out: Output<Tile<'_>>,
 ) {
     let Shape { m, n, k } = shape;
@@ -211,21 +212,22 @@ pub(crate) fn block(
     assert!(a.holds(m, k) && b.holds(k, n), "{shape:?}");
     let out = raw(out, m, n);
     // SAFETY: the factors lie inside their slices, and the product inside its tile.
-    unsafe { multiply(precision, shape, alpha, (a, b), out) };
+    unsafe { multiply(precision, shape, alpha, a, b, out) };
 }
 
 /// [`block`] in bf16, with a part of a packed matrix as `b`.
 pub(crate) fn block_laid_out(
     shape: Shape,
     alpha: f32,
-    (a, b): (Strided<'_>, LaidOut<'_>),
+    a: Strided<'_>,
+    b: LaidOut<'_>,
     out: Output<Tile<'_>>,
 ) {
     let Shape { m, n, k } = shape;
     assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k), "{shape:?}");
     let out = raw(out, m, n);
     // SAFETY: the product lies inside its tile.
-    unsafe { bf16::multiply(shape, alpha, (a, Factor::LaidOut(b)), out) };
+    unsafe { bf16::multiply(shape, alpha, a, Factor::LaidOut(b), out) };
 }
 
 fn raw(mut out: Output<Tile<'_>>, m: usize, n: usize) -> Output<RawTile> {
@@ -243,12 +245,13 @@ unsafe fn multiply(
     precision: Precision,
     shape: Shape,
     alpha: f32,
-    (a, b): (Strided<'_>, Strided<'_>),
+    a: Strided<'_>,
+    b: Strided<'_>,
     out: Output<RawTile>,
 ) {
     if precision == Precision::Bf16 {
         // SAFETY: the caller's promise.
-        return unsafe { bf16::multiply(shape, alpha, (a, Factor::Matrix(b)), out) };
+        return unsafe { bf16::multiply(shape, alpha, a, Factor::Matrix(b), out) };
     }
     let Shape { m, n, k } = shape;
     let RawTile { start, stride } = out.values;
@@ -365,35 +368,30 @@ pub(crate) mod tests {
 
     #[test]
     fn blocks_leave_their_surroundings_alone() {
-        // By hand: columns 1 and 2 of 3 of `a`, times the transpose of [[1, 2], [3, 4]].
-        let a = [9.0, 1.0, 2.0, 9.0, 3.0, 4.0];
-        let b = [1.0, 2.0, 3.0, 4.0];
+        // By hand: columns 1 and 2 of 3 of `left`, times the transpose of [[1, 2], [3, 4]].
+        let left = [9.0, 1.0, 2.0, 9.0, 3.0, 4.0];
+        let right = [1.0, 2.0, 3.0, 4.0];
         let shape = Shape { m: 2, n: 2, k: 2 };
-        let operands = (Strided::rows(&a[1..], 3), Strided::rows(&b, 2).t());
+        let (a, b) = (Strided::rows(&left[1..], 3), Strided::rows(&right, 2).t());
         let mut out = [1.0; 8];
         let tile = Tile::of(&mut out[1..], 2, 4);
-        block(
-            Precision::F32,
-            shape,
-            1.0,
-            operands,
-            Output::overwrite(tile),
-        );
+        block(Precision::F32, shape, 1.0, a, b, Output::overwrite(tile));
         assert_eq!(out.to_vec(), [1.0, 5.0, 11.0, 1.0, 1.0, 11.0, 25.0, 1.0]);
         let tile = Tile::of(&mut out[1..], 2, 4);
-        block(Precision::F32, shape, -1.0, operands, Output::add_to(tile));
+        block(Precision::F32, shape, -1.0, a, b, Output::add_to(tile));
         assert_eq!(out.to_vec(), [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
     }
 
     #[test]
     #[should_panic(expected = "Shape { m: 2, n: 2, k: 2 }")]
     fn a_block_beyond_its_matrix_panics() {
-        let operands = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 3], 2));
+        let (a, b) = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 3], 2));
         block(
             Precision::F32,
             Shape { m: 2, n: 2, k: 2 },
             1.0,
-            operands,
+            a,
+            b,
             Output::overwrite(Tile::whole(&mut [0.0; 4], 2)),
         );
     }
@@ -401,13 +399,14 @@ pub(crate) mod tests {
     #[test]
     #[should_panic(expected = "[2, 2] of [2, 1]")]
     fn a_product_beyond_its_tile_panics() {
-        let operands = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 4], 2));
+        let (a, b) = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 4], 2));
         let shape = Shape { m: 2, n: 2, k: 2 };
         block(
             Precision::F32,
             shape,
             1.0,
-            operands,
+            a,
+            b,
             Output::overwrite(Tile::of(&mut [0.0; 4], 1, 2)),
         );
     }

@@ -253,11 +253,12 @@ pub(crate) fn lay_out(values: &[f32], [rows, columns]: [usize; 2], transposed: b
 pub(super) unsafe fn multiply(
     shape: Shape,
     alpha: f32,
-    factors: (Strided<'_>, Factor<'_>),
+    a: Strided<'_>,
+    b: Factor<'_>,
     out: Output<RawTile>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { multiply_on(Unit::best(), shape, alpha, factors, out) };
+    unsafe { multiply_on(Unit::best(), shape, alpha, a, b, out) };
 }
 
 /// # Safety
@@ -268,7 +269,8 @@ unsafe fn multiply_on(
     unit: Unit,
     Shape { m, n, k }: Shape,
     alpha: f32,
-    (a, b): (Strided<'_>, Factor<'_>),
+    a: Strided<'_>,
+    b: Factor<'_>,
     out: Output<RawTile>,
 ) {
     assert!(k > 0, "a product of no terms writes nothing");
@@ -384,7 +386,7 @@ mod tests {
                         // SAFETY: `m` rows of `stride` elements, of which `n` are written.
                         #[expect(unsafe_code, reason = "as for `multiply`")]
                         unsafe {
-                            multiply_on(unit, Shape { m, n, k }, -2.0, (a, Factor::Matrix(b)), to);
+                            multiply_on(unit, Shape { m, n, k }, -2.0, a, Factor::Matrix(b), to);
                         }
                         for (i, found) in out.into_iter().enumerate() {
                             let (row, column) = (i / stride, i % stride);
@@ -419,7 +421,7 @@ mod tests {
             ] {
                 let (mut a, b) = (vec![1.0; 40], vec![1.0; 40]);
                 a[33] = x;
-                let factors = (Strided::rows(&a, 40), Factor::Matrix(Strided::rows(&b, 1)));
+                let (a, b) = (Strided::rows(&a, 40), Factor::Matrix(Strided::rows(&b, 1)));
                 let mut out = [0.0f32];
                 // SAFETY: one element is written.
                 #[expect(unsafe_code, reason = "as for `multiply`")]
@@ -428,7 +430,8 @@ mod tests {
                         unit,
                         Shape { m: 1, n: 1, k: 40 },
                         1.0,
-                        factors,
+                        a,
+                        b,
                         Output::overwrite(RawTile {
                             start: out.as_mut_ptr(),
                             stride: 1,

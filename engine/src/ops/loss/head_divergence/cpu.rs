@@ -192,7 +192,7 @@ impl<'a> Head<'a> {
                     term: 0,
                 };
                 let out = Output::overwrite(Tile::whole(x, width));
-                block_laid_out(shape, 1.0, (h, w), out);
+                block_laid_out(shape, 1.0, h, w, out);
             } else if self.op.transposed {
                 // Rows of `W` are read in place, not packed once more for every block.
                 let turned = &mut turned[..rows.len() * width];
@@ -203,12 +203,12 @@ impl<'a> Head<'a> {
                 };
                 let out = Output::overwrite(Tile::whole(turned, rows.len()));
                 let w = self.columns(&columns);
-                block(self.precision, shape, 1.0, (w.t(), h.t()), out);
+                block(self.precision, shape, 1.0, w.t(), h.t(), out);
                 turn(turned, x, width);
             } else {
-                let factors = (h, self.columns(&columns));
+                let w = self.columns(&columns);
                 let out = Output::overwrite(Tile::whole(x, width));
-                block(self.precision, shape, 1.0, factors, out);
+                block(self.precision, shape, 1.0, h, w, out);
             }
             if let Some(bias) = self.bias {
                 for row in x.chunks_exact_mut(width) {
@@ -299,10 +299,10 @@ impl<'a> Head<'a> {
                         column: 0,
                         term: columns.start,
                     };
-                    block_laid_out(shape, mean, (x, w), out);
+                    block_laid_out(shape, mean, x, w, out);
                 } else {
-                    let factors = (x, self.columns(&columns).t());
-                    block(self.precision, shape, mean, factors, out);
+                    let w = self.columns(&columns).t();
+                    block(self.precision, shape, mean, x, w, out);
                 }
             }
         }

@@ -210,7 +210,8 @@ impl Block {
             Precision::F32,
             shape,
             scale,
-            (q, self.of_keys(k).t()),
+            q,
+            self.of_keys(k).t(),
             Output::overwrite(Tile::whole(out, self.keys.len())),
         );
     }
@@ -226,7 +227,8 @@ impl Block {
             Precision::F32,
             shape,
             1.0,
-            (Strided::rows(weights, self.keys.len()), self.of_keys(k)),
+            Strided::rows(weights, self.keys.len()),
+            self.of_keys(k),
             out,
         );
     }
@@ -241,13 +243,7 @@ impl Block {
         };
         let weights = Strided::rows(weights, self.keys.len()).t();
         let out = out.part(self.keys.clone(), 0..self.size);
-        block(
-            Precision::F32,
-            shape,
-            1.0,
-            (weights, q),
-            Output::add_to(out),
-        );
+        block(Precision::F32, shape, 1.0, weights, q, Output::add_to(out));
     }
 }
 
