@@ -128,10 +128,10 @@ pub(super) fn replays(device: &Arc<Device>, side: usize) -> Result<String> {
         let after = format!("after step {STEPS} {how}");
         compare(&after, &found, &expected[STEPS - 1])?;
         let left = left.ok_or_else(|| Fault::new("the store is not on the GPU"))?;
-        let how = format!("as it left after step {} {how}", STEPS - 1);
+        let how = format!("as staged after step {} {how}", STEPS - 1);
         compare(&how, &left.arrived()?, &expected[STEPS - 2])?;
     }
     Ok(format!(
-        "{STEPS} steps, two of them launches of a graph, and the state that left between those have the processor's bits"
+        "{STEPS} steps, two of them graph launches, and the state staged between those match the CPU bit for bit"
     ))
 }

@@ -81,7 +81,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
     };
     exchange(&mut id, place.rank).map_err(|error| {
         Fault::new(format!(
-            "rank {}: the other rank is not there: {error}",
+            "rank {}: the other rank is missing: {error}",
             place.rank
         ))
     })?;

@@ -62,10 +62,7 @@ pub(super) fn twice(place: &Place) -> Result<String> {
         there_and_back(&left)?;
     }
     there_and_back(&open()?)?;
-    Ok(
-        "opened five times, dropped in both orders, each time numbers came back as they went"
-            .to_owned(),
-    )
+    Ok("opened five times, dropped in both orders, with unchanged copies each time".to_owned())
 }
 
 /// Copies numbers to the device and back.

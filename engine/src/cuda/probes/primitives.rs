@@ -305,7 +305,7 @@ impl Primitive {
             }
         }
         Ok(format!(
-            "{} numbers as on the processor, {}",
+            "{} numbers as on the CPU, {}",
             found.len(),
             self.near
         ))

@@ -77,8 +77,8 @@ impl Products {
         let library = checked - own - skipped;
         Ok(format!(
             "{library} kinds by cublasLt, {own} by our own kernels{}{}; at most {:.0} % of the error that is allowed",
-            some(skipped, "without room"),
-            some(self.all.len() - checked, "for which there was no time"),
+            some(skipped, "without memory"),
+            some(self.all.len() - checked, "not reached in time"),
             100.0 * worst
         ))
     }
@@ -255,9 +255,8 @@ mod tests {
         let expected = format!("{all} kinds by cublasLt, 0 by our own kernels; at most ");
         assert!(said.starts_with(&expected), "{said}");
         let said = products.check(&device, Duration::ZERO).unwrap();
-        let expected = format!(
-            "0 kinds by cublasLt, 0 by our own kernels, {all} for which there was no time; "
-        );
+        let expected =
+            format!("0 kinds by cublasLt, 0 by our own kernels, {all} not reached in time; ");
         assert!(said.starts_with(&expected), "{said}");
         emulated.refuse_products();
         let said = products.check(&device, long).unwrap();

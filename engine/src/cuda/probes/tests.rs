@@ -23,7 +23,7 @@ fn primitives_match_the_cpu() {
         emulated.turn(backwards);
         for primitive in primitives::all() {
             let said = primitive.on(&device).unwrap();
-            assert!(said.contains(" numbers as on the processor, "), "{said}");
+            assert!(said.contains(" numbers as on the CPU, "), "{said}");
         }
         drop(device);
         assert!(emulated.is_empty());
@@ -40,7 +40,7 @@ fn a_wrong_number_is_reported_with_the_expected_one() {
     let one = 0x3f80 << 16;
     assert_eq!(
         primitives::ldmatrix().compare(&[one]).unwrap(),
-        "1 numbers as on the processor, bit for bit"
+        "1 numbers as on the CPU, bit for bit"
     );
     assert_eq!(
         refused(primitives::ldmatrix(), one + 1),
@@ -80,7 +80,7 @@ fn copies_and_graphs_pass_in_any_order_of_streams() {
         );
         let said = graph::replays(&device, 16).unwrap();
         assert!(
-            said.starts_with("3 steps, two of them launches of a graph, "),
+            said.starts_with("3 steps, two of them graph launches, "),
             "{said}"
         );
         drop(device);
@@ -102,7 +102,7 @@ fn a_graph_that_overwrites_a_staged_state_is_detected() {
     let told: Vec<String> = told.map(|fault| fault.to_string()).collect();
     assert!(!told.is_empty());
     for line in told {
-        assert!(line.contains(" as it left after step 2 "), "{line}");
+        assert!(line.contains(" as staged after step 2 "), "{line}");
     }
 }
 
