@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(
             line,
             format!(
-                "{}: should say how the run computes its sites and products, found another first line; put it back as it was, or start over with --fresh",
+                "{}: expected the run's autotuning decisions, found another first line; restore the file, or start over with --fresh",
                 dir.path().join("kernels.txt").display()
             )
         );

@@ -80,7 +80,7 @@ impl AutotuneRecord {
     pub(super) fn keep(&mut self, record: PathBuf) -> Result<(), Fault> {
         let told = |found: &str| {
             Fault::new(format!(
-                "{}: should say how the run computes its sites and products, found {found}; put it back as it was, or start over with --fresh",
+                "{}: expected the run's autotuning decisions, found {found}; restore the file, or start over with --fresh",
                 record.display()
             ))
         };

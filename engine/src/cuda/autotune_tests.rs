@@ -286,7 +286,7 @@ fn a_bad_record_is_reported_in_one_line() {
         assert_eq!(
             line,
             format!(
-                "{}: should say how the run computes its sites and products, found {found}; put it back as it was, or start over with --fresh",
+                "{}: expected the run's autotuning decisions, found {found}; restore the file, or start over with --fresh",
                 record.display()
             )
         );
