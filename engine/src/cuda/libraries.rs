@@ -311,9 +311,9 @@ pub fn gpus() -> Result<Vec<Gpu>, String> {
     list(&driver.handle).map_err(|(call, code)| match code {
         100 => "the driver finds no GPU".to_owned(),
         803 | 804 => {
-            format!("the driver and its library do not fit together ({call}: error {code})")
+            format!("the driver and its library do not match ({call}: error {code})")
         }
-        _ => format!("the driver refuses ({call}: error {code})"),
+        _ => format!("the driver failed ({call}: error {code})"),
     })
 }
 
@@ -397,7 +397,7 @@ pub fn free_memory(ordinal: usize) -> Result<usize, String> {
     let driver = driver.ok_or_else(|| format!("{} was not found", Library::Driver.files()[0]))?;
     let ordinal = c_int::try_from(ordinal).map_err(|_| format!("GPU {ordinal}: no such number"))?;
     ask_free(&driver.handle, ordinal)
-        .map_err(|(call, code)| format!("GPU {ordinal}: the driver refuses ({call}: error {code})"))
+        .map_err(|(call, code)| format!("GPU {ordinal}: the driver failed ({call}: error {code})"))
 }
 
 /// Everything that this machine lacks to use `gpus` of its GPUs, in one line; `None` if nothing.

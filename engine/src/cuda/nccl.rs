@@ -120,7 +120,7 @@ impl Nccl {
         let status = unsafe { (self.id)(&raw mut id) };
         match status {
             SUCCESS => Ok(id),
-            status => Err(self.fault("make an id", status, std::ptr::null_mut())),
+            status => Err(self.fault("create an id", status, std::ptr::null_mut())),
         }
     }
 
@@ -302,7 +302,7 @@ impl Communicator {
         }
         self.abort();
         Err(Fault::peer_lost(format!(
-            "NCCL: to {what} takes longer than {} s",
+            "NCCL cannot {what} within {} s",
             DEADLINE.as_secs()
         )))
     }
