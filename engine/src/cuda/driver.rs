@@ -121,7 +121,7 @@ pub(crate) trait Driver: Send + Sync {
     /// Records an event: it happens when all earlier work of the stream is done.
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault>;
 
-    /// Makes a stream wait for the last record of an event; returns at once if there is none.
+    /// Makes a stream wait for the last record of an event; no wait without one.
     fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault>;
 
     /// Makes the stream of programs wait for an event. In a graph, each launch waits for the last

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn both_norms_are_exhibited() {
+    fn the_program_of_all_ops_fuses_both_norms() {
         let b = fused(&on_device(&EveryOp::new(EVEN, false).b));
         let fused = b.nodes.iter().filter(|node| node.op.name() == "of_sum");
         let norms: Vec<String> = fused.map(|node| format!("{:?}", node.op)).collect();

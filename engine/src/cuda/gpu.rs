@@ -96,7 +96,7 @@ impl Gpu {
         let stream = || context.new_stream().map_err(&open);
         let (programs, inputs) = (stream()?, stream()?);
         let (staging, zeros) = (stream()?, stream()?);
-        // Other work waits for all-reduces and copies, so they have priority.
+        // Programs wait for all-reduces, so these have the highest priority.
         let (_, highest) = result::stream::get_priority_range().map_err(&open)?;
         let all_reduces = context.new_stream_with_priority(highest).map_err(&open)?;
         // SAFETY: freed with `self`.

@@ -107,7 +107,8 @@ DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
 }
 
 DEVICE void store_aligned(Out<bf16> y, i64 at, Four four) {
-    *reinterpret_cast<uint2 *>(y + at) = make_uint2(two_bf16(four.v[0], four.v[1]), two_bf16(four.v[2], four.v[3]));
+    *reinterpret_cast<uint2 *>(y + at) =
+        make_uint2(two_bf16(four.v[0], four.v[1]), two_bf16(four.v[2], four.v[3]));
 }
 #else
 template <class T> DEVICE Four load_vector(In<T> x, i64 at) {

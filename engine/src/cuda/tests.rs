@@ -417,7 +417,7 @@ fn a_compile_error_is_one_line() {
 /// Asserts that [`EveryOp`] launches every function of all sources that returns nothing and is no
 /// part of another.
 #[test]
-fn every_op_launches_every_kernel() {
+fn the_program_of_all_ops_launches_every_kernel() {
     let mut every_op = EveryOp::new(EVEN, false);
     every_op.b.precision = Precision::Bf16;
     let [products, sites] = [false, true].map(|one| Program::new(&every_op.b, |_, _| one));
@@ -439,7 +439,7 @@ fn every_op_launches_every_kernel() {
     let mut sources = 0;
     while let Some(folder) = folders.pop() {
         let Ok(entries) = std::fs::read_dir(&folder) else {
-            println!("no {folder:?}: whether every kernel is exhibited was not tested");
+            println!("no {folder:?}: not tested whether every kernel is launched");
             return;
         };
         for entry in entries {

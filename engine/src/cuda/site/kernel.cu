@@ -66,9 +66,9 @@ DEVICE void store_masked(Shared<bf16> tile, const typename Share<LINES, WIDTH>::
 // y = [y +] ((a FIRST) * M) SECOND [+ s clean] [+ (1 - s) bias], for LINES positions a block.
 //
 // Forward: a is x, FIRST is V [K, C], SECOND is U [C, N]. BACK: a is the gradient of y, FIRST is
-// U^T stored [C, K], SECOND is V^T stored [N, C], and y is the gradient of x. If the gradients of
-// importances or sources are wanted (WANT), x V is computed too; they are its product with (a
-// FIRST).
+// U^T stored [C, K], SECOND is V^T stored [N, C], and y is the gradient of x. For the
+// gradients of importances or sources (WANT_G, WANT_R), x V is computed too; they are its product
+// with (a FIRST).
 template <i64 ROWS, i64 C, int K, int N, int LINES, int WIDTH, bool BACK, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS,
           bool ROUTE, bool CLEAN, bool BIAS, int WANT_Y, int WANT_G, int WANT_R>
 DEVICE void site_rows(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, In<bf16> second, In<bf16> x, In<float> importance,
