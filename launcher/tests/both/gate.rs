@@ -1,4 +1,5 @@
-//! What stands between a launcher and a tracker: requests go through it to a server, or meet what networks and servers do to them.
+//! A proxy between a launcher and a tracker: passes requests to the server, or simulates faults of
+//! networks and servers.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,40 +8,40 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// The server has it, and its answer is returned.
+    /// The server gets it, and its answer is returned.
     Through,
-    /// No connection is taken.
+    /// No connection is accepted.
     Refused,
-    /// It is taken, and never answered.
+    /// The connection is accepted, and the request never answered.
     Silence,
-    /// It is answered with this status and these headers, and the server never has it.
+    /// The proxy answers with this status and these headers; the server does not get it.
     Answered(u16, &'static str),
-    /// As `Through`, so much later.
+    /// Like `Through`, with this delay.
     Late(Duration),
-    /// The server has it; half of its answer is returned.
+    /// The server gets it; half of its answer is returned.
     Halved,
-    /// The server has it, and the connection ends without an answer.
+    /// The server gets it, and the connection is closed without an answer.
     Lost,
 }
 
-/// A gate, until it is dropped.
+/// A proxy that runs until it is dropped.
 pub(crate) struct Gate {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Where the server is.
+    /// The server's address.
     server: SocketAddr,
     fate: Mutex<Fate>,
     is_over: AtomicBool,
 }
 
 impl Gate {
-    /// One before a server of this machine.
+    /// A proxy for a server of this machine.
     pub(crate) fn before(server: SocketAddr, fate: Fate) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -54,7 +55,7 @@ impl Gate {
         Self { address, shared }
     }
 
-    /// From here on this is what becomes of requests.
+    /// Sets the fate of requests from now on.
     pub(crate) fn set(&self, fate: Fate) {
         *self.shared.fate() = fate;
     }
@@ -80,7 +81,7 @@ impl Shared {
                 listener = None;
                 continue;
             }
-            // The port may be somebody's for a moment.
+            // The port may be in use for a moment.
             let Some(open) = listener.take().or_else(|| TcpListener::bind(address).ok()) else {
                 continue;
             };
@@ -88,7 +89,7 @@ impl Shared {
             while let Ok((client, _)) = open.accept() {
                 let shared = Arc::clone(&self);
                 thread::spawn(move || {
-                    // Either side may leave whenever it likes.
+                    // Either side may disconnect at any time.
                     let _ = shared.serve(client);
                 });
             }
@@ -96,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// One request of one connection.
+    /// Handles one request of a connection.
     fn serve(&self, mut client: TcpStream) -> io::Result<()> {
         client.set_nonblocking(false)?;
         let request = message(&mut client)?;
@@ -129,7 +130,7 @@ impl Shared {
     }
 }
 
-/// What a server answers.
+/// Sends a request to a server and returns the answer.
 pub(crate) fn ask(server: SocketAddr, request: &[u8]) -> io::Result<Vec<u8>> {
     let mut server = TcpStream::connect(server)?;
     server.write_all(&closing(request))?;
@@ -159,13 +160,13 @@ pub(crate) fn message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The length of the head of a message, if all of it is there.
+/// The length of a message's head, if it is complete.
 fn head(bytes: &[u8]) -> Option<usize> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
     Some(end + 4)
 }
 
-/// A message after which its connection is closed.
+/// The message with a header that closes its connection.
 fn closing(message: &[u8]) -> Vec<u8> {
     let line = message.windows(2).position(|two| two == b"\r\n");
     let (first, rest) = message.split_at(line.map_or(message.len(), |at| at + 2));

@@ -1,10 +1,11 @@
-//! What the stories of `it` and the farm have in common: a run, and a look at the processes and lines of a launch.
+//! Helpers of both `it` and the farm: a run, and the processes and output of a launch.
 
 use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::process::Child;
 
-/// resid_mlp2.toml cut short, its batches in four shards, with adversaries that all ranks climb together, in the loss and in evaluations.
+/// resid_mlp2.toml shortened, with batches in four shards, and with adversaries that all ranks
+/// share, in the loss and in evaluations.
 pub(crate) const SHARED_ADVERSARY: &[&str] = &[
     "train.steps=60",
     "train.batch_size=64",
@@ -28,7 +29,7 @@ pub(crate) const SHARED_ADVERSARY: &[&str] = &[
     "loss.2.step_size=0.3",
 ];
 
-/// A process that ends with its test, however that ends: it is killed when this is dropped, and its ranks with it.
+/// A child process that is killed, with its ranks, when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Guarded(pub(crate) Child);
 
@@ -48,13 +49,13 @@ impl DerefMut for Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // It may be gone.
+        // It may have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Lines without the time before them: no terminal shows them as they come.
+/// Lines without their timestamps, which they have because no terminal shows them.
 pub(crate) fn unstamped(text: &str) -> String {
     let line = |line: &str| match line.split_once("Z ") {
         Some((time, rest)) if time.len() == "2026-11-23T11:40:05".len() && time.contains('T') => {
@@ -65,7 +66,7 @@ pub(crate) fn unstamped(text: &str) -> String {
     text.split_inclusive('\n').map(line).collect()
 }
 
-/// The processes that a process started and that live, in the order in which they were started.
+/// The living children of a process, in the order of their start.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let children = processes.filter_map(|entry| {
@@ -78,7 +79,7 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
     children
 }
 
-/// Whether a process is gone, or only its entry is left.
+/// Whether a process has exited, or is a zombie.
 pub(crate) fn is_gone(pid: u32) -> bool {
     state(pid).is_none_or(|(state, _)| state == 'Z')
 }

@@ -1,4 +1,4 @@
-//! Flags and values in any combination: done, or refused by a line that says why.
+//! Flags and values in random combinations: each is executed, or refused with a reason.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,7 +15,7 @@ const FIELD: Suite = Suite {
     columns: &["done", "failed", "refused"],
 };
 
-/// What stands before the flags, and which flags there are: those with a value, and those without.
+/// The words before the flags, and the flags with and without a value.
 struct Shape {
     name: &'static str,
     words: &'static [&'static str],
@@ -110,14 +110,14 @@ const SHAPES: [Shape; 16] = [
         valued: &["--out", "RUN"],
         bare: &["RUN", "--help"],
     },
-    // With a run that is there it would serve for ever.
+    // With an existing run it would serve for ever.
     Shape {
         name: "watch",
         words: &["watch", "none"],
         valued: &["--port", "RUN"],
         bare: &["RUN", "--help"],
     },
-    // No tracker that is on a network.
+    // Without trackers on a network.
     Shape {
         name: "ship",
         words: &["ship", "RUN"],
@@ -173,7 +173,7 @@ const RUN_FLAGS: [&str; 11] = [
     "--restarts",
 ];
 
-/// None of them names a place outside of the case that could be written to or moved.
+/// None of them names a path outside of the case that could be written to or moved.
 const VALUES: [&str; 48] = [
     "",
     " ",
@@ -230,7 +230,7 @@ const VALUES: [&str; 48] = [
 fn odd_command_lines_are_done_or_refused() {
     let made = Uninterrupted::of(TOY);
     FIELD.run(|case| {
-        // A place of its own for what `..` names.
+        // A directory of its own for what `..` names.
         let cwd = case.dir().join("cwd");
         fs::create_dir(&cwd).unwrap();
         fs::copy(made.path().join("text.txt"), cwd.join("text.txt")).unwrap();
@@ -306,7 +306,7 @@ fn named(word: &str) -> OsString {
     }
 }
 
-/// Values that a flag is made for.
+/// Valid values of a flag.
 fn fitting(flag: &str) -> &'static [&'static str] {
     match flag {
         "--out" | "--trace" => &["a", "a/b", "a/", "./a"],

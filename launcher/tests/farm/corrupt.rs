@@ -11,12 +11,12 @@ use crate::random::Random;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
-    /// One bit is another.
+    /// One bit is flipped.
     Flip,
     Truncate,
     Empty,
     Delete,
-    /// Bytes that were not there follow the last.
+    /// Bytes are appended.
     Extend,
     Directory,
     Fifo,
@@ -25,7 +25,7 @@ pub(crate) enum Damage {
     NoPermission,
 }
 
-/// What a disk and a killed program do to bytes: nobody meant it.
+/// Damage by a disk or a killed program, as opposed to deliberate damage.
 pub(crate) const BY_ACCIDENT: [Damage; 4] = [
     Damage::Flip,
     Damage::Truncate,
@@ -62,7 +62,7 @@ impl Damage {
         }
     }
 
-    /// Does it to the file at `path`.
+    /// Applies the damage to the file at `path`.
     pub(crate) fn to_file(self, path: &Path, random: &mut Random) {
         let mut bytes = fs::read(path).unwrap();
         match self {
@@ -86,7 +86,7 @@ impl Damage {
         fs::write(path, bytes).unwrap();
     }
 
-    /// Does it to the directory at `path`: what would change bytes removes it.
+    /// Applies the damage to the directory at `path`; damage to bytes removes it.
     pub(crate) fn to_directory(self, path: &Path) {
         if self != Self::NoPermission {
             fs::remove_dir_all(path).unwrap();
@@ -109,7 +109,7 @@ impl Damage {
     }
 }
 
-/// Whether a message names a path: by its file name, or a directory that it lies in.
+/// Whether a message names a path: by its file name, or by a parent directory.
 pub(crate) fn names(message: &str, path: &Path) -> bool {
     let parts: Vec<OsString> = path.iter().map(OsString::from).collect();
     let last = &parts[parts.len().saturating_sub(3)..];

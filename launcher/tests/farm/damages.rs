@@ -1,4 +1,5 @@
-//! Damage to what a run left: the same command makes it good to the bit, or refuses it by name.
+//! Damage to files of a run: the same command recovers the same bits, or refuses and names the
+//! file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,13 +25,13 @@ const FIELD: Suite = Suite {
     ],
 };
 
-/// A part of what a run leaves.
+/// A file of a run.
 struct Part {
     name: &'static str,
-    /// In the stopped run, or in the finished one.
+    /// Whether the run is finished, or stopped.
     finished: bool,
     places: fn(&Base) -> Vec<PathBuf>,
-    /// Whether every place is damaged, or one of them.
+    /// Whether every path is damaged, or one of them.
     all: bool,
 }
 
@@ -187,7 +188,7 @@ const PARTS: [Part; 20] = [
     },
 ];
 
-/// What a run writes beside its checkpoints: no damage to it ends a run.
+/// Files beside the checkpoints: damage to them never ends a run.
 const LOGS: [&str; 4] = [
     "metrics.jsonl",
     "metrics.times",
@@ -195,13 +196,13 @@ const LOGS: [&str; 4] = [
     "system.jsonl",
 ];
 
-/// Also another file of the directory that the target is in.
+/// Also another file of the target's directory.
 const AND_MORE_OF_ITS_ENTRY: &str = "cached target and another file of its entry";
 
 /// While the run goes on.
 const REMOVED: &str = "run directory, removed";
 
-/// Not damaged, and not those that the run began with.
+/// Undamaged, but different from those with which the run began.
 const ANOTHER_DATASET: &str = "another dataset";
 const ANOTHER_TARGET: &str = "another target";
 
@@ -223,7 +224,7 @@ impl Base<'_> {
     }
 }
 
-/// A run that ended, and the same stopped on its way.
+/// A finished run, and the same run stopped halfway.
 struct Pair {
     straight: Uninterrupted,
     stopped: TempDir,
@@ -239,11 +240,11 @@ fn damage_is_made_good_or_refused_by_name() {
             straight,
         });
     let pairs: Vec<Pair> = pairs.collect();
-    // As many weights, from another seed.
+    // The same number of weights, from another seed.
     let others = [TOY, TEXT].map(|small| Uninterrupted::of(small.with(&["target.train.seed=1"])));
     FIELD.run(|case| {
         let part = &PARTS[case.number as usize % PARTS.len()];
-        // Of the two runs only one has a dataset.
+        // Only one of the two runs has a dataset.
         let has_data = ["shard", "index.json", ANOTHER_DATASET].contains(&part.name);
         let number = usize::from(has_data || case.random.one_in(2));
         let pair = &pairs[number];
@@ -264,7 +265,7 @@ fn damaged(
     part: &Part,
     other: &Uninterrupted,
 ) -> Result<(), String> {
-    // What accidents do is more likely than what hands do.
+    // Accidental damage is more likely than deliberate damage.
     let kinds: &[Damage] = if case.random.one_in(2) {
         &BY_ACCIDENT
     } else {
@@ -311,7 +312,7 @@ fn damaged(
                 .iter()
                 .any(|place| place.starts_with(base.dir.join(RUN)))
         {
-            // It says so, and has what could be read.
+            // It reports the damage, and shows what could be read.
             straight.compare_state(&dir)?;
             case.count("said");
         } else {
@@ -363,7 +364,8 @@ fn damaged(
     Ok(())
 }
 
-/// The directory of a run is removed, renamed or replaced while it goes on: the run says so, ends, and makes none anew.
+/// The directory of a run is removed, renamed or replaced during the run: the run reports it, ends,
+/// and does not create it again.
 fn removed(case: &mut Case, straight: &Uninterrupted, place: &Path) -> Result<(), String> {
     let mut running = case.start(straight.small.command(case.dir()));
     // Taken by the rank.
@@ -391,7 +393,7 @@ fn removed(case: &mut Case, straight: &Uninterrupted, place: &Path) -> Result<()
     }
     let ended = case.end(running, Duration::from_secs(10))?;
     let code = ended.code()?;
-    // What had ended by then, or had not begun, is no matter of this.
+    // Commands that had ended by then, or had not begun, do not count.
     if code == 0 {
         case.count("went on");
     } else {
@@ -407,7 +409,7 @@ fn removed(case: &mut Case, straight: &Uninterrupted, place: &Path) -> Result<()
     }
 }
 
-/// Whether a text names a path that ends as this one does, in the run directory.
+/// Whether a text names a path with the end of this one, in the run directory.
 fn names_whole(text: &str, path: &Path) -> bool {
     let name = path.file_name().unwrap().to_string_lossy();
     text.contains(&format!("{RUN}/{name}: "))

@@ -1,6 +1,6 @@
-//! Token datasets, weights and tokenizers with something wrong in them: used as they are, or refused by name.
+//! Faulty token datasets, weights and tokenizers: used as they are, or refused by name.
 //!
-//! What a dry run accepts, the run accepts.
+//! The run accepts what a dry run accepts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,11 +20,11 @@ const FIELD: Suite = Suite {
     columns: &["used", "refused"],
 };
 
-/// Two steps each, with the file that is spoiled.
+/// Two steps each, with the faulty file.
 const WITH_DATA: Small = TEXT.with(&["target.train.steps=2", "train.steps=2"]);
 const WITH_WEIGHTS: Small = TOY.with(&["train.steps=2"]);
 
-/// What has to come of a file.
+/// The required outcome of a file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Due {
     Use,
@@ -146,7 +146,7 @@ const WEIGHTS: [(&str, Spoil); 6] = [
         let damage = *random.one(&ALL);
         damage.to_file(path, random);
         match damage {
-            // A flipped bit may be another weight, and root may read everything.
+            // A flipped bit may give another valid weight, and root may read everything.
             Damage::Flip | Damage::NoPermission => Due::Either,
             _ => Due::Refusal,
         }
@@ -248,7 +248,7 @@ fn used_or_refused(
     }
 }
 
-/// Makes a dataset by a tokenizer, or of a text, with something wrong in it.
+/// Makes a dataset with a faulty tokenizer, or from a faulty text.
 fn tokenized_or_refused(case: &mut Case, of_text: bool) -> Result<(), String> {
     let (tokenizer, text) = (case.dir().join(TOKENIZER), case.dir().join("text.txt"));
     fs::write(&tokenizer, a_tokenizer().to_string()).unwrap();
@@ -303,14 +303,14 @@ fn with_weights() -> String {
     format!("{before}weights = \"weights.safetensors\"\n[data]{after}")
 }
 
-/// What a weight file holds, by name.
+/// The content of a weight file, by name.
 struct Tensors(BTreeMap<String, Tensor>);
 
 #[derive(Clone)]
 struct Tensor {
     dtype: &'static str,
     shape: Vec<usize>,
-    /// An element with a value of its own; all others are 0.5.
+    /// The index of the one element that differs; all others are 0.5.
     odd: Option<(usize, f32)>,
 }
 
@@ -375,7 +375,7 @@ fn write_safetensors(path: &Path, header: &[u8], data: &[u8]) {
     fs::write(path, [&length, header, data].concat()).unwrap();
 }
 
-/// Changes the header of a safetensors file: what it says, its bytes, or its length.
+/// Changes the header of a safetensors file: its content, bytes or length.
 fn header(path: &Path, random: &mut Random) {
     let mut bytes = fs::read(path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
@@ -414,7 +414,7 @@ fn json_file(path: &Path, random: &mut Random) {
     fs::write(path, value.to_string()).unwrap();
 }
 
-/// Replaces, removes or renames something at any depth.
+/// Replaces, removes or renames an element at any depth.
 fn spoil_json(value: &mut Value, random: &mut Random) {
     let stop = random.one_in(4);
     match value {
@@ -467,7 +467,7 @@ fn odd_json(random: &mut Random) -> Value {
     }
 }
 
-/// A small byte-level BPE as GPT-2's.
+/// A small byte-level BPE like GPT-2's.
 fn a_tokenizer() -> Value {
     let letters = (33..=126_u8).map(char::from).chain(['\u{120}', '\u{10a}']);
     let mut vocab = serde_json::Map::new();

@@ -1,7 +1,8 @@
-//! Full and read-only disks, small limits and odd environments: what a run cannot do it says, and it goes on where it can.
+//! Full and read-only disks, low limits and odd environments: a run reports what fails, and
+//! continues where it can.
 //!
-//! Disks are mounted in a namespace of their own (`unshare`), which is gone with the launch. Where that is not permitted those
-//! cases are counted as skipped.
+//! Disks are mounted in a namespace (`unshare`) that ends with the launch. Where that is not
+//! permitted, those cases count as skipped.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -21,7 +22,7 @@ const FIELD: Suite = Suite {
     columns: &["skipped", "done", "failed", "refused", "bit-equal"],
 };
 
-/// What surrounds a launch: a script that ends in it, and variables.
+/// The environment of a launch: a script that executes it, and variables.
 struct Environment {
     script: String,
     set: Vec<(&'static str, OsString)>,
@@ -49,7 +50,8 @@ const PLAIN: &str = "exec \"$@\"";
 
 type Surround = fn(&mut Random) -> Environment;
 
-/// Kilobytes of addresses that the program takes by itself: with fewer the kernel ends it before its first line.
+/// Kilobytes of address space that the program needs: with less the kernel ends it before its first
+/// line.
 static LOADED: LazyLock<usize> = LazyLock::new(|| {
     let starts = |kilobytes: &usize| {
         let mut command = Command::new("sh");
@@ -96,7 +98,7 @@ const PLACES: [(&str, Surround); 11] = [
     }),
     ("place", |random| {
         let places = [
-            // The directory that it is started in is gone.
+            // The working directory has been removed.
             "mkdir gone && cd gone && rmdir ../gone && ",
             "umask 777; ",
             "umask 000; ",
@@ -116,7 +118,7 @@ const PLACES: [(&str, Surround); 11] = [
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn runs_fare_as_well_as_their_surroundings_let_them() {
+fn runs_survive_limits_or_report_them() {
     let straight = Uninterrupted::of_each(&[TOY, TEXT]);
     let may_mount = may_mount();
     FIELD.run(|case| {
@@ -137,20 +139,20 @@ fn runs_fare_as_well_as_their_surroundings_let_them() {
     });
 }
 
-/// Whether this process may mount disks in a namespace of their own.
+/// Whether this process may mount disks in a namespace.
 pub(crate) fn may_mount() -> bool {
     let mut command = Command::new("unshare");
     command.args(["-rm", "sh", "-c", "mount -t tmpfs none /mnt"]);
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// A disk of some KiB at a place; what was written to it is kept there, so that the run can go on.
+/// A disk of some KiB at a path; its files are kept there, so that the run can continue.
 fn full(place: &str, kib: usize) -> Environment {
     let kib = 4 + kib;
     Environment::script(on_disk(place, kib, "\"$@\"; code=$?"))
 }
 
-/// What is done in a disk of some KiB at a place, and leaves `code`; what was written there is kept in its place.
+/// Runs a command on a disk of some KiB at a path, and exits with `code`; its files are kept there.
 pub(crate) fn on_disk(place: &str, kib: usize, done: &str) -> String {
     in_namespace(&format!(
         "mkdir -p full kept && mount -t tmpfs -o size={kib}k none full && mount --bind full {place} || exit 99; \
@@ -240,7 +242,7 @@ fn surrounded(
         let running = case.start(command(arguments));
         let ended = case.end(running, LIMIT)?;
         if ended.status.code() == Some(127) {
-            // It could not be loaded: nothing of ours has run.
+            // It could not be loaded: none of our code has run.
             case.count("skipped");
             return Ok(());
         }
@@ -257,7 +259,7 @@ fn surrounded(
         _ => case.count("refused"),
     }
     said(ended, around)?;
-    // What a launcher refuses it has not begun, and a dry run has refused it too.
+    // A launcher that refuses has not begun, and a dry run refuses too.
     if code == 2 && dry.code()? == 0 {
         return Err("the dry run finds nothing wrong where the run is refused".to_owned());
     }
@@ -280,7 +282,7 @@ fn surrounded(
     Ok(())
 }
 
-/// Whether a run that did not come to its end says why, where it can be heard.
+/// Whether a run that did not finish gives the reason on a stream that can be read.
 fn said(ended: &Ended, around: &Environment) -> Result<(), String> {
     let heard = !around.script.contains("2>");
     let done = ended.code()? == 0;

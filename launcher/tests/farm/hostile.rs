@@ -1,4 +1,5 @@
-//! Run files, pickles and archives that are made to take memory: read in a bounded multiple of their length, or refused in one line.
+//! Run files, pickles and archives designed to exhaust memory: read within a bounded multiple of
+//! their length, or refused in one line.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -16,10 +17,10 @@ const FIELD: Suite = Suite {
     columns: &["used", "refused"],
 };
 
-/// Longest file, but for holes.
+/// Maximum file length, without holes.
 const MOST: usize = 2 << 20;
 
-/// What a file may take: a hundred times its length, and what the program takes to start.
+/// Limits memory to a hundred times the length of a file, plus that of the program.
 fn limited(dir: &Path) -> Command {
     let kibibytes = (100 * MOST + (1 << 30)) >> 10;
     let mut command = scripted(dir, &format!("ulimit -v {kibibytes}; exec \"$@\""));
@@ -118,7 +119,7 @@ fn hostile_files_take_bounded_memory() {
     });
 }
 
-/// tms_5-2 with its target from a file of PyTorch.
+/// tms_5-2 with its target from a PyTorch file.
 fn with_weights() -> String {
     let text = fs::read_to_string(config(TOY.config)).unwrap();
     let (before, rest) = text.split_once("[target.train]").unwrap();
@@ -126,13 +127,13 @@ fn with_weights() -> String {
     format!("{before}weights = \"weights.bin\"\n[data]{after}")
 }
 
-/// A string of a pickle.
+/// A string in a pickle.
 fn text(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
     [b"X", &length[..], bytes].concat()
 }
 
-/// A few instructions, over and over, after what tensors are made of.
+/// Tensor data, then a few repeated instructions.
 fn pickle(random: &mut Random) -> Vec<u8> {
     let key = vec![b'0'; *random.one(&[1, 1, 1, 300, 60_000, MOST / 2])];
     let mut bytes = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00((".to_vec();
@@ -199,8 +200,8 @@ fn pickle(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Pieces of a file, each with its place: an archive of a pickle and a storage. One that lies says lengths and places that are not so,
-/// and has holes where others would have bytes.
+/// Parts of a file with their offsets: an archive of a pickle and a storage. A lying archive states
+/// wrong lengths and offsets, and has holes for data.
 fn archive(pickle: &[u8], random: &mut Random, lies: bool) -> Vec<(u64, Vec<u8>)> {
     let mut bytes = Vec::new();
     let mut list = Vec::new();
@@ -278,7 +279,7 @@ fn put(path: &Path, parts: &[(u64, Vec<u8>)]) {
     }
 }
 
-/// Lists of aliases of what is before them, which may be long.
+/// Lists of aliases of earlier ones, which may be long.
 fn anchors(random: &mut Random) -> String {
     let long = "x".repeat(*random.one(&[1, 100, 10_000, 200_000]));
     let mut text = match random.below(3) {

@@ -1,5 +1,5 @@
-//! SIGKILL to the launcher, a rank or all of them, at any moment and again and again, by one rank, two or four: the run ends in the
-//! bits of a straight one.
+//! SIGKILL to the launcher, a rank or all of them, at random times and repeatedly, with one, two or
+//! four ranks: the run ends with the bits of an undisturbed one.
 
 use std::process::Command;
 use std::thread;
@@ -24,12 +24,12 @@ const FIELD: Suite = Suite {
     ],
 };
 
-/// Kills of one run, at most.
+/// Maximum kills of one run.
 const KILLS: u32 = 8;
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn killed_runs_end_in_the_bits_of_straight_ones() {
+fn killed_runs_give_the_same_bits() {
     let runs = [TOY, TEXT, SHARED_TMS, SHARED_TOY, SHARED_TEXT];
     let straight = Uninterrupted::of_each(&runs);
     FIELD.run(|case| {
@@ -49,9 +49,9 @@ fn killed_runs_end_in_the_bits_of_straight_ones() {
     });
 }
 
-/// A run that is killed again and again, until it ends in the bits of the straight one.
+/// Kills a run repeatedly, until it ends with the bits of the undisturbed one.
 ///
-/// - `more`: what every launch has beside the run
+/// - `more`: arguments of every launch
 pub(crate) fn killed(
     case: &mut Case,
     straight: &Uninterrupted,
@@ -88,7 +88,7 @@ pub(crate) fn killed(
             send(launcher, Signal::KILL);
             running.child.wait().unwrap();
             ranks.into_iter().for_each(wait_until_gone);
-            // One that was being started when its launcher died is no child of it that can be seen.
+            // A process that was being started when its launcher died is not visible as its child.
             thread::sleep(Duration::from_millis(20));
             case.count(if victim == 0 {
                 "launcher killed"
@@ -107,7 +107,7 @@ pub(crate) fn killed(
             (1, false) => {
                 case.count("rank killed");
                 let error = ended.error()?;
-                // Those before it may have ended by themselves.
+                // Earlier ones may have exited by themselves.
                 let who = format!("(pid {}) was killed", ranks[guilty]);
                 if !error.contains(&who) || !error.contains("SIGKILL") {
                     return Err(format!("expected what killed {who}, found {error}"));

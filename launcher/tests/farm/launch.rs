@@ -1,4 +1,4 @@
-//! Launches with a time limit, and what holds for each of them.
+//! Launches with a time limit, and checks common to all of them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,23 +14,23 @@ use crate::suite::Case;
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
 
-/// Longest life of a launch: the small runs take a second, alone on the machine.
+/// Time limit of a launch: the small runs take a second, alone on the machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// KiB of its own that a launcher may hold at most.
+/// Maximum resident memory of a launcher, in KiB.
 pub(crate) const MOST_KIB: u64 = 50 << 10;
 
-/// Lines of a stream that a report of a fault shows.
+/// Lines of a stream that a fault report shows.
 const SHOWN: usize = 12;
 
-/// A launch that is under way.
+/// A running launch.
 pub(crate) struct Running {
     pub(crate) child: Guarded,
     command: String,
     streams: [Option<JoinHandle<Vec<u8>>>; 2],
 }
 
-/// What a launch ended with.
+/// The result of a launch.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -49,7 +49,7 @@ pub(crate) fn scripted(dir: &Path, script: &str) -> Command {
     in_place(command, dir)
 }
 
-/// The launcher with 6 GB of addresses, so that no file makes it take the machine's memory.
+/// The launcher with 6 GB of address space, so that no file exhausts the machine's memory.
 pub(crate) fn guarded(dir: &Path) -> Command {
     scripted(dir, "ulimit -v 6000000; exec \"$@\"")
 }
@@ -63,13 +63,13 @@ fn in_place(mut command: Command, dir: &Path) -> Command {
 }
 
 impl Case {
-    /// Starts a launch whose streams are read to their ends.
+    /// Starts a launch whose streams are read.
     pub(crate) fn start(&mut self, mut command: Command) -> Running {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         self.start_unread(command)
     }
 
-    /// Starts a launch that writes wherever the command says.
+    /// Starts a launch whose streams are those of the command.
     pub(crate) fn start_unread(&mut self, mut command: Command) -> Running {
         let mut child = Guarded(command.spawn().unwrap());
         let streams = [
@@ -83,11 +83,11 @@ impl Case {
         }
     }
 
-    /// Waits for a launch that has `limit` from now on.
+    /// Waits for a launch for at most `limit`.
     ///
     /// # Errors
     ///
-    /// It lives on, panics, or prints what could steer a terminal.
+    /// It is still running, panicked, or printed control characters.
     pub(crate) fn end(&mut self, mut running: Running, limit: Duration) -> Result<Ended, String> {
         let Some(status) = wait(&mut running.child, limit) else {
             let children = children(running.child.id());
@@ -121,7 +121,7 @@ impl Case {
     ///
     /// # Errors
     ///
-    /// As above, and when it leaves with another code than `codes`.
+    /// As [`Self::end`], and when the exit code is not in `codes`.
     pub(crate) fn launch(&mut self, command: Command, codes: &[i32]) -> Result<Ended, String> {
         let running = self.start(command);
         let ended = self.end(running, LIMIT)?;
@@ -131,11 +131,11 @@ impl Case {
 }
 
 impl Ended {
-    /// The exit code, which `--help` has to list.
+    /// The exit code, which must be listed in `--help`.
     ///
     /// # Errors
     ///
-    /// Another code, or none: a signal ended it.
+    /// Another code, or none: it died of a signal.
     pub(crate) fn code(&self) -> Result<i32, String> {
         match self.status.code() {
             Some(code) if documented().contains(&code) => Ok(code),
@@ -144,7 +144,7 @@ impl Ended {
         }
     }
 
-    /// The exit code, where it is one of `codes`.
+    /// The exit code, which must be in `codes`.
     pub(crate) fn one_of(&self, codes: &[i32]) -> Result<i32, String> {
         let code = self.code()?;
         if codes.contains(&code) {
@@ -155,11 +155,11 @@ impl Ended {
         ))
     }
 
-    /// The first line that tells of an error.
+    /// The first error line.
     ///
     /// # Errors
     ///
-    /// There is none, or it is no text.
+    /// There is none, or it is empty.
     pub(crate) fn error(&self) -> Result<&str, String> {
         let mut lines = self.stderr.lines();
         match lines.find_map(|line| line.strip_prefix("error: ")) {
@@ -169,7 +169,7 @@ impl Ended {
     }
 }
 
-/// The codes that `--help` lists.
+/// The exit codes listed in `--help`.
 fn documented() -> &'static BTreeSet<i32> {
     static CODES: OnceLock<BTreeSet<i32>> = OnceLock::new();
     CODES.get_or_init(|| {
@@ -219,7 +219,7 @@ fn told(command: &str, end: &str, stdout: &str, stderr: &str) -> String {
     text
 }
 
-/// The end of a child, if it comes within `limit`.
+/// Waits for a child for at most `limit`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let started = Instant::now();
     loop {
@@ -233,7 +233,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Waits for a process that nobody here can wait for.
+/// Waits for a process that is not a child.
 pub(crate) fn wait_until_gone(pid: u32) {
     let started = Instant::now();
     while !is_gone(pid) {
@@ -245,7 +245,7 @@ pub(crate) fn wait_until_gone(pid: u32) {
     }
 }
 
-/// KiB of its own that a process holds.
+/// Resident memory of a process, in KiB.
 pub(crate) fn held_kib(process: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let mut lines = status.lines();

@@ -1,23 +1,24 @@
-//! The farm: broken and hostile files, odd command lines, kills, signals, strangers, damage, full disks, failing system calls, trackers
-//! that are slow, wrong or dead, and long runs under all kinds of faults, at random from a seed.
+//! The farm: random tests from a seed. Broken and hostile files, odd command lines, kills, signals,
+//! strangers, damage, full disks, failing system calls, slow, wrong or dead trackers, and long runs
+//! under all kinds of faults.
 //!
 //! ```sh
 //! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
 //! ```
 //!
-//! Each file is a suite and ends with a table of what came of its cases. Nothing may be lost, panic, hang, change in silence,
-//! or leave with a code that `spd-launch --help` does not list.
+//! Each file is a suite that prints a table of its results. Nothing may be lost, panic, hang,
+//! change silently, or exit with a code that `spd-launch --help` does not list.
 //!
 //! | variable | |
 //! |---|---|
-//! | `SPD_FARM_SEED` | another seed, other cases |
+//! | `SPD_FARM_SEED` | the seed |
 //! | `SPD_FARM_SCALE` | factor on the number of cases; 1 takes some minutes on two cores |
-//! | `SPD_FARM_MINUTES` | as many cases of each suite as begin in that time |
-//! | `SPD_FARM_CASE` | one case alone, by its number; what depends on the moment of a signal may then end otherwise |
+//! | `SPD_FARM_MINUTES` | instead: start cases of each suite for this time |
+//! | `SPD_FARM_CASE` | a single case, by its number; its outcome may depend on the moment of a signal |
 #![cfg(test)]
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 #[path = "../both/mod.rs"]

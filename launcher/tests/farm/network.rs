@@ -1,5 +1,6 @@
-//! Two nodes in two network namespaces, and what networks do to them: the wire between them breaks and heals, carries one way alone, or
-//! never heals. Where it is to be slow and to lose packets, it is made of TUN devices and `relay.py`, as few kernels have `sch_netem`.
+//! Two nodes in two network namespaces whose connection breaks and recovers, works in one direction
+//! only, or never recovers. For delays and lost packets, the connection uses TUN devices and
+//! `relay.py`, since few kernels have `sch_netem`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 use crate::both::Guarded;
 use crate::launch::BINARY;
 
-/// A run of half a minute or so by two nodes.
+/// A run of about half a minute on two nodes.
 const SET: &[&str] = &[
     "train.steps=20000",
     "train.batch_size=64",
@@ -24,10 +25,10 @@ const SET: &[&str] = &[
     "checkpoint.every=1000",
 ];
 
-/// What happens to the wire some seconds after the start.
+/// What happens to the connection some seconds after the start.
 struct Fault {
     name: &'static str,
-    /// Whether it is done by the relay.
+    /// Whether it needs the relay.
     needs_relay: bool,
     begins: fn(&Wire) -> bool,
     heals: Option<fn(&Wire) -> bool>,
@@ -66,10 +67,10 @@ const FAULTS: &[Fault] = &[
     },
 ];
 
-/// Two namespaces and the wire between them, which go when this is dropped.
+/// Two connected namespaces, which are removed on drop.
 struct Wire {
     names: [String; 2],
-    /// What is between them, if the kernel is not, and the folder in which those meet.
+    /// The relay process between them, if any, and the folder of its sockets.
     relays: Vec<Child>,
     folder: TempDir,
 }
@@ -85,7 +86,7 @@ fn ip(arguments: &str) -> bool {
 }
 
 impl Wire {
-    /// Two namespaces; `None` where this process may not make them.
+    /// Two namespaces; `None` where this process may not create them.
     fn bare(kind: &str) -> Option<Self> {
         let wire = Self {
             names: ["a", "b"].map(|name| format!("spd{}{kind}{name}", process::id())),
@@ -99,7 +100,7 @@ impl Wire {
         made.then_some(wire)
     }
 
-    /// A wire of the kernel's.
+    /// Connected by the kernel.
     fn new() -> Option<Self> {
         let wire = Self::bare("v")?;
         let [a, b] = &wire.names;
@@ -112,7 +113,8 @@ impl Wire {
         made.then_some(wire)
     }
 
-    /// A wire that may be made [slow](Self::slow); `None` where there is no Python, or no TUN device.
+    /// Connected by a relay that can be made [slow](Self::slow); `None` without Python or TUN
+    /// devices.
     fn relayed() -> Option<Self> {
         let mut wire = Self::bare("t")?;
         let folder = wire.folder.path();
@@ -137,7 +139,7 @@ impl Wire {
         (0..50).any(answers).then_some(wire)
     }
 
-    /// While this file is there, the wire is slow.
+    /// While this file exists, the connection is slow.
     fn slow(&self) -> PathBuf {
         self.folder.path().join("slow")
     }
@@ -171,7 +173,7 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         for relay in &mut self.relays {
-            // It may be gone.
+            // It may have exited.
             let _ = relay.kill();
             let _ = relay.wait();
         }
@@ -224,7 +226,7 @@ fn network() {
         } else {
             assert_eq!(codes, [Some(1); 2], "{told:?}");
             assert!(began.elapsed() < Duration::from_secs(100));
-            // The pair is named on both sides.
+            // Both nodes name the pair.
             let named = |told: &str, words: &str| told.lines().any(|line| line.contains(words));
             assert!(named(&told[0], "rank 1 on "), "{}", told[0]);
             assert!(named(&told[0], "node 1 ("), "{}", told[0]);

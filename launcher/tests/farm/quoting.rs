@@ -1,5 +1,6 @@
-//! Trackers that lie: a good status with nonsense, errors that quote the keys that they were sent, in any form and cut anywhere, letters
-//! that a terminal obeys. No key is in what is printed, nor in what is kept; and when the tracker is well again, it has every row once.
+//! Trackers that lie: a good status with nonsense, errors that quote the keys that they received,
+//! in any form and cut anywhere, control characters. No key is printed or stored; once the tracker
+//! has recovered, it has every row once.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -27,10 +28,10 @@ const QUOTING: Suite = Suite {
     columns: &["lies", "not sent at first"],
 };
 
-/// How long `ship` may take: it waits 2, 4 and 8 seconds where it is lied to.
+/// Time limit of `ship`: it waits 2, 4 and 8 seconds after lies.
 const SHIPPED: Duration = Duration::from_secs(180);
 
-/// What a terminal obeys, or what looks like a line of ours.
+/// Control characters, or text that looks like our output.
 const STEERING: [&str; 6] = [
     "\u{1b}[2J",
     "\r",
@@ -42,7 +43,7 @@ const STEERING: [&str; 6] = [
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn no_lie_of_a_tracker_shows_a_key_or_loses_a_row() {
+fn a_lying_tracker_reveals_no_key_and_loses_no_row() {
     let servers = Servers::start(QUOTING.name);
     let names = servers.names();
     let names: Vec<&str> = names.split(',').collect();
@@ -77,7 +78,7 @@ fn no_lie_of_a_tracker_shows_a_key_or_loses_a_row() {
         let keys = Keys::of(name, &mut case.random);
         case.kind(format!("{name}, {}", keys.kind));
         let server = servers.address(name);
-        // A few, among what is true: it waits after each of them.
+        // Few lies among true answers, since the client waits after each of them.
         let mut lies: VecDeque<_> = (0..case.random.below(8)).map(|_| None).collect();
         for _ in 0..1 + case.random.below(3) {
             lies.push_back(Some(lie(&mut case.random, &keys)));
@@ -118,7 +119,7 @@ fn no_lie_of_a_tracker_shows_a_key_or_loses_a_row() {
     });
 }
 
-/// Makes it another run for trackers.
+/// Gives the run another id for trackers.
 fn rename(case: &mut Case, run: &Path) {
     let id = Start::all(run).unwrap().swap_remove(0).run;
     let letters = b"abcdefghijkmnpqrstuvwxyz";
@@ -130,7 +131,7 @@ fn rename(case: &mut Case, run: &Path) {
     fs::write(&starts, text).unwrap();
 }
 
-/// What a launch is given, and in which forms a server has it.
+/// The keys of a launch, and the forms in which a server has them.
 struct Keys {
     kind: &'static str,
     variables: Vec<(&'static str, String)>,
@@ -174,7 +175,7 @@ impl Keys {
         }
     }
 
-    /// Whether a part of a key is in a text: half of it, or eight letters.
+    /// Checks that no part of a key is in a text: half of it, or eight characters.
     fn look_for(&self, place: &str, text: &str) -> Result<(), String> {
         for form in &self.forms {
             let part = (form.len() / 2).clamp(4, 8);
@@ -192,7 +193,7 @@ impl Keys {
     }
 }
 
-/// As it is, in JSON, in an address, and with its user in base64.
+/// As it is, in JSON, in a URL, and with its user in base64.
 fn forms(key: &str, user: Option<&str>) -> Vec<String> {
     let json = Json::from(key).to_string();
     let address = |byte: u8| match byte.is_ascii_alphanumeric() {
@@ -226,10 +227,10 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// An answer that is not what was asked for.
+/// A wrong answer.
 fn lie(random: &mut Random, keys: &Keys) -> Vec<u8> {
     let form = random.one(&keys.forms).clone();
-    // The server has cut it, or it has not.
+    // The server may have cut it.
     let quoted = match random.below(3) {
         0 => form[..1 + random.below(form.len())].to_owned(),
         1 => form[random.below(form.len())..].to_owned(),
@@ -269,7 +270,7 @@ fn lie(random: &mut Random, keys: &Keys) -> Vec<u8> {
     [head.into_bytes(), body.into_bytes()].concat()
 }
 
-/// Stands before a tracker, and lies in its place as long as it has lies.
+/// A proxy before a tracker that answers with lies while it has any.
 struct Liar {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -277,7 +278,7 @@ struct Liar {
 
 struct Shared {
     server: SocketAddr,
-    /// What is answered to each request, if not the truth.
+    /// The answer to each request, if it is a lie.
     lies: Mutex<VecDeque<Option<Vec<u8>>>>,
     told: AtomicU32,
 }
@@ -292,23 +293,23 @@ impl Liar {
             told: AtomicU32::new(0),
         });
         let of_thread = Arc::clone(&shared);
-        // It ends with the process of the tests.
+        // The thread ends with the test process.
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let shared = Arc::clone(&of_thread);
-                // Either side may leave whenever it likes.
+                // Either side may disconnect at any time.
                 thread::spawn(move || shared.serve(client).ok());
             }
         });
         Self { address, shared }
     }
 
-    /// From here on it tells the truth.
+    /// Ends the lies.
     fn mend(&self) {
         self.shared.lies.lock().unwrap().clear();
     }
 
-    /// How often it has lied.
+    /// Number of lies so far.
     fn told(&self) -> u32 {
         self.shared.told.load(Ordering::Relaxed)
     }
@@ -317,7 +318,7 @@ impl Liar {
 impl Shared {
     fn serve(&self, mut client: TcpStream) -> io::Result<()> {
         let request = message(&mut client)?;
-        // Files may be lost, which is another story.
+        // Lost files are tested elsewhere.
         let is_file = request.starts_with(b"PUT");
         let lie = match is_file {
             true => None,

@@ -1,6 +1,6 @@
-//! The random numbers of a case, which depend on nothing but seed, suite and case.
+//! The random numbers of a case, which depend only on seed, suite and case.
 
-/// Draws in their order.
+/// A random number generator.
 #[derive(Debug)]
 pub(crate) struct Random {
     seed: u64,
@@ -31,7 +31,7 @@ impl Random {
         usize::try_from(self.word() % end as u64).unwrap()
     }
 
-    /// A number from 0 to below 1.
+    /// A number of at least 0 and below 1.
     pub(crate) fn part(&mut self) -> f64 {
         self.below(1 << 24) as f64 / f64::from(1 << 24)
     }

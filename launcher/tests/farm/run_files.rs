@@ -1,4 +1,4 @@
-//! Shipped run files with something wrong in them: refused by a line a fault, or planned.
+//! Shipped run files with faults: refused with one line for each fault, or planned.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +17,7 @@ const FIELD: Suite = Suite {
     columns: &["planned", "refused"],
 };
 
-/// Longest time to read a file and plan its run.
+/// Time limit for reading a file and planning its run.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const MUTATIONS: [(&str, Mutation); 10] = [
@@ -104,7 +104,7 @@ fn mutated_run_files_are_planned_or_refused() {
             .filter(|line: &Vec<u8>| !line.is_empty())
             .collect();
         let (name, mutation) = MUTATIONS[case.number as usize % MUTATIONS.len()];
-        // Most files have one fault, which may hide behind no other.
+        // Most files have one fault, so that no other hides it.
         for _ in 0..1 + random.below(4) / 3 + random.below(8) / 7 {
             mutation(&mut lines, random);
         }
@@ -163,12 +163,12 @@ fn shipped() -> Vec<PathBuf> {
     });
     files.retain(|path| !path.ends_with("Cargo.toml"));
     assert!(files.len() > 10, "{files:?}");
-    // Those of the crate's own tests are broken already.
+    // Test files of the crate are broken already.
     files.retain(|path| path.parent() == Some(&config("")));
     files
 }
 
-/// A line that has a byte.
+/// A line that is not empty.
 fn a_line<'a>(lines: &'a mut [Vec<u8>], random: &mut Random) -> &'a mut Vec<u8> {
     let at = random.below(lines.len());
     let line = &mut lines[at];
@@ -215,7 +215,7 @@ fn text(lines: &mut [Vec<u8>], random: &mut Random) {
     });
 }
 
-/// Puts `by` in the place of one of the spans that lines have.
+/// Replaces one of the spans in the lines with `by`.
 fn replace(
     lines: &mut [Vec<u8>],
     random: &mut Random,

@@ -1,4 +1,4 @@
-//! Small runs, and the bits that they must end in.
+//! Small runs, and the bits of their results.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,15 +16,15 @@ use crate::random::Random;
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 
-/// Where the runs of the farm lie, in the directory of a case.
+/// The run directory in the directory of a case.
 pub(crate) const RUN: &str = "runs/x";
 
-/// A shipped run file, cut short.
+/// A shortened run file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Small {
     pub(crate) config: &'static str,
     pub(crate) set: &'static [&'static str],
-    /// Said after those.
+    /// Further `--set`s.
     pub(crate) more: &'static [&'static str],
 }
 
@@ -67,8 +67,8 @@ pub(crate) const TEXT: Small = Small {
     more: &[],
 };
 
-/// Runs whose batches are cut into four shards, which as many ranks, or fewer, may share: one with adversaries that all ranks climb
-/// together, and one of a language model.
+/// Runs with batches in four shards, which up to four ranks may share: one with adversaries that
+/// all ranks share, and one of a language model.
 pub(crate) const SHARED_TOY: Small = Small {
     config: "resid_mlp2.toml",
     set: SHARED_ADVERSARY,
@@ -81,7 +81,7 @@ pub(crate) const SHARED_TEXT: Small =
 pub(crate) const SHARED_TMS: Small = TOY.with(&["train.shards=4"]);
 
 impl Small {
-    /// By how many ranks it is run next.
+    /// A random number of ranks for its next launch.
     pub(crate) fn ranks(&self, random: &mut Random) -> usize {
         let mut set = self.set.iter().chain(self.more);
         match set.any(|set| *set == "train.shards=4") {
@@ -94,12 +94,12 @@ impl Small {
         Self { more, ..self }
     }
 
-    /// The launch of this run in a directory that has its data.
+    /// The command for this run in a directory with its data.
     pub(crate) fn command(&self, dir: &Path) -> Command {
         self.complete(launcher(dir))
     }
 
-    /// The same by a command that lacks nothing but the arguments.
+    /// Adds the arguments of this run to a command.
     pub(crate) fn complete(&self, mut command: Command) -> Command {
         command.arg(config(self.config));
         command.args(["--out", RUN, "--threads", "1"]);
@@ -114,11 +114,11 @@ pub(crate) fn config(name: &str) -> PathBuf {
     Path::new(CONFIGS).join(name)
 }
 
-/// Makes the datasets that shakespeare.toml names, in the place of those that stand.
+/// Makes the datasets of shakespeare.toml, replacing existing ones.
 ///
-/// - `factor`: another one gives another text of the same length
+/// - `factor`: selects the text; its length is constant
 pub(crate) fn make_data(dir: &Path, factor: usize) {
-    // Enough for a few thousand windows; what it says does not matter.
+    // Enough for a few thousand windows; the content does not matter.
     let text: String = (0..2000)
         .map(|line| format!("line {line:4} of {:2}\n", line * line * factor % 97))
         .collect();
@@ -129,7 +129,7 @@ pub(crate) fn make_data(dir: &Path, factor: usize) {
     assert!(command.output().unwrap().status.success());
 }
 
-/// A run that nothing befell.
+/// An undisturbed run.
 pub(crate) struct Uninterrupted {
     pub(crate) small: Small,
     pub(crate) took: Duration,
@@ -137,7 +137,8 @@ pub(crate) struct Uninterrupted {
     remains: Results,
 }
 
-/// Every bit that a run leaves: its newest checkpoint's tensors (parameters, moments, target) and its rows.
+/// The bits of a run's results: the tensors of its newest checkpoint (parameters, moments, target)
+/// and its rows.
 #[derive(PartialEq)]
 struct Results {
     tensors: Vec<u8>,
@@ -159,7 +160,8 @@ impl Uninterrupted {
         }
     }
 
-    /// Several, as many at a time as there are cores, so that their times are those of cases.
+    /// Several runs, as many at a time as there are cores, so that their times are comparable with
+    /// those of cases.
     pub(crate) fn of_each(small: &[Small]) -> Vec<Self> {
         let cores = thread::available_parallelism().map_or(1, Into::into);
         let at_a_time = |small: &[Small]| -> Vec<Self> {
@@ -174,7 +176,7 @@ impl Uninterrupted {
         small.chunks(cores).flat_map(at_a_time).collect()
     }
 
-    /// Puts the data of the run into another directory, and its trained target too if asked for.
+    /// Copies the data of the run into another directory, and optionally its trained target.
     pub(crate) fn furnish(&self, dir: &Path, cached: bool) {
         copy(&self.dir.path().join("data"), &dir.join("data"));
         if cached {
@@ -182,19 +184,19 @@ impl Uninterrupted {
         }
     }
 
-    /// Puts the trained target of this run in the place of another.
+    /// Replaces a trained target by that of this run.
     pub(crate) fn put_target(&self, place: &Path) {
         let mut files = tree(&self.dir.path().join("cache"));
         files.retain(|path| path.ends_with("target.safetensors"));
         fs::copy(&files[0], place).unwrap();
     }
 
-    /// The whole of the directory, with the finished run.
+    /// The directory with the finished run.
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    /// A directory with this run stopped on its way, after two checkpoints.
+    /// A directory with this run stopped halfway, after two checkpoints.
     pub(crate) fn stopped(&self) -> TempDir {
         for _ in 0..20 {
             let dir = tempfile::tempdir().unwrap();
@@ -216,11 +218,11 @@ impl Uninterrupted {
         panic!("{}: is over before it can be stopped", self.small.config);
     }
 
-    /// Whether the run in `dir` left the same bits.
+    /// Compares the bits of the run in `dir`.
     ///
     /// # Errors
     ///
-    /// What differs.
+    /// The first difference.
     pub(crate) fn compare(&self, dir: &Path) -> Result<(), String> {
         self.compare_state(dir)?;
         let remains = Results::of(&dir.join(RUN))?;
@@ -230,7 +232,7 @@ impl Uninterrupted {
         Ok(())
     }
 
-    /// The same of its last checkpoint alone.
+    /// Compares the last checkpoint only.
     ///
     /// # Errors
     ///
@@ -259,7 +261,7 @@ impl Results {
     }
 }
 
-/// Names of the checkpoints that stand whole, in their order.
+/// Names of the complete checkpoints, in order.
 pub(crate) fn steps(checkpoints: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(checkpoints) else {
         return vec![];
@@ -277,7 +279,7 @@ pub(crate) fn steps(checkpoints: &Path) -> Vec<String> {
     steps
 }
 
-/// Copies a directory with all that is in it.
+/// Copies a directory recursively.
 pub(crate) fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -291,7 +293,8 @@ pub(crate) fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Every path below a directory, in order, but for what the cache remembers of datasets: a dry run may add to that.
+/// All paths below a directory, sorted, without the cache of verified datasets, which a dry run may
+/// extend.
 pub(crate) fn tree(dir: &Path) -> Vec<PathBuf> {
     let mut paths = vec![];
     for entry in fs::read_dir(dir).unwrap() {
@@ -313,15 +316,15 @@ pub(crate) fn tree(dir: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// What lies in a directory; nothing in what is none.
+/// The names in a directory; none if it does not exist.
 fn names(dir: &Path) -> Vec<OsString> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name()).collect()
 }
 
-/// Sends a signal to a process, which may be gone.
+/// Sends a signal to a process, which may have exited.
 pub(crate) fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-    // One that is gone has ended by itself.
+    // The process has exited by itself.
     let _ = kill_process(pid, signal);
 }

@@ -1,6 +1,6 @@
-//! Trackers that a run is shipped to, and what each of them has of it in the end: the recording server of `../shared` for W&B, a real
-//! MLflow server (`SPD_MLFLOW` names the folder that it is installed in), event files as TensorBoard's own reader finds them
-//! (`SPD_TENSORBOARD`). What is not here is named, and left out.
+//! The trackers of the farm, and their final content of a run: the recording server of `../shared`
+//! for W&B, a real MLflow server (`SPD_MLFLOW` names the folder that it is installed in), event
+//! files as read by TensorBoard (`SPD_TENSORBOARD`). Missing ones are reported and left out.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -19,10 +19,10 @@ use serde_json::{Map, Value as Json, json};
 use spd_tracker::Start;
 use tempfile::TempDir;
 
-/// Where the recording server puts runs.
+/// The server's folder for runs.
 const ENTITY: &str = "fixture-entity";
 
-/// A key of the right length, which is of nobody.
+/// A made-up key of the right length.
 const KEY: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Prints the scalars of a directory, with their steps.
@@ -34,14 +34,14 @@ found.Reload()
 print(json.dumps({tag: [[e.step, repr(float(e.value))] for e in found.Scalars(tag)] for tag in found.Tags()['scalars'] if not tag.startswith('system/')}))
 ";
 
-/// The trackers that are here.
+/// The available trackers.
 pub(crate) struct Servers {
     pub(crate) wandb: Option<Server>,
     pub(crate) mlflow: Option<Server>,
     tensorboard: Option<OsString>,
 }
 
-/// A server in a process of its own, until it is dropped.
+/// A server process, killed on drop.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     program: Program,
@@ -49,7 +49,7 @@ pub(crate) struct Server {
     dir: TempDir,
 }
 
-/// What is started.
+/// The program of a server.
 enum Program {
     /// A script.
     Recorder(PathBuf),
@@ -58,7 +58,7 @@ enum Program {
 }
 
 impl Servers {
-    /// Starts what is here, and names what is not.
+    /// Starts the available servers, and reports the missing ones.
     pub(crate) fn start(suite: &str) -> Self {
         let skipped = |name: &str, why: &str| println!("skipped: {suite}: {name}: {why}");
         let wandb = recorder();
@@ -84,7 +84,7 @@ impl Servers {
         }
     }
 
-    /// What `--tracker` is told.
+    /// The value of `--tracker`.
     pub(crate) fn names(&self) -> String {
         let mut names = Vec::new();
         names.extend(self.wandb.is_some().then_some("wandb"));
@@ -93,7 +93,7 @@ impl Servers {
         names.join(",")
     }
 
-    /// Has a launch find them, or what stands before them.
+    /// Sets the addresses of the servers, or of the proxies before them, for a launch.
     pub(crate) fn tell(&self, command: &mut Command, wandb: Option<&str>, mlflow: Option<&str>) {
         let own = |server: &Option<Server>| server.as_ref().map(Server::url);
         let found = [
@@ -112,11 +112,11 @@ impl Servers {
         command.env("WANDB_API_KEY", KEY);
     }
 
-    /// What they have of the run in a directory, but for times and what is of the machine.
+    /// The servers' content of the run in a directory, without times and machine data.
     ///
     /// # Errors
     ///
-    /// One of them does not have the run, or has not been told of its end.
+    /// One of them does not have the run, or does not know of its end.
     pub(crate) fn held(&self, run: &Path) -> Result<Json, String> {
         let mut held = Map::new();
         for name in self.names().split(',') {
@@ -125,7 +125,7 @@ impl Servers {
         Ok(Json::Object(held))
     }
 
-    /// What one of them has.
+    /// The content of one server.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Servers {
         }
     }
 
-    /// Where one of them is.
+    /// The address of one server.
     pub(crate) fn address(&self, name: &str) -> SocketAddr {
         let server = match name {
             "wandb" => &self.wandb,
@@ -151,7 +151,7 @@ impl Servers {
     }
 }
 
-/// Where two of what servers hold differ first.
+/// The first difference between two servers' contents.
 pub(crate) fn difference(expected: &Json, found: &Json, place: &str) -> Option<String> {
     match (expected, found) {
         (Json::Object(one), Json::Object(other)) => {
@@ -183,7 +183,7 @@ fn of_wandb(server: &Server, id: &str) -> Result<Json, String> {
     }
     let lines = run["history"].as_array().into_iter().flatten();
     let lines = lines.map(|line| {
-        // Of toys: no number there is none of JSON's.
+        // Toys have no numbers that JSON lacks.
         let mut line: Json = serde_json::from_str(line.as_str().unwrap()).unwrap();
         if let Some(line) = line.as_object_mut() {
             line.remove("_timestamp");
@@ -193,7 +193,7 @@ fn of_wandb(server: &Server, id: &str) -> Result<Json, String> {
     });
     let lines: Vec<Json> = lines.collect();
     let files = run["files"].as_object().into_iter().flatten();
-    // They come in any order.
+    // They arrive in any order.
     let files: BTreeSet<&String> = files.map(|(name, _)| name).collect();
     Ok(json!({
         "files": files,
@@ -295,7 +295,7 @@ impl Program {
         command
     }
 
-    /// What it answers once it is there.
+    /// The beginning of its answer once it is up.
     fn answers(&self) -> &'static str {
         match self {
             Self::Recorder(_) => "/__log",
@@ -306,7 +306,7 @@ impl Program {
 
 impl Server {
     fn start(program: Program) -> Self {
-        // Free again once it is known, for the server to take.
+        // The port is free again once it is known, so the server can take it.
         let address = {
             let free = TcpListener::bind("127.0.0.1:0").unwrap();
             free.local_addr().unwrap()
@@ -336,7 +336,7 @@ impl Server {
         }
     }
 
-    /// Kills it and starts it again, with what it had kept.
+    /// Kills it and starts it again with its stored data.
     pub(crate) fn restart(&self) {
         self.end();
         let child = self.program.command(self.address, self.dir.path()).spawn();
@@ -346,17 +346,17 @@ impl Server {
 
     fn end(&self) {
         let mut child = self.child.lock().unwrap();
-        // It may have processes of its own.
+        // It may have child processes.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let _ = child.wait();
     }
 
-    /// Where it is.
+    /// Its URL.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// What it answers, as JSON.
+    /// Its answer, as JSON.
     pub(crate) fn ask(&self, path: &str, body: Option<Json>) -> Json {
         let answer = self.try_ask(path, body).unwrap();
         serde_json::from_slice(&answer).unwrap_or_default()

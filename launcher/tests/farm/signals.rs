@@ -1,4 +1,5 @@
-//! Signals that ask a run to stop, once or twice and at any moment: it leaves in time, saves what it says, and goes on.
+//! Signals that ask a run to stop, once or twice and at random times: it exits in time, saves as it
+//! says, and continues.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -35,7 +36,8 @@ const FIELD: Suite = Suite {
     ],
 };
 
-/// Longest time from the last signal to the end; `--grace` gives 25 s, and a stop needs a second or two.
+/// Time limit from the last signal to the end; `--grace` gives 25 s, and a stop takes a second or
+/// two.
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Runs in which one phase takes most of the time.
@@ -63,7 +65,7 @@ const PHASES: [(&str, Small); 10] = [
 
 const SIGNALS: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::USR1, Signal::HUP];
 
-/// Who is asked.
+/// The process that gets the signal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Asked {
     Launcher,
@@ -72,7 +74,7 @@ enum Asked {
     Rank,
 }
 
-/// What the launcher writes to; the last two are not read.
+/// The output of the launcher; the last two are not read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Stream {
     Read,
@@ -82,7 +84,7 @@ enum Stream {
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn asked_runs_leave_and_go_on() {
+fn stopped_runs_exit_and_continue() {
     let straight = Uninterrupted::of_each(&PHASES.map(|(_, small)| small));
     FIELD.run(|case| {
         let number = case.number as usize % PHASES.len();
@@ -102,7 +104,7 @@ fn asked(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
     };
     let whom = match case.random.below(4) {
         0 => Asked::Group,
-        // Nobody asked the launcher, which may then wait for its reader.
+        // The launcher got no signal, so it may wait for its reader.
         1 if stream == Stream::Read => Asked::Rank,
         _ => Asked::Launcher,
     };
@@ -129,7 +131,7 @@ fn asked(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
         fs::symlink_metadata(case.dir().join(RUN)).is_ok() && !children(launcher).is_empty();
     if let Some(paused) = &paused {
         paused.fill();
-        // Time to draw, and to be held up by that.
+        // Time to draw, and for drawing to block.
         thread::sleep(Duration::from_millis(case.random.below(500) as u64));
     }
     let mut sent = vec![];
@@ -145,7 +147,7 @@ fn asked(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
                 .for_each(|rank| send(rank, signal)),
             Asked::Group => {
                 let group = Pid::from_raw(launcher.try_into().unwrap()).unwrap();
-                // One that is gone has ended by itself.
+                // The process has exited by itself.
                 let _ = kill_process_group(group, signal);
             }
         }
@@ -183,7 +185,7 @@ fn left_as_documented(
             saved(case.dir(), ended)?;
             true
         }
-        // A rank that is asked before it listens is killed by that.
+        // A rank that is asked before it handles signals dies of that.
         1 => whom == Asked::Rank,
         2 => false,
         killed => {
@@ -200,7 +202,7 @@ fn left_as_documented(
     ))
 }
 
-/// Whether a stop that says `saved` has a checkpoint of the step that it names.
+/// Checks that a stop that says `saved` has a checkpoint of the step that it names.
 fn saved(dir: &Path, ended: &Ended) -> Result<(), String> {
     let Some(line) = ended
         .stderr
@@ -237,12 +239,12 @@ fn saved(dir: &Path, ended: &Ended) -> Result<(), String> {
     }
 }
 
-/// A stream that nobody reads, and that has room for a while.
+/// A stream that is not read, with some room.
 struct Paused {
     writer: OwnedFd,
-    /// Where the writer can be opened again.
+    /// Its path, where the writer can be opened again.
     path: PathBuf,
-    /// Stays open: a reader that is gone is another story.
+    /// Stays open: a closed reader is tested elsewhere.
     _reader: OwnedFd,
 }
 
@@ -271,7 +273,7 @@ impl Paused {
         }
     }
 
-    /// Writes until there is no room, not even for a short line.
+    /// Fills it completely, until not even a short line fits.
     fn fill(&self) {
         let mut file = File::from(open(&self.path, OFlags::WRONLY | OFlags::NONBLOCK));
         for piece in [4096, 1] {

@@ -1,6 +1,7 @@
-//! Runs under faults from their start to their end: ranks and launchers that are killed, stopped, asked to leave, slowed down or
-//! started again as another number of ranks, and newest checkpoints that are damaged. Each run ends in the bits of a straight one, and
-//! launchers do not grow. Scale 1 takes some five minutes; `SPD_FARM_MINUTES=60` an hour.
+//! Runs under faults from start to end: ranks and launchers are killed, stopped, asked to exit,
+//! slowed down or started again with another number of ranks, and newest checkpoints are damaged.
+//! Each run ends with the bits of an undisturbed one, and launchers do not grow. Scale 1 takes some
+//! five minutes; `SPD_FARM_MINUTES=60` an hour.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +32,7 @@ const FIELD: Suite = Suite {
     ],
 };
 
-/// Runs of some ten seconds by one rank.
+/// Runs of some ten seconds on one rank.
 const RUNS: [Small; 3] = [
     SHARED_TMS.with(&[
         "train.shards=4",
@@ -50,18 +51,18 @@ const RUNS: [Small; 3] = [
     ]),
 ];
 
-/// Faults of a run, at most.
+/// Maximum faults of a run.
 const FAULTS: usize = 12;
 
-/// Longest time between two of them.
+/// Maximum time between two faults.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Files that a launcher may hold at most.
+/// Maximum open files of a launcher.
 const MOST_FILES: usize = 64;
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn runs_under_faults_end_in_the_bits_of_straight_ones() {
+fn runs_under_faults_give_the_same_bits() {
     let straight = Uninterrupted::of_each(&RUNS);
     FIELD.run(|case| {
         let straight = &straight[case.number as usize % straight.len()];
@@ -79,7 +80,7 @@ fn runs_under_faults_end_in_the_bits_of_straight_ones() {
     });
 }
 
-/// A launch, until a fault ends it. Whether the run goes on.
+/// A launch until a fault ends it; returns whether the run is unfinished.
 fn life(case: &mut Case, straight: &Uninterrupted, fault: usize) -> Result<bool, String> {
     let mut command = straight.small.command(case.dir());
     let ranks = straight.small.ranks(&mut case.random);
@@ -99,7 +100,7 @@ fn life(case: &mut Case, straight: &Uninterrupted, fault: usize) -> Result<bool,
             continue;
         };
         match case.random.below(8) {
-            // The launcher starts the ranks again.
+            // The launcher restarts the ranks.
             0 => {
                 case.count("rank killed");
                 send(rank, Signal::KILL);
@@ -147,7 +148,7 @@ fn life(case: &mut Case, straight: &Uninterrupted, fault: usize) -> Result<bool,
     }
     match case.end(running, Duration::from_secs(90))?.code()? {
         0 => Ok(false),
-        // It was killed as often as it may be started again without getting on.
+        // Without a new checkpoint it is restarted only once.
         1 => Ok(true),
         code => Err(format!("leaves with code {code}")),
     }
@@ -159,7 +160,7 @@ fn pause(pid: u32, time: Duration) {
     send(pid, Signal::CONT);
 }
 
-/// Changes a byte of the newest of several checkpoints. Whether there were several.
+/// Changes a byte of the newest of several checkpoints; returns whether there were several.
 fn damage_newest(run: &Path) -> bool {
     let checkpoints = run.join("checkpoints");
     let [.., _, newest] = &steps(&checkpoints)[..] else {

@@ -1,5 +1,6 @@
-//! Strangers at every port of a run of several nodes, at the join and where ranks meet, many at once and at any moment; and nodes that die
-//! while they join, and come back. The run ends in the bits of a straight one, and a request to stop is heard.
+//! Strangers that connect to every port of a run of several nodes, during the join and while ranks
+//! connect, many at once and at random times; and nodes that die while they join, and come back.
+//! The run ends with the bits of an undisturbed one, and a request to stop works.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,30 +27,30 @@ const FIELD: Suite = Suite {
     columns: &["connections", "came back", "asked", "stopped", "bit-equal"],
 };
 
-/// Longest life of a run, whose launchers and ranks share two cores with those of another.
+/// Time limit of a run, whose launchers and ranks share two cores with those of another.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Longest time from a request to stop to the end.
+/// Time limit from a request to stop to the end.
 const LEAVING: Duration = Duration::from_secs(40);
 
-/// Connections that strangers hold at once, of all kinds and all ports; and those that they make in all.
+/// Concurrent connections of strangers, of all kinds and to all ports; and their total number.
 const HELD: usize = 500;
 const MADE: u32 = 3000;
 
-/// What the strangers of a case do.
+/// What the strangers of a case send.
 #[derive(Debug, Clone, Copy)]
 enum Stranger {
-    /// Says nothing.
+    /// Nothing.
     Silent,
-    /// Says what it should, a byte at a time.
+    /// A valid greeting, a byte at a time.
     Drips,
-    /// Says what it likes.
+    /// Junk.
     Garbage,
-    /// Greets as a process of the run, and goes on with the longest name there is, or nothing.
+    /// A valid greeting, then the longest possible name, or nothing.
     Greets,
-    /// Is gone at once.
+    /// Nothing; they disconnect at once.
     Scans,
-    /// Any of those.
+    /// A random choice of these.
     All,
 }
 
@@ -66,7 +67,7 @@ const GREETING: &[u8] = b"spd-launch nodes";
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn strangers_are_in_nobodys_way() {
+fn strangers_disturb_no_run() {
     let straight = Uninterrupted::of(SHARED_TMS);
     FIELD.run(|case| {
         let stranger = STRANGERS[case.number as usize % STRANGERS.len()];
@@ -85,7 +86,7 @@ fn strangers_are_in_nobodys_way() {
     });
 }
 
-/// Sends the strangers home, however a case ends.
+/// Ends the strangers when a case ends.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -116,7 +117,7 @@ fn harassed(
     };
     let is_asked = case.random.one_in(4);
     let mut running: Vec<Running> = (0..nodes - 1).map(|node| start(case, node)).collect();
-    // Of four nodes, one dies before the last one comes.
+    // One of four nodes dies before the last one joins.
     if nodes == 4 {
         thread::sleep(Duration::from_secs_f64(1.5 * case.random.part()));
         let dies = 1 + case.random.below(2);
@@ -132,13 +133,13 @@ fn harassed(
         thread::sleep(Duration::from_secs_f64(2.0 * case.random.part()));
         case.count("asked");
         limit = LEAVING;
-        // One that is gone has ended by itself.
+        // The process has exited by itself.
         for node in &running {
             send(node.child.id(), Signal::TERM);
         }
     }
     let held = held_kib(running[0].child.id()).unwrap_or(0);
-    // All of them are ended before one is told of.
+    // All of them are ended before one is reported.
     let ended: Vec<_> = running
         .into_iter()
         .map(|node| case.end(node, limit))
@@ -146,7 +147,7 @@ fn harassed(
     let mut codes = Vec::new();
     for ended in ended {
         let ended = ended?;
-        // It may be asked before it listens.
+        // It may be asked before it handles signals.
         let is_early = is_asked && ended.status.signal() == Some(Signal::TERM.as_raw());
         codes.push(if is_early { 3 } else { ended.code()? });
     }
@@ -156,7 +157,7 @@ fn harassed(
     }
     match &codes[..] {
         codes if codes.iter().all(|&code| code == 0) => {}
-        // One that hears of the end of node 0 before it is asked itself has lost it.
+        // A node that notices the end of node 0 before it is asked itself has lost it.
         codes if is_asked && codes.iter().all(|code| [0, 1, 3].contains(code)) => {
             case.count("stopped");
             let mut command = straight.small.command(case.dir());
@@ -170,7 +171,7 @@ fn harassed(
     Ok(())
 }
 
-/// Knocks at every port of the launchers and of their ranks, until the run is over.
+/// Connects to every port of the launchers and of their ranks, until the run is over.
 fn harass(
     stranger: Stranger,
     mut random: Random,
@@ -181,7 +182,7 @@ fn harass(
     let mut held: Vec<(TcpStream, Vec<u8>)> = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         thread::sleep(Duration::from_millis(random.below(60) as u64));
-        // Whoever drips goes on; one that was let go is gone.
+        // Slow strangers go on; refused ones are gone.
         held.retain_mut(|(stream, rest)| {
             rest.pop()
                 .is_none_or(|byte| stream.write_all(&[byte]).is_ok())
@@ -204,7 +205,7 @@ fn harass(
                 };
                 made.fetch_add(1, Ordering::Relaxed);
                 let (said, rest) = words(stranger, &mut random);
-                // It may be let go in the middle.
+                // It may be refused in the middle.
                 let _ = stream.set_write_timeout(Some(limit));
                 if stream.write_all(&said).is_err() {
                     continue;
@@ -219,7 +220,7 @@ fn harass(
     }
 }
 
-/// What a stranger says at once, and what byte by byte from its end; nothing where it goes away.
+/// A stranger's first bytes, and those that follow one by one; `None` if it disconnects.
 fn words(stranger: Stranger, random: &mut Random) -> (Vec<u8>, Option<Vec<u8>>) {
     let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| random.byte()).collect() };
     match stranger {
@@ -250,7 +251,7 @@ fn words(stranger: Stranger, random: &mut Random) -> (Vec<u8>, Option<Vec<u8>>) 
     }
 }
 
-/// The ports at which these processes and those that they started listen.
+/// The ports on which these processes and their children listen.
 fn ports(launchers: &[u32]) -> BTreeSet<u16> {
     let ranks = launchers.iter().flat_map(|&launcher| children(launcher));
     let processes: BTreeSet<u32> = launchers.iter().copied().chain(ranks).collect();

@@ -1,4 +1,5 @@
-//! A suite: cases of one sort, as many at a time as there are cores, and the table of what came of them.
+//! A suite: cases of one kind, as many at a time as there are cores, and the table of their
+//! results.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,7 +18,7 @@ use crate::random::Random;
 /// The seed of the cases, unless `SPD_FARM_SEED` names one.
 const SEED: u64 = 13;
 
-/// One suite at a time: each uses all cores, and its table is not torn by another's.
+/// One suite at a time: each uses all cores, and tables must not interleave.
 static TURN: Mutex<()> = Mutex::new(());
 
 pub(crate) struct Suite {
@@ -25,15 +26,15 @@ pub(crate) struct Suite {
     pub(crate) name: &'static str,
     /// Cases at scale 1.
     pub(crate) cases: u32,
-    /// What a case can count, in the order of the table.
+    /// The counters of a case, in the order of the table.
     pub(crate) columns: &'static [&'static str],
 }
 
-/// One case: a directory of its own, its random numbers, and what came of it.
+/// A case: a directory, random numbers, and results.
 pub(crate) struct Case {
     pub(crate) number: u32,
     pub(crate) random: Random,
-    /// Every launch with its end, for the report of a fault.
+    /// Every launch with its end, for a fault report.
     pub(crate) launches: Vec<String>,
     dir: TempDir,
     kind: String,
@@ -45,18 +46,18 @@ impl Case {
         self.dir.path()
     }
 
-    /// Says what is tried: the row of the table.
+    /// Sets the kind of the case: its row of the table.
     pub(crate) fn kind(&mut self, kind: impl Into<String>) {
         self.kind = kind.into();
     }
 
-    /// Counts one in a column of the table.
+    /// Increments a column of the table.
     pub(crate) fn count(&mut self, column: &'static str) {
         *self.counts.entry(column).or_default() += 1;
     }
 }
 
-/// What came of the cases of one kind, by column.
+/// The results of the cases of one kind, by column.
 #[derive(Default, Clone)]
 struct Row {
     tried: u32,

@@ -1,5 +1,6 @@
-//! A system call of the rank fails, or a kill comes in its place: the run goes on, or says why not, and ends in the bits of a straight
-//! one. strace makes it fail; where there is none, the suite is skipped.
+//! A system call of the rank fails, or is replaced by a kill: the run continues, or gives the
+//! reason, and ends with the bits of an undisturbed one. Needs strace, without which the suite is
+//! skipped.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +16,7 @@ const FIELD: Suite = Suite {
     columns: &["done", "failed", "refused", "bit-equal"],
 };
 
-/// Calls and what becomes of one of them.
+/// System calls, with the injected results.
 const INJECTED: [(&str, &str); 19] = [
     ("fdatasync", "error=EIO"),
     ("fdatasync", "signal=KILL"),
@@ -40,7 +41,7 @@ const INJECTED: [(&str, &str); 19] = [
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn calls_that_fail_lose_nothing() {
+fn failing_calls_lose_nothing() {
     if Command::new("strace").arg("-V").output().is_err() {
         println!("\nsystem_calls: skipped, as there is no strace here\n");
         return;
@@ -54,7 +55,7 @@ fn injected(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
     case.kind(format!("{call} {what}"));
     let cached = case.random.one_in(2);
     straight.furnish(case.dir(), cached);
-    // The threads of a rank make up to some hundred of them each, the earlier the more often.
+    // A rank's threads make up to about a hundred calls each, mostly early ones.
     let most = 1 + case.random.below(200);
     let number = 1 + case.random.below(most);
     let rank = case.dir().join("rank");

@@ -1,5 +1,6 @@
-//! Trackers that are slow, wrong or dead, launchers and ranks that are killed while they ship: the run does not notice, and afterwards,
-//! when `spd-launch ship` has been run, each tracker has what it has of a run that nothing befell, every row once.
+//! Slow, wrong or dead trackers, and launchers and ranks killed while they ship: the run is not
+//! affected, and after `spd-launch ship` each tracker has the data of an undisturbed run, every row
+//! once.
 
 use std::fs;
 use std::process::Command;
@@ -37,12 +38,12 @@ const FAULTY: Suite = Suite {
     columns: &["skipped", "warned", "not sent at the end"],
 };
 
-/// How long `ship` may take: a server that is busy is waited for.
+/// Time limit of `ship`, which waits for busy servers.
 const SHIPPED: Duration = Duration::from_secs(180);
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn what_is_killed_is_shipped_whole() {
+fn killed_runs_are_shipped_completely() {
     let servers = Servers::start(KILLED.name);
     if servers.names().is_empty() {
         return;
@@ -59,7 +60,7 @@ fn what_is_killed_is_shipped_whole() {
             command.args(["--tracker", &names]);
             servers.tell(command, None, None);
         })?;
-        // Whoever ships is killed too.
+        // `ship` is killed too.
         for _ in 0..case.random.below(3) {
             let running = case.start(ship(case, &servers));
             thread::sleep(Duration::from_secs_f64(case.random.part()));
@@ -78,7 +79,8 @@ const LONG: Small = TOY.with(&[
     "checkpoint.every=1000",
 ]);
 
-/// What is wrong with a server while the run goes on. It is mended after the run, and in the last ones before its end.
+/// The fault of a server during the run. It is mended after the run; in the last cases, before its
+/// end.
 const FATES: [(&str, Fate); 9] = [
     ("refused", Fate::Refused),
     ("black hole", Fate::Silence),
@@ -94,12 +96,12 @@ const FATES: [(&str, Fate); 9] = [
     ("lost answer", Fate::Lost),
 ];
 
-/// Those that no gate makes.
+/// Faults that no proxy simulates.
 const OTHERS: [&str; 3] = ["no such name", "disk full", "restarted"];
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn what_servers_do_costs_a_run_nothing() {
+fn faulty_servers_do_not_affect_the_run() {
     let servers = Servers::start(FAULTY.name);
     if servers.names().is_empty() {
         return;
@@ -123,7 +125,7 @@ fn what_servers_do_costs_a_run_nothing() {
             straight.compare(case.dir())?;
             return shipped(case, &servers, &expected);
         };
-        // In the second half of the cases the server is well again before the run ends.
+        // In the second half of the cases the server recovers before the run ends.
         let mends = case.number as usize >= kinds;
         case.kind(format!("{name}{}", if mends { ", mended" } else { "" }));
         let (gates, [wandb, mlflow]) = gates(&servers, *fate);
@@ -135,12 +137,12 @@ fn what_servers_do_costs_a_run_nothing() {
     });
 }
 
-/// Servers that are killed on the way, and come back with what they had kept.
+/// Servers that are killed during the run, and return with their stored data.
 fn restarted(case: &mut Case, straight: &Uninterrupted, expected: &Json) -> Result<(), String> {
     let servers = Servers::start(FAULTY.name);
     let (gates, [wandb, mlflow]) = gates(&servers, Fate::Through);
     let restart = || {
-        // What a recorder that is killed was about to write is no part of this.
+        // Data that a killed recorder was about to write is not tested.
         gates.iter().for_each(|gate| gate.set(Fate::Refused));
         thread::sleep(Duration::from_millis(300));
         let servers = [&servers.wandb, &servers.mlflow];
@@ -153,7 +155,7 @@ fn restarted(case: &mut Case, straight: &Uninterrupted, expected: &Json) -> Resu
     shipped(case, &servers, expected)
 }
 
-/// Gates before servers, and where they are.
+/// Proxies before the servers, and their addresses.
 fn gates(servers: &Servers, fate: Fate) -> ([Gate; 2], [String; 2]) {
     let gates = [&servers.wandb, &servers.mlflow].map(|server| {
         let address = server.as_ref().map(|server| server.address);
@@ -163,7 +165,7 @@ fn gates(servers: &Servers, fate: Fate) -> ([Gate; 2], [String; 2]) {
     (gates, urls)
 }
 
-/// What the trackers have of a run that nothing befalls.
+/// The trackers' content of an undisturbed run.
 fn expected(straight: &Uninterrupted, servers: &Servers) -> Json {
     let dir = tempfile::tempdir().unwrap();
     straight.furnish(dir.path(), true);
@@ -180,9 +182,9 @@ fn expected(straight: &Uninterrupted, servers: &Servers) -> Json {
     servers.held(&dir.path().join(RUN)).unwrap()
 }
 
-/// A run whose trackers are at these addresses, where all goes wrong until they are mended.
+/// A run with trackers at these addresses, which are faulty until they are mended.
 ///
-/// - `after`: when they are mended; with none, when the run has ended
+/// - `after`: when they are mended; `None` for after the run
 fn hindered(
     case: &mut Case,
     servers: &Servers,
@@ -230,7 +232,7 @@ fn hindered(
     Ok(())
 }
 
-/// A disk without room for some seconds of a run: rows wait in memory, and so do trackers.
+/// A disk without room for some seconds of a run: rows wait in memory, and trackers wait too.
 fn full(
     case: &mut Case,
     servers: &Servers,
@@ -264,7 +266,7 @@ fn ship(case: &Case, servers: &Servers) -> Command {
     command
 }
 
-/// Ships what is left, twice, and compares.
+/// Ships the rest, twice, and compares.
 fn shipped(case: &mut Case, servers: &Servers, expected: &Json) -> Result<(), String> {
     for _ in 0..2 {
         let running = case.start(ship(case, servers));
