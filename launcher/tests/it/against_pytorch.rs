@@ -1,8 +1,9 @@
-//! Language models after 200 steps, held against where PyTorch ends on the same target, data and settings. Its numbers are means of
-//! two seeds by `.ci/against-pytorch`; bounds are several times wider than what lies between seeds, as other processors round otherwise.
+//! Language models after 200 steps, compared with PyTorch on the same target, data and settings.
+//! Its numbers are means of two seeds from `.ci/against-pytorch`; the bounds are several times
+//! wider than the spread of seeds, since other processors round differently.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::env;
@@ -21,7 +22,7 @@ const SETTINGS: [&str; 4] = [
     "log.every=50",
 ];
 
-/// A number of the last evaluation, what PyTorch has, and how far ours may be from it, as a part of it.
+/// A number of the last evaluation: its name, PyTorch's value, and the allowed relative difference.
 type End = (&'static str, f64, f64);
 
 fn text() -> Option<PathBuf> {
@@ -52,13 +53,13 @@ fn tokenized(text: &Path) -> Scratch {
     scratch
 }
 
-/// Runs to the end, however long a busy machine takes for it.
+/// Runs to the end, without a time limit.
 fn run(command: Command) {
     let ended = end(start(command));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
-/// The last evaluation of a run, with the L0 of all sites.
+/// Checks the last evaluation of a run, with the L0 of all sites.
 fn hold(scratch: &Scratch, out: &str, ends: &[End]) {
     let rows = fs::read_to_string(scratch.path().join(out).join("metrics.jsonl")).unwrap();
     let last = rows.lines().rfind(|row| row.contains("\"eval/ce/target\""));
@@ -80,7 +81,7 @@ fn hold(scratch: &Scratch, out: &str, ends: &[End]) {
 }
 
 #[test]
-fn a_llama_that_is_trained_here_ends_where_pytorch_does() {
+fn a_llama_trained_here_agrees_with_pytorch() {
     let Some(text) = text() else { return };
     let scratch = tokenized(&text);
     let set = [&SETTINGS[..], &["target.train.steps=200"]].concat();
@@ -88,9 +89,9 @@ fn a_llama_that_is_trained_here_ends_where_pytorch_does() {
     hold(&scratch, "runs/x", &LLAMA);
 }
 
-/// The target's weights lie in a directory as Hugging Face has it.
+/// The target's weights are in a directory in Hugging Face's format.
 #[test]
-fn so_does_a_gpt2_of_hugging_faces_format() {
+fn a_gpt2_of_hugging_face_agrees_with_pytorch() {
     let Some(text) = text() else { return };
     let scratch = tokenized(&text);
     let only_target = ["train.steps=1", "eval.batches=1", "target.train.steps=200"];

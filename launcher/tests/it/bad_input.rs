@@ -1,7 +1,7 @@
-//! Everything that a user can get wrong before a run starts: one line that names it, exit code 2, nothing created.
+//! Bad input before a run starts: one line that names it, exit code 2, nothing created.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -15,7 +15,8 @@ use crate::scratch::Scratch;
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 
-/// Asserts that the shipped `config` with `set` is refused with exactly `expected`, and that nothing appears.
+/// Asserts that the shipped `config` with `set` is refused with exactly `expected`, and that
+/// nothing is created.
 fn refused(scratch: &Scratch, config: &str, set: &[&str], expected: &str) {
     let config = Path::new(CONFIGS).join(config);
     let mut arguments = vec![config.to_str().unwrap(), "--out", "out"];
@@ -23,7 +24,7 @@ fn refused(scratch: &Scratch, config: &str, set: &[&str], expected: &str) {
         arguments.extend(["--set", set]);
     }
     let before = scratch.names();
-    // What is found of a dataset on the way is remembered here.
+    // Verified datasets are cached here.
     let cache = tempfile::tempdir().unwrap();
     let output = scratch
         .launcher(&arguments)
@@ -39,7 +40,7 @@ fn refused(scratch: &Scratch, config: &str, set: &[&str], expected: &str) {
     assert_eq!(scratch.names(), before, "nothing is created");
 }
 
-/// A dataset as shakespeare.toml names it, of which the tests spoil one thing.
+/// A dataset for shakespeare.toml, which tests then corrupt.
 fn with_data() -> Scratch {
     let scratch = Scratch::new();
     fs::write(
@@ -94,7 +95,7 @@ fn refused_weights(tensors: &[(&str, &[usize], Vec<f32>)], expected: &str) {
 }
 
 #[test]
-fn keys_and_values_of_the_file() {
+fn bad_keys_and_values_are_refused() {
     let scratch = Scratch::new();
     refused(
         &scratch,
@@ -111,7 +112,7 @@ fn keys_and_values_of_the_file() {
 }
 
 #[test]
-fn patterns_and_components() {
+fn bad_patterns_and_components_are_refused() {
     let scratch = Scratch::new();
     refused(
         &scratch,
@@ -141,7 +142,7 @@ fn patterns_and_components() {
 }
 
 #[test]
-fn weights_of_another_shape_or_layer_or_not_finite() {
+fn weights_of_another_shape_or_layer_or_not_finite_are_refused() {
     let bias = ("linear2.bias", &[5][..], vec![0.0; 5]);
     let first = ("linear1.weight", &[2, 5][..], vec![0.5; 10]);
     refused_weights(
@@ -190,7 +191,7 @@ fn a_missing_dataset_names_the_command_that_makes_it() {
 }
 
 #[test]
-fn a_vocabulary_or_sequence_that_does_not_fit_the_target() {
+fn a_vocabulary_or_sequence_beyond_the_target_is_refused() {
     let scratch = with_data();
     refused(
         &scratch,
@@ -207,7 +208,7 @@ fn a_vocabulary_or_sequence_that_does_not_fit_the_target() {
 }
 
 #[test]
-fn datasets_of_two_tokenizers_are_not_one_run() {
+fn datasets_of_two_tokenizers_are_refused() {
     let scratch = with_data();
     let index = scratch.path().join("data/shakespeare/val/index.json");
     let text = fs::read_to_string(&index).unwrap();
@@ -229,13 +230,14 @@ fn datasets_of_two_tokenizers_are_not_one_run() {
 }
 
 #[test]
-fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
+fn a_changed_token_is_found_by_its_hash_and_by_the_vocabulary() {
     let scratch = with_data();
     let shard = scratch
         .path()
         .join("data/shakespeare/train/tokens-00000.safetensors");
     let mut bytes = fs::read(&shard).unwrap();
-    // The last two bytes of the tokens: token 999 of a u16 shard stands 2 * 999 bytes after their start.
+    // The last two bytes of the tokens: token 999 of a u16 shard is 2 * 999 bytes after their
+    // start.
     let header = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
     let text = String::from_utf8_lossy(&bytes[8..8 + header]).into_owned();
     let at = text.find("\"tokens\"").unwrap();
@@ -268,7 +270,7 @@ fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
 }
 
 #[test]
-fn no_space_left_is_said_before_the_run() {
+fn a_full_disk_is_refused_before_the_run() {
     let scratch = Scratch::new();
     let config = Path::new(CONFIGS).join("tms_5-2.toml");
     let arguments = [

@@ -1,4 +1,4 @@
-//! Timing steps, from outside.
+//! `spd-launch bench` and `profile`.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use crate::both::children;
 use crate::scratch::{Scratch, assert_goes, end, launch, start, wait_until};
 
 #[test]
-fn stdout_and_the_file_hold_one_line_a_workload() {
+fn stdout_and_the_file_have_one_line_for_each_workload() {
     let scratch = Scratch::new();
     let file = scratch.path().join("bench.jsonl");
     let args = "bench tiny-tms tiny-gpt2-h1 --steps 2 --warmup 1 --threads 1 --batch 8 --out";
@@ -31,9 +31,9 @@ fn stdout_and_the_file_hold_one_line_a_workload() {
     assert_eq!(ended.stderr, "");
 }
 
-// Both ranks would write to a file that both were told of; its name is that of a workload.
+// If both ranks got the file's name, both would write to it; it is the name of a workload.
 #[test]
-fn one_of_several_ranks_writes_a_line() {
+fn only_the_first_rank_writes_a_line() {
     let scratch = Scratch::new();
     let args = "bench tiny-tms tiny-gpt2-h1 --steps 2 --warmup 1 --cpus 2 --batch 8 --out tiny-tms";
     let ended = launch(scratch.launcher(&args.split(' ').collect::<Vec<_>>()));
@@ -57,7 +57,7 @@ fn ranks_that_cannot_share_a_batch_are_refused_before_any_is_started() {
 }
 
 #[test]
-fn whichever_rank_dies_is_named_and_none_is_left() {
+fn a_dead_rank_is_named_and_none_is_left() {
     for rank in [0, 1] {
         let scratch = Scratch::new();
         let args = "bench tiny-tms --steps 100000000 --cpus 2 --batch 8";
@@ -97,7 +97,7 @@ fn phases_are_a_table_on_stderr() {
 }
 
 #[test]
-fn the_step_of_a_run_is_profiled() {
+fn profile_shows_the_step_of_a_run() {
     let scratch = Scratch::new();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/shakespeare.toml");
     let args = "--steps 2 --threads 1 --trace step.json --set train.batch_size=1 --set data.seq_len=8 --set target.n_layer=1";

@@ -1,4 +1,5 @@
-//! A terminal that is stopped and a pipe that nobody reads keep no launcher from hearing and supervising.
+//! A stopped terminal or a pipe that is not read does not block the launcher's supervision and
+//! signals.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -15,7 +16,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::scratch::{Running, Scratch, assert_goes, send, wait_until};
 
-/// What a launcher writes to and what its reader would read from, and the former's name.
+/// The launcher's output, its reader's end, and the path of the former.
 struct UnreadOutput {
     writer: OwnedFd,
     _reader: OwnedFd,
@@ -54,17 +55,17 @@ fn open(path: &Path, flags: OFlags) -> File {
 }
 
 impl UnreadOutput {
-    /// Writes until nothing more goes in; the launcher's own end is not touched.
+    /// Fills it completely; the launcher's own end is not used.
     fn fill(&self) {
         let mut writer = open(&self.name, OFlags::NONBLOCK | OFlags::NOCTTY);
-        // A terminal moves what it took along, and then takes a little more.
+        // A terminal moves what it has accepted along, and then accepts a little more.
         while filled(&mut writer, 1 << 12) + filled(&mut writer, 1) > 0 {
             thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-/// Bytes that went in, in pieces of this size.
+/// Bytes accepted, in pieces of this size.
 fn filled(writer: &mut File, size: usize) -> usize {
     let (mut bytes, piece) = (0, vec![b'x'; size]);
     loop {
@@ -76,7 +77,7 @@ fn filled(writer: &mut File, size: usize) -> usize {
     }
 }
 
-/// A launcher whose output goes elsewhere.
+/// A launcher with this output.
 struct Launcher(Running);
 
 impl Launcher {
@@ -86,7 +87,7 @@ impl Launcher {
         Self(Running::of(&mut command))
     }
 
-    /// Asks it to stop; its exit code, and it must come soon.
+    /// Asks it to stop; returns its exit code, within a time limit.
     fn stopped(&mut self) -> Option<i32> {
         send(self.0.id(), Signal::TERM);
         let mut status = None;
@@ -98,7 +99,8 @@ impl Launcher {
     }
 }
 
-/// A launcher whose output nobody reads, full from the start or from when its rank is up; asked to stop.
+/// A launcher whose output is not read and is full from the start, or from when its rank is up,
+/// exits on request.
 fn is_heard(stuck: &UnreadOutput, full_from_start: bool) {
     let scratch = Scratch::new();
     if full_from_start {
@@ -114,19 +116,19 @@ fn is_heard(stuck: &UnreadOutput, full_from_start: bool) {
 }
 
 #[test]
-fn a_stop_is_heard_behind_a_stopped_terminal() {
+fn a_stop_works_behind_a_stopped_terminal() {
     is_heard(&terminal(), false);
     is_heard(&terminal(), true);
 }
 
 #[test]
-fn a_stop_is_heard_behind_a_pipe_that_nobody_reads() {
+fn a_stop_works_behind_an_unread_pipe() {
     is_heard(&pipe(), false);
     is_heard(&pipe(), true);
 }
 
 #[test]
-fn a_rank_that_ends_is_seen_behind_a_stopped_terminal() {
+fn the_end_of_a_rank_is_seen_behind_a_stopped_terminal() {
     let (scratch, stuck) = (Scratch::new(), terminal());
     stuck.fill();
     let mut launcher = Launcher::start(scratch.run("crash_on", &["--restarts", "2"]), &stuck);
@@ -134,7 +136,7 @@ fn a_rank_that_ends_is_seen_behind_a_stopped_terminal() {
     wait_until("two restarts", || {
         attempts().map_or(0, |text| text.lines().count()) == 3
     });
-    // There is nothing left to supervise: its last words wait for the terminal, as long as nobody asks it to leave.
+    // Only output is left, which waits for the terminal until a stop is requested.
     thread::sleep(Duration::from_millis(300));
     assert!(launcher.0.try_wait().unwrap().is_none());
     assert_eq!(launcher.stopped(), Some(1));

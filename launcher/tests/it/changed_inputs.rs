@@ -2,7 +2,7 @@
 //! its files were changed.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ fn language_model(scratch: &Scratch) -> Command {
     scratch.real("shakespeare.toml", "runs/x", &LANGUAGE_MODEL)
 }
 
-/// Makes a dataset of some text.
+/// Makes a dataset from a repeated word.
 fn tokenize(scratch: &Scratch, word: &str, out: &str) {
     let text: String = (0..2000)
         .map(|line| format!("{word} {line} of {}\n", line * line % 97))
@@ -67,7 +67,7 @@ fn tokenize(scratch: &Scratch, word: &str, out: &str) {
     assert_eq!(made.code, Some(0), "{}", made.stderr);
 }
 
-/// Leaves a run as it is after a kill between steps 20 and 40.
+/// Leaves a run as after a kill between steps 20 and 40.
 fn interrupted(scratch: &Scratch, command: Command) {
     let ended = launch(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -90,7 +90,8 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     all
 }
 
-/// Asserts that a command is refused with one line, at a start and in a dry run, and that nothing is touched.
+/// Asserts that a command is refused with one line, in a launch and in a dry run, and that no file
+/// changes.
 fn refused(scratch: &Scratch, command: impl Fn() -> Command) -> String {
     let before = [files(&scratch.run_dir()), targets(scratch)];
     let mut dry = command();
@@ -123,7 +124,7 @@ fn goes_on(command: Command) -> Ended {
     ended
 }
 
-/// The last state and the rows of a run.
+/// The last checkpoint and the rows of a run.
 fn remains(scratch: &Scratch) -> [Vec<u8>; 2] {
     [
         "checkpoints/step-00000040/tensors.safetensors",
@@ -139,7 +140,7 @@ fn flip(path: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// A line with the hashes taken out.
+/// A line without its hashes.
 fn without_hashes(line: &str) -> String {
     let is_hash = |word: &str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
     let words = line.split_inclusive([' ', ',', ';', ')']);
@@ -152,7 +153,7 @@ fn without_hashes(line: &str) -> String {
 }
 
 #[test]
-fn another_dataset_is_refused_by_name_before_a_target_is_trained() {
+fn a_changed_dataset_is_refused_before_a_target_is_trained() {
     let scratch = Scratch::new();
     tokenize(&scratch, "line", "data/shakespeare");
     tokenize(&scratch, "verse", "data/other");
@@ -173,7 +174,7 @@ fn another_dataset_is_refused_by_name_before_a_target_is_trained() {
                  HASH, the checkpoint of step 20 says HASH; put that one back, or start over with --fresh or --out"
             )
         );
-        // A rank that is started by hand says the same.
+        // A rank that is started by hand refuses with the same message.
         let ended = launch(scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
         assert_eq!(ended.code, Some(2));
         assert!(
@@ -196,7 +197,7 @@ fn another_dataset_is_refused_by_name_before_a_target_is_trained() {
 }
 
 #[test]
-fn a_flipped_bit_in_a_shard_is_found_at_a_start_and_when_a_run_goes_on() {
+fn a_flipped_bit_in_a_shard_is_found_at_start_and_resume() {
     let scratch = Scratch::new();
     tokenize(&scratch, "line", "data/shakespeare");
     let shard = scratch
@@ -219,7 +220,7 @@ fn a_flipped_bit_in_a_shard_is_found_at_a_start_and_when_a_run_goes_on() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_costs_the_remembering_alone() {
+fn an_unwritable_cache_only_disables_caching() {
     let scratch = Scratch::new();
     tokenize(&scratch, "line", "data/shakespeare");
     let blocked = scratch.path().join("blocked");
@@ -233,7 +234,7 @@ fn a_cache_that_cannot_be_written_costs_the_remembering_alone() {
     goes_on(command);
     let records = scratch.path().join("cache/datasets");
     assert_eq!(names(&records).len(), 2, "one of each dataset");
-    // A record that is none is made anew.
+    // An invalid record is written again.
     for name in names(&records) {
         fs::write(records.join(name), "{").unwrap();
     }
@@ -246,11 +247,11 @@ fn a_cache_that_cannot_be_written_costs_the_remembering_alone() {
     }
 }
 
-/// What is done to a file.
+/// A change of a file.
 type Damage<'a> = &'a dyn Fn(&Path);
 
 #[test]
-fn a_damaged_target_in_the_cache_is_made_again_with_a_word() {
+fn a_damaged_cached_target_is_reported_and_trained_again() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));
     let (path, straight) = (target(&scratch), remains(&scratch));
@@ -293,7 +294,7 @@ fn a_damaged_target_in_the_cache_is_made_again_with_a_word() {
     }
 }
 
-/// Runs the toy anew beside a damaged target; why that is damaged, in the words of the run.
+/// Runs the toy again beside a damaged target; returns the reported damage.
 fn told_to_be_trained_again(scratch: &Scratch, path: &Path) -> String {
     let entry = path.parent().unwrap();
     let aside = PathBuf::from(format!("{}.bad", entry.display()));
@@ -323,7 +324,7 @@ fn told_to_be_trained_again(scratch: &Scratch, path: &Path) -> String {
 }
 
 #[test]
-fn whatever_has_the_place_of_a_part_of_a_cached_target_it_is_trained_again() {
+fn anything_in_the_place_of_a_cached_target_is_replaced() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));
     let (path, straight) = (target(&scratch), remains(&scratch));
@@ -371,7 +372,7 @@ fn whatever_has_the_place_of_a_part_of_a_cached_target_it_is_trained_again() {
             assert!(remains(&scratch) == straight, "{why}");
         }
     }
-    // Both at once, of which each alone is made good.
+    // Both at once, each of which is repaired alone.
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     flip(&entry.join("starts.jsonl"));
     let why = told_to_be_trained_again(&scratch, &path);
@@ -383,7 +384,7 @@ fn whatever_has_the_place_of_a_part_of_a_cached_target_it_is_trained_again() {
 }
 
 #[test]
-fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
+fn a_target_with_a_damaged_checkpoint_is_reported_and_trained_again() {
     let scratch = Scratch::new();
     interrupted(&scratch, toy(&scratch));
     let path = target(&scratch);
@@ -404,7 +405,7 @@ fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
     );
     assert!(fs::read(&path).unwrap() == whole);
 
-    // Rows that are damaged cost rows alone.
+    // Damaged rows lose only rows.
     fs::remove_file(&path).unwrap();
     flip(&path.parent().unwrap().join("metrics.jsonl"));
     fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
@@ -420,7 +421,7 @@ fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
 }
 
 #[test]
-fn another_target_is_refused_by_name() {
+fn a_changed_target_is_refused() {
     let scratch = Scratch::new();
     let mut other = scratch.real("tms_5-2.toml", "runs/other", &TOY);
     other.args(["--set", "target.train.seed=7"]);
@@ -441,14 +442,14 @@ fn another_target_is_refused_by_name() {
             path.display()
         )
     );
-    // One that is gone is made again, to the bit.
+    // A missing target is trained again, to the same bits.
     fs::remove_dir_all(path.parent().unwrap()).unwrap();
     goes_on(toy(&scratch));
     assert!(fs::read(&path).unwrap() == own);
 }
 
 #[test]
-fn a_run_whose_checkpoints_are_lost_does_not_begin_again() {
+fn a_run_that_lost_its_checkpoints_does_not_start_over() {
     let scratch = Scratch::new();
     interrupted(&scratch, toy(&scratch));
     let checkpoints = scratch.run_dir().join("checkpoints");
@@ -464,7 +465,7 @@ fn a_run_whose_checkpoints_are_lost_does_not_begin_again() {
                 the checkpoints back, or start over with --fresh, which moves runs/x aside, or with --out";
     assert_eq!(refused(&scratch, || toy(&scratch)), lost);
     let rows = fs::read(scratch.run_dir().join("metrics.jsonl")).unwrap();
-    // A rank that is started by hand does no more.
+    // Nor does a rank that is started by hand.
     let ended = launch(scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
     assert_eq!((ended.code, ended.error()), (Some(2), lost));
     assert_eq!(
@@ -479,7 +480,7 @@ fn a_run_whose_checkpoints_are_lost_does_not_begin_again() {
 }
 
 #[test]
-fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
+fn a_run_killed_before_its_first_checkpoint_starts_over() {
     let scratch = Scratch::new();
     interrupted(&scratch, toy(&scratch));
     let run_dir = scratch.run_dir();
@@ -502,7 +503,7 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
 }
 
 #[test]
-fn a_newer_checkpoint_that_is_damaged_costs_its_steps_alone() {
+fn a_damaged_newest_checkpoint_loses_only_its_steps() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));
     let straight = remains(&scratch);
@@ -526,7 +527,7 @@ fn a_newer_checkpoint_that_is_damaged_costs_its_steps_alone() {
 }
 
 #[test]
-fn a_damaged_summary_is_made_again() {
+fn a_damaged_summary_is_written_again() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));
     let straight = remains(&scratch);
@@ -570,7 +571,7 @@ fn a_damaged_summary_is_made_again() {
 }
 
 #[test]
-fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
+fn a_damaged_config_of_a_run_is_refused_with_a_remedy() {
     let scratch = Scratch::new();
     interrupted(&scratch, toy(&scratch));
     let path = scratch.run_dir().join("config.toml");
@@ -595,7 +596,7 @@ fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
 }
 
 #[test]
-fn checkpoints_share_the_weights_of_the_target_and_a_run_that_goes_on_mends_them() {
+fn a_resume_rewrites_the_shared_frozen_tensors() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));
     let straight = remains(&scratch);
@@ -637,7 +638,7 @@ fn checkpoints_share_the_weights_of_the_target_and_a_run_that_goes_on_mends_them
 }
 
 #[test]
-fn what_a_run_file_says_counts_and_not_how() {
+fn formatting_of_a_run_file_does_not_matter() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));
     let straight = remains(&scratch);
@@ -668,7 +669,7 @@ fn what_a_run_file_says_counts_and_not_how() {
 }
 
 #[test]
-fn rows_that_are_not_those_of_the_checkpoint_are_set_aside_and_written_again() {
+fn rows_that_disagree_with_the_checkpoint_are_set_aside_and_rewritten() {
     let scratch = Scratch::new();
     interrupted(&scratch, toy(&scratch));
     let path = scratch.run_dir().join("metrics.jsonl");
@@ -692,7 +693,7 @@ fn rows_that_are_not_those_of_the_checkpoint_are_set_aside_and_written_again() {
         fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
         fs::remove_dir_all(scratch.run_dir().join("checkpoints/step-00000040")).unwrap();
         for name in ["starts.jsonl", "system.jsonl", "metrics.jsonl.bad"] {
-            // Only this test has several runs go on in one directory.
+            // Only this test resumes several runs in one directory.
             let _ = fs::remove_file(scratch.run_dir().join(name));
         }
         match &damaged {
@@ -714,7 +715,7 @@ fn rows_that_are_not_those_of_the_checkpoint_are_set_aside_and_written_again() {
 }
 
 #[test]
-fn a_damaged_record_of_starts_is_set_aside_and_the_run_goes_on() {
+fn a_damaged_record_of_starts_is_set_aside() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));
     let straight = remains(&scratch);
@@ -732,7 +733,7 @@ fn a_damaged_record_of_starts_is_set_aside_and_the_run_goes_on() {
 }
 
 #[test]
-fn a_run_with_rows_and_without_checkpoints_does_not_begin_again_in_silence() {
+fn a_run_with_rows_and_without_checkpoints_does_not_start_over_silently() {
     let scratch = Scratch::new();
     interrupted(&scratch, toy(&scratch));
     let run_dir = scratch.run_dir();
@@ -749,7 +750,7 @@ fn a_run_with_rows_and_without_checkpoints_does_not_begin_again_in_silence() {
 }
 
 #[test]
-fn a_damaged_sweep_file_is_written_anew_or_says_how() {
+fn a_damaged_sweep_file_is_rewritten_or_refused_with_a_remedy() {
     let scratch = Scratch::new();
     let sweep = || {
         let mut command = scratch.real("tms_5-2.toml", "runs/s", &TOY);
@@ -780,7 +781,7 @@ fn a_damaged_sweep_file_is_written_anew_or_says_how() {
 }
 
 #[test]
-fn a_sweep_is_of_one_dataset() {
+fn a_sweep_with_two_datasets_is_refused() {
     let scratch = Scratch::new();
     tokenize(&scratch, "line", "data/shakespeare");
     let sweep = || {
@@ -789,7 +790,7 @@ fn a_sweep_is_of_one_dataset() {
         command
     };
     goes_on(sweep());
-    // One is finished, and one is still to be run.
+    // One run is finished, and one is not.
     fs::remove_dir_all(scratch.path().join("runs/s/seed=1")).unwrap();
     fs::remove_dir_all(scratch.path().join("data")).unwrap();
     tokenize(&scratch, "verse", "data/shakespeare");

@@ -1,4 +1,4 @@
-//! What shells complete of the command line.
+//! Shell completion scripts.
 
 use std::process::Command;
 
@@ -37,7 +37,7 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
     assert!(ended.stderr.contains("bash, zsh, fish"), "{}", ended.stderr);
 }
 
-// Of the three shells bash is where tests run.
+// Tests run bash, but not the other shells.
 #[test]
 fn bash_takes_its_script_and_completes_a_command() {
     let scratch = Scratch::new();

@@ -1,10 +1,10 @@
-//! Probes of a GPU: of the emulated one, of one where some go wrong, and what is said where there is none.
+//! Probes of a GPU: an emulated one, with and without faults, and none.
 
 use std::process::Command;
 
 use crate::scratch::{Ended, Scratch, end, launch, start};
 
-/// `doctor --deep` beside the emulated GPU; `None` where there is no compiler for it.
+/// `doctor --deep` with the emulated GPU; `None` without a compiler for it.
 fn deep(scratch: &Scratch, wrong: &str) -> Option<Command> {
     if Command::new("g++").arg("--version").output().is_err() {
         println!("no g++: probes of a GPU were not tested");
@@ -17,7 +17,7 @@ fn deep(scratch: &Scratch, wrong: &str) -> Option<Command> {
     Some(command)
 }
 
-/// Has it find a library in NCCL's place, and leaves nothing else where it is launched.
+/// Lets it find a replacement for NCCL.
 fn with_nccl(command: &mut Command, libraries: &Scratch) {
     let library = libraries.path().join("libnccl.so.2");
     let source = concat!(
@@ -62,7 +62,7 @@ const NAMES: [&str; 12] = [
 ];
 
 #[test]
-fn every_probe_of_a_gpu_that_works_says_what_it_found() {
+fn every_probe_of_a_working_gpu_reports_its_finding() {
     let (scratch, libraries) = (Scratch::new(), Scratch::new());
     let Some(mut command) = deep(&scratch, "") else {
         return;
@@ -103,7 +103,7 @@ fn every_probe_of_a_gpu_that_works_says_what_it_found() {
 }
 
 #[test]
-fn probes_that_fail_hang_or_crash_leave_the_others_alone() {
+fn failing_hanging_and_crashing_probes_do_not_affect_others() {
     let scratch = Scratch::new();
     let Some(mut command) = deep(&scratch, "twice=fails copies=hangs philox=crashes") else {
         return;
@@ -134,7 +134,7 @@ fn probes_that_fail_hang_or_crash_leave_the_others_alone() {
 }
 
 #[test]
-fn a_gpu_that_cannot_be_opened_is_asked_nothing_else() {
+fn without_access_to_the_gpu_other_probes_are_skipped() {
     let scratch = Scratch::new();
     let Some(command) = deep(&scratch, "open=fails") else {
         return;
@@ -150,7 +150,7 @@ fn a_gpu_that_cannot_be_opened_is_asked_nothing_else() {
 }
 
 #[test]
-fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
+fn a_failing_rank_of_a_probe_is_named() {
     let others = NAMES[1..11].iter().map(|name| format!("{name}=fails "));
     let libraries = Scratch::new();
     for (how, who, said) in [
@@ -166,7 +166,7 @@ fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
         ),
     ] {
         let scratch = Scratch::new();
-        // Only NCCL is meant; the others fail at once, all but that which the rest needs.
+        // Only NCCL is meant: the other probes fail at once, except the one that all depend on.
         let wrong: String = others.clone().skip(1).collect();
         let Some(mut command) = deep(&scratch, &wrong) else {
             return;
@@ -182,7 +182,7 @@ fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
 }
 
 #[test]
-fn without_a_gpu_there_is_nothing_to_probe() {
+fn without_a_gpu_nothing_is_probed() {
     let scratch = Scratch::new();
     let plain = launch(scratch.launcher(&["doctor"])).stdout;
     let Some((_, lacks)) = plain.split_once("--gpus 1 is refused here: ") else {
@@ -192,11 +192,11 @@ fn without_a_gpu_there_is_nothing_to_probe() {
     let ended = launch(scratch.launcher(&["doctor", "--deep"]));
     let lacks = lacks.trim_end();
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(1), ""));
-    // What is free, and how fast a disk is, differs from one look to the next.
+    // Free space and disk speed differ from one measurement to the next.
     let (_, libraries) = plain.split_once("\n\n").unwrap();
     let expected = format!("\n\n{libraries}\nGPU 0 cannot be probed: {lacks}\n");
     assert!(ended.stdout.ends_with(&expected), "{}", ended.stdout);
-    // One GPU is opened without NCCL, whichever its number is.
+    // A single GPU is opened without NCCL, whatever its number.
     let other = launch(scratch.launcher(&["doctor", "--deep", "--gpu", "1"]));
     let (_, other) = other
         .stdout
@@ -206,7 +206,7 @@ fn without_a_gpu_there_is_nothing_to_probe() {
 }
 
 #[test]
-fn a_probe_that_is_not_known_is_refused_with_those_that_are() {
+fn an_unknown_probe_is_refused_with_the_known_ones() {
     let scratch = Scratch::new();
     let ended = launch(scratch.launcher(&["probe", "soul"]));
     assert_eq!(ended.code, Some(2));

@@ -1,7 +1,7 @@
-//! A run that is evaluated again: as it was, with other settings, on other data, and while it goes on.
+//! `spd-launch eval`: with the run's settings, other settings, other data, and during the run.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -46,7 +46,7 @@ fn toy(scratch: &Scratch, set: &[&str]) {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
-/// Text for `train` and `val` in a directory.
+/// Makes `train` and `val` from a text in a directory.
 fn tokenized(scratch: &Scratch, text: &str, out: &str) {
     let file = scratch.path().join("text.txt");
     fs::write(&file, text.repeat(400)).unwrap();
@@ -80,7 +80,7 @@ fn language_model(scratch: &Scratch) {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
-/// Every file of a directory but its evaluations, and what it holds.
+/// Every file of a directory except its evaluations, with its content.
 fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     let mut dirs = vec![dir.to_owned()];
@@ -106,7 +106,7 @@ fn row(place: &Path) -> String {
     rows
 }
 
-/// The only evaluation of `runs/x` whose name has a hash.
+/// The only evaluation of `runs/x` with a hash in its name.
 fn other_place(scratch: &Scratch) -> PathBuf {
     let dir = scratch.run_dir().join("evaluations");
     let mut others = names(&dir);
@@ -118,9 +118,10 @@ fn other_place(scratch: &Scratch) -> PathBuf {
 }
 
 #[test]
-fn as_the_run_was_evaluated_it_finds_the_same_bits_and_leaves_the_run_as_it_is() {
+fn unchanged_settings_give_the_same_bits_and_do_not_change_the_run() {
     let scratch = Scratch::new();
-    // In shards, as ranks have them, and with a term that only slow evaluations measure.
+    // Batches are in shards, as with several ranks, and a loss is measured only in slow
+    // evaluations.
     let slow = "eval.loss=[{kind=\"stochastic_recon\",slow=true}]";
     toy(&scratch, &["train.shards=4", slow]);
     let before = files(&scratch.run_dir());
@@ -146,17 +147,17 @@ fn as_the_run_was_evaluated_it_finds_the_same_bits_and_leaves_the_run_as_it_is()
         let drawn = fs::read(place.join("figures/step-00000012").join(&name)).unwrap();
         assert!(drawn == fs::read(figures.join(&name)).unwrap(), "{name}");
     }
-    // Again it is the same, as a row too.
+    // A repetition gives the same, also as a JSON row.
     let again = done(&scratch, &["eval", "runs/x/", "--json"]);
     assert_eq!(again.stdout, row(&place));
     assert_eq!(names(&scratch.run_dir().join("evaluations")).len(), 1);
-    // It is shown as a run is.
+    // A page can be made of it, as of a run.
     done(&scratch, &["report", "runs/x/evaluations/step-00000012"]);
     assert!(place.join("report.html").is_file());
 }
 
 #[test]
-fn other_settings_are_an_evaluation_of_their_own() {
+fn other_settings_give_a_separate_evaluation() {
     let scratch = Scratch::new();
     toy(&scratch, &[]);
     done(&scratch, &["eval", "runs/x"]);
@@ -181,7 +182,7 @@ fn other_settings_are_an_evaluation_of_their_own() {
     let histograms: Value = serde_json::from_slice(&fs::read(histograms).unwrap()).unwrap();
     let counts: Vec<u64> = serde_json::from_value(histograms[0]["counts"].clone()).unwrap();
     assert_eq!(counts.iter().sum::<u64>(), 5 * 32 * 20);
-    // Figures alone take the same settings, and leave those of the run alone.
+    // `figures` takes the same settings, and does not change the run's figures.
     let ended = done(&scratch, &[&["figures", "runs/x"], &set[..]].concat());
     let drawn = place.strip_prefix(scratch.path()).unwrap().display();
     assert_eq!(
@@ -191,7 +192,7 @@ fn other_settings_are_an_evaluation_of_their_own() {
         )
     );
     assert!(before == files(&scratch.run_dir()));
-    // So does another place, which may be one of an evaluation and of nothing else.
+    // So does another directory, which may contain only an evaluation.
     done(&scratch, &[&asked[..], &["--out", "elsewhere"]].concat());
     assert_eq!(row(&scratch.path().join("elsewhere")), row(&place));
     done(&scratch, &[&asked[..], &["--out", "elsewhere"]].concat());
@@ -206,7 +207,7 @@ fn other_settings_are_an_evaluation_of_their_own() {
         let expected = format!("--out {out}: {why}");
         refused(&scratch, &[&asked[..], &["--out", out]].concat(), &expected);
     }
-    // Where nobody can make anything, nothing is asked for in vain.
+    // An unwritable directory is refused before anything is computed.
     let ended = launch(scratch.launcher(&[&asked[..], &["--out", "/proc/none"]].concat()));
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.error().ends_with("; try --out"), "{}", ended.stderr);
@@ -214,7 +215,7 @@ fn other_settings_are_an_evaluation_of_their_own() {
 }
 
 #[test]
-fn a_key_that_would_make_it_another_run_is_refused_by_name() {
+fn keys_outside_of_the_evaluation_are_refused() {
     let scratch = Scratch::new();
     toy(&scratch, &[]);
     let before = files(&scratch.run_dir());
@@ -263,7 +264,7 @@ fn a_key_that_would_make_it_another_run_is_refused_by_name() {
 fn a_language_model_is_evaluated_on_other_text_and_shows_more_components() {
     let scratch = Scratch::new();
     language_model(&scratch);
-    // As the run was evaluated, its row and its components are the same.
+    // With the run's settings, its row and its components are the same.
     let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
     let last = rows.lines().rfind(|row| row.contains("\"kind\":\"eval\""));
     let again = done(&scratch, &["eval", "runs/x", "--json"]);
@@ -297,7 +298,7 @@ fn a_language_model_is_evaluated_on_other_text_and_shows_more_components() {
         "{about}"
     );
 
-    // Ids that mean something else are refused by name, and so is what is no dataset.
+    // Another tokenizer's ids are refused, and so is a path that is not a dataset.
     let refused = |data: &str, expected: &str| {
         refused(&scratch, &["eval", "runs/x", "--data", data], expected);
     };
@@ -330,7 +331,7 @@ fn a_language_model_is_evaluated_on_other_text_and_shows_more_components() {
 }
 
 #[test]
-fn a_run_that_goes_on_is_evaluated_meanwhile() {
+fn a_running_run_can_be_evaluated() {
     let scratch = Scratch::new();
     let set = [&SHORT[..], &["train.steps=100000000", "checkpoint.every=5"]].concat();
     let mut run = scratch.real("tms_5-2-id.toml", "runs/x", &set);
@@ -360,7 +361,7 @@ fn a_run_that_goes_on_is_evaluated_meanwhile() {
             "1",
         ],
     );
-    // The run's own figures are its own to write.
+    // Only the run itself writes its figures.
     let ended = launch(scratch.launcher(&["figures", "runs/x"]));
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(
@@ -374,7 +375,7 @@ fn a_run_that_goes_on_is_evaluated_meanwhile() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_named_and_left_where_it_lies() {
+fn a_damaged_checkpoint_is_named_and_not_renamed() {
     let scratch = Scratch::new();
     toy(&scratch, &["checkpoint.every=6", "checkpoint.keep=2"]);
     let newest = scratch.run_dir().join("checkpoints/step-00000012");

@@ -1,8 +1,8 @@
-//! Checkpoints of the SPD reference, out and in. `SPD_PYTHON` names a Python that has torch; without it, what is exported is not
-//! compared with what PyTorch makes of it.
+//! Checkpoints of the SPD reference, exported and imported. `SPD_PYTHON` names a Python with torch,
+//! without which exports are not compared with PyTorch.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -53,13 +53,13 @@ fn spd(scratch: &Scratch, words: &[&str]) -> Ended {
     launch(scratch.launcher(words))
 }
 
-/// What succeeds.
+/// A command that must succeed.
 fn done(scratch: &Scratch, words: &[&str]) {
     let ended = spd(scratch, words);
     assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);
 }
 
-/// What is refused, in a line that has these words.
+/// A command that must be refused with this text.
 fn refused(scratch: &Scratch, words: &[&str], told: &str) {
     let ended = spd(scratch, words);
     assert_eq!(ended.code, Some(2), "{words:?}: {}", ended.stderr);
@@ -67,7 +67,7 @@ fn refused(scratch: &Scratch, words: &[&str], told: &str) {
     assert!(line.contains(told) && line.lines().count() == 1, "{line}");
 }
 
-/// A house with a trained toy in `runs/toy`.
+/// A directory with a trained toy in `runs/toy`.
 fn toy() -> Scratch {
     let scratch = Scratch::new();
     fs::write(scratch.path().join("toy.yaml"), TOY).unwrap();
@@ -83,7 +83,7 @@ fn snapshot(dir: &Path, step: u64) -> Snapshot {
 }
 
 #[test]
-fn what_is_exported_comes_back_to_the_bit() {
+fn an_exported_checkpoint_is_imported_with_the_same_bits() {
     let scratch = toy();
     done(&scratch, &["export", "runs/toy", "--out", "out"]);
     done(
@@ -106,7 +106,8 @@ fn what_is_exported_comes_back_to_the_bit() {
     done(&scratch, &["export", "runs/back", "--out", "again"]);
     let read = |file: &str| fs::read(scratch.path().join(file)).unwrap();
     assert_eq!(read("out/model_6.pth"), read("again/model_6.pth"));
-    // Its target is that of the checkpoint: none is trained, though the run file that was exported says so.
+    // Its target is that of the checkpoint: none is trained, though the exported run file has
+    // training settings.
     let config = String::from_utf8(read("runs/back/config.toml")).unwrap();
     assert!(!config.contains("[target.train]"), "{config}");
     // It is a run like any other.
@@ -125,7 +126,7 @@ fn what_is_exported_comes_back_to_the_bit() {
 }
 
 #[test]
-fn an_export_has_what_the_reference_opens_it_by() {
+fn an_export_has_the_files_that_the_reference_needs() {
     let scratch = toy();
     done(&scratch, &["export", "runs/toy", "--out", "out"]);
     let path = scratch.path();
@@ -142,12 +143,12 @@ fn an_export_has_what_the_reference_opens_it_by() {
         sizes.contains("  n_features: 6\n  n_hidden: 3\n"),
         "{sizes}"
     );
-    // Of two run files beside it one is taken, which is told.
+    // With two run files beside it, one is used and named.
     let import = ["import", "out/model_6.pth", "--out", "runs/ours"];
     let ended = spd(&scratch, &import);
     let told = "the run file is out/config.toml, which is more complete than out/final_config.yaml beside it; --config selects another one\n";
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), told));
-    // The target may be read from where it was written, too.
+    // The target may also be read from its original path.
     let theirs = [
         "--config",
         "out/final_config.yaml",
@@ -169,7 +170,7 @@ fn an_export_has_what_the_reference_opens_it_by() {
 }
 
 #[test]
-fn sizes_that_a_checkpoint_does_not_say_are_asked_for_in_one_line() {
+fn sizes_missing_in_a_checkpoint_are_requested_in_one_line() {
     let scratch = Scratch::new();
     let path = scratch.path();
     fs::write(path.join("train.bin"), tokens(4000, 7)).unwrap();
@@ -224,7 +225,7 @@ fn sizes_that_a_checkpoint_does_not_say_are_asked_for_in_one_line() {
     }
 }
 
-/// Opens exports with the reference's own class and prints what its network gives on an input.
+/// Opens exports with the reference's class and prints its network's output for an input.
 const OPEN: &str = r#"
 import sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -234,7 +235,7 @@ print(sum(parameter.numel() for parameter in model._components.parameters()))
 "#;
 
 #[test]
-fn the_reference_opens_what_is_exported() {
+fn the_reference_loads_an_export() {
     let names = ["SPD_PYTHON", "SPD_REFERENCE"].map(std::env::var_os);
     let [Some(python), Some(reference)] = names else {
         println!(
@@ -261,7 +262,8 @@ fn the_reference_opens_what_is_exported() {
         .filter(|tensor| components(&tensor.name))
         .map(|tensor| tensor.shape.iter().product::<usize>())
         .sum();
-    // The second site of a tied pair has the transposes, and the bias of `linear2` is a component's too, of which it counts no gradient.
+    // The second site of a tied pair has the transposes. The bias of `linear2` is also a component
+    // there, without a gradient.
     assert_eq!(
         String::from_utf8_lossy(&made.stdout).trim(),
         (2 * numbers).to_string()
@@ -269,7 +271,7 @@ fn the_reference_opens_what_is_exported() {
 }
 
 #[test]
-fn a_checkpoint_and_a_file_of_the_reference_are_all_that_is_needed() {
+fn an_import_needs_only_a_checkpoint_and_a_run_file() {
     let scratch = toy();
     done(&scratch, &["export", "runs/toy", "--out", "out"]);
     let path = scratch.path();
@@ -318,7 +320,7 @@ fn a_checkpoint_and_a_file_of_the_reference_are_all_that_is_needed() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn invalid_checkpoints_are_refused() {
     let scratch = toy();
     refused(
         &scratch,
@@ -377,7 +379,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(!run_dir.unwrap(), "nothing is created");
 }
 
-/// Ids in no order.
+/// Pseudorandom ids.
 fn tokens(count: usize, factor: usize) -> Vec<u8> {
     let ids = (0..count).map(|at| (at * at * factor + at / 3) % 50);
     ids.flat_map(|id| u16::try_from(id).unwrap().to_le_bytes())
@@ -385,7 +387,7 @@ fn tokens(count: usize, factor: usize) -> Vec<u8> {
 }
 
 #[test]
-fn pytorch_measures_the_same_on_what_is_exported() {
+fn pytorch_measures_the_same_on_an_export() {
     let Some(python) = std::env::var_os("SPD_PYTHON") else {
         println!(
             "skipped: pytorch_measures_the_same_on_what_is_exported: SPD_PYTHON names no Python"
@@ -432,7 +434,7 @@ fn pytorch_measures_the_same_on_what_is_exported() {
     }
 }
 
-/// The means that PyTorch found, and those of the run.
+/// Compares PyTorch's means with those of the run.
 fn compare(kind: &str, theirs: &Value, run: &Path) {
     let read = |file: &str| -> Value {
         serde_json::from_slice(&fs::read(run.join(file)).unwrap()).unwrap()
@@ -456,7 +458,7 @@ fn compare(kind: &str, theirs: &Value, run: &Path) {
         let (found, ours) = (numbers(found), numbers(ours));
         assert_eq!(found.len(), ours.len(), "{kind}: {name}");
         for (one, two) in found.iter().zip(&ours) {
-            // Sums of f32 in another order.
+            // f32 sums in another order.
             assert!(
                 (one - two).abs() < 1e-5 * one.abs().max(1.0),
                 "{kind}: {name}: {one} {two}"

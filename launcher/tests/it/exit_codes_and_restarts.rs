@@ -1,4 +1,4 @@
-//! How a run ends, and what is said then.
+//! Ends of runs: exit codes, messages, restarts.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::scratch::{Scratch, launch, names, start};
 
 #[test]
-fn a_run_is_followed_to_its_summary() {
+fn a_run_ends_with_its_summary() {
     let scratch = Scratch::new();
     let mut command = scratch.run("done", &[]);
     command.envs([("SLURM_PROCID", "3"), ("RANK", "0"), ("WORLD_SIZE", "1")]);
@@ -34,7 +34,7 @@ fn a_run_is_followed_to_its_summary() {
         ended.stdout
     );
     assert!(!(ended.stdout + &ended.stderr).contains(['\u{1b}', '\r']));
-    // The environment of a rank is the launcher's to make, whatever it was started under.
+    // The launcher sets the environment of a rank, whatever its own is.
     let log = fs::read_to_string(scratch.run_dir().join("logs/rank0.log")).unwrap();
     assert_eq!(
         log,
@@ -58,7 +58,7 @@ fn a_run_is_followed_to_its_summary() {
 }
 
 #[test]
-fn the_page_that_a_launcher_leaves_says_how_its_run_ended() {
+fn the_last_page_has_the_result_of_the_run() {
     let failed = "failed after step 5 (decomposing): loss is NaN";
     for (rank, expected) in [
         ("done", (Some("done"), None)),
@@ -70,7 +70,7 @@ fn the_page_that_a_launcher_leaves_says_how_its_run_ended() {
         let (_, data) = page.split_once("id=\"data\">").unwrap();
         let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
         let head = &data["runs"][0]["head"];
-        // Behind the process that failed.
+        // After the failed process.
         let note = head["note"].as_str().and_then(|note| note.split_once(") "));
         let found = (head["state"].as_str(), note.map(|(_, what)| what));
         assert_eq!(found, expected);
@@ -79,7 +79,7 @@ fn the_page_that_a_launcher_leaves_says_how_its_run_ended() {
 }
 
 #[test]
-fn a_finished_run_tells_its_end_again() {
+fn a_finished_run_prints_its_summary_again() {
     let scratch = Scratch::new();
     launch(scratch.run("done", &[]));
     let again = launch(scratch.run("fail", &[]));
@@ -95,7 +95,7 @@ fn a_finished_run_tells_its_end_again() {
 }
 
 #[test]
-fn an_object_of_json_has_the_result_as_fields() {
+fn json_output_has_the_result_as_fields() {
     let scratch = Scratch::new();
     launch(scratch.run("done", &[]));
     let ended = launch(scratch.run("fail", &["--json"]));
@@ -120,7 +120,7 @@ fn an_object_of_json_has_the_result_as_fields() {
 }
 
 #[test]
-fn quiet_stands_before_a_command_too() {
+fn quiet_may_precede_a_command() {
     let scratch = Scratch::new();
     for (arguments, note) in [
         (
@@ -146,7 +146,7 @@ fn quiet_stands_before_a_command_too() {
 }
 
 #[test]
-fn fresh_starts_over_beside_the_old_one() {
+fn fresh_moves_the_old_run_aside() {
     let scratch = Scratch::new();
     launch(scratch.run("done", &[]));
     let ended = launch(scratch.run("done", &["--fresh", "--set", "seed=5"]));
@@ -214,7 +214,7 @@ fn a_failure_names_its_cause_first() {
 }
 
 #[test]
-fn every_death_is_named() {
+fn every_way_to_die_is_reported() {
     for (behaviour, code, message) in [
         (
             "panic",
@@ -245,7 +245,7 @@ fn every_death_is_named() {
 }
 
 #[test]
-fn an_end_without_a_summary_is_no_success() {
+fn an_end_without_a_summary_is_a_failure() {
     let ended = launch(Scratch::new().run("silent_done", &[]));
     assert_eq!(ended.code, Some(1));
     assert!(
@@ -256,7 +256,7 @@ fn an_end_without_a_summary_is_no_success() {
 }
 
 #[test]
-fn silence_is_a_hang() {
+fn a_silent_rank_counts_as_hung() {
     let ended = launch(Scratch::new().run("hang", &["--hang-seconds", "1"]));
     assert_eq!(ended.code, Some(1));
     assert!(
@@ -270,7 +270,7 @@ fn silence_is_a_hang() {
 }
 
 #[test]
-fn a_flood_goes_to_the_log_and_hardly_to_the_screen() {
+fn a_flood_of_output_is_logged_and_mostly_omitted_on_screen() {
     let scratch = Scratch::new();
     let ended = launch(scratch.run("flood", &[]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -331,7 +331,7 @@ fn a_crash_loop_with_progress_ends_at_the_limit() {
 }
 
 #[test]
-fn what_would_end_a_run_again_is_not_tried_again() {
+fn permanent_failures_are_not_restarted() {
     for (behaviour, code) in [("bad_input", 2), ("not_finite", 1)] {
         let ended = launch(Scratch::new().run(behaviour, &["--restarts", "3"]));
         assert_eq!(ended.code, Some(code));
@@ -343,7 +343,7 @@ fn what_would_end_a_run_again_is_not_tried_again() {
 }
 
 #[test]
-fn a_directory_has_one_launcher() {
+fn a_directory_with_a_launcher_is_refused() {
     let scratch = Scratch::new();
     let mut first = start(scratch.run("stubborn", &[]));
     scratch.rank_pid();
@@ -362,7 +362,7 @@ fn a_directory_has_one_launcher() {
 }
 
 #[test]
-fn a_new_run_takes_an_empty_directory() {
+fn a_new_run_uses_an_empty_directory() {
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.run_dir()).unwrap();
     assert_eq!(launch(scratch.run("done", &[])).code, Some(0));

@@ -1,7 +1,7 @@
-//! What goes wrong on the way: numbers that are not finite, disks that are full.
+//! Faults during a run: numbers that are not finite, full disks.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -25,7 +25,7 @@ const SHORT: [&str; 8] = [
     "log.every=1",
 ];
 
-/// A short run with further `set`s: its first error, less the number of the process.
+/// The first error of a short run with further `set`s, without the process id.
 fn error(scratch: &Scratch, config: &str, set: &[&str]) -> String {
     let mut command = scratch.real(config, "runs/x", &[&SHORT, set].concat());
     command.args(["--threads", "1"]);
@@ -60,7 +60,7 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
             .iter()
             .all(|tensor| tensor.bytes.chunks(4).all(finite))
     );
-    // What stopped it stands in its way again, at the same step.
+    // The same step stops it again.
     let again = error(
         &scratch,
         "tms_5-2.toml",
@@ -72,7 +72,7 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
 #[test]
 fn a_target_that_cannot_be_trained_says_so() {
     let found = error(&Scratch::new(), "tms_5-2.toml", &["target.train.lr=1e30"]);
-    // Whether a loss beyond all numbers is still infinite hangs on the order of its sums.
+    // Whether a huge loss is still infinite depends on the order of its sums.
     assert_eq!(
         found.replace("loss/total is inf", "loss/total is NaN"),
         "failed after step 1 (training target): step 1: loss/total is NaN, grad_norm/target is NaN; the first \
@@ -80,10 +80,10 @@ fn a_target_that_cannot_be_trained_says_so() {
     );
 }
 
-/// tms_5-2 with weights of a file.
+/// tms_5-2 with weights from a file.
 ///
-/// - `size`: of all weights but those of the last feature
-/// - `last`: of the last feature's in `linear1`
+/// - `size`: value of all weights except those of the last feature
+/// - `last`: values of the last feature in `linear1`
 pub(crate) fn with_weights(scratch: &Scratch, size: f32, last: f32) -> String {
     let tensors: [(&str, &[usize], Vec<f32>); 3] = [
         (
@@ -123,7 +123,7 @@ pub(crate) fn with_weights(scratch: &Scratch, size: f32, last: f32) -> String {
 }
 
 #[test]
-fn weights_that_overflow_are_named_where_they_do() {
+fn overflowing_weights_are_named() {
     for (size, warmup, expected) in [
         (
             1e30,
@@ -163,10 +163,10 @@ fn weights_that_overflow_are_named_where_they_do() {
     }
 }
 
-/// One row of one rank overflows, long before anybody looks. All ranks refuse that step, and whoever runs it again meets it at
-/// once.
+/// One row of one rank overflows, long before an evaluation. All ranks refuse that step, and a
+/// restart meets it at once.
 #[test]
-fn a_row_of_one_rank_stops_all_and_the_step_is_met_again() {
+fn an_overflow_on_one_rank_stops_all_and_recurs_after_a_restart() {
     let by = |ranks: &str| {
         let scratch = Scratch::new();
         let config = with_weights(&scratch, 1.0, 1e30);
@@ -196,7 +196,7 @@ fn a_row_of_one_rank_stops_all_and_the_step_is_met_again() {
             what.to_owned()
         };
         let (first, second) = (attempt(), attempt());
-        // Progress may be told before, on a slow machine.
+        // On a slow machine progress may be printed before.
         let has = |stderr: &str, line| assert!(stderr.lines().any(|told| told == line), "{stderr}");
         has(
             &first,
@@ -227,7 +227,7 @@ fn a_row_of_one_rank_stops_all_and_the_step_is_met_again() {
     assert!(by("4") == alone);
 }
 
-/// The launcher under a limit on the size of files, which looks to it like a full disk.
+/// The launcher with a limit on file sizes, which acts like a full disk.
 fn limited(command: &Command, blocks: u32) -> Command {
     let mut limited = Command::new("sh");
     limited
@@ -255,14 +255,14 @@ fn a_disk_that_stays_full_fails_the_run_at_its_end() {
         command.args(["--threads", "1"]);
         command
     };
-    // 16 KiB hold the target and the rows, and not the 25 KiB of a state.
+    // 16 KiB hold the target and the rows, but not the 25 KiB of a checkpoint.
     let ended = launch(limited(&command(), 32));
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     for step in [10, 20, 30, 40] {
         let warning = format!("step {step}: the checkpoint of step {step} was not written: ");
         let lines = ended.stderr.lines();
         let said: Vec<&str> = lines.filter(|line| line.starts_with(&warning)).collect();
-        // The last one is tried twice, and training does not go on behind it.
+        // The last checkpoint is tried twice, and training does not go on without it.
         assert_eq!(
             said.len(),
             if step == 40 { 2 } else { 1 },
@@ -297,7 +297,7 @@ fn a_disk_that_stays_full_fails_the_run_at_its_end() {
 }
 
 #[test]
-fn a_run_whose_directory_is_removed_ends_soon_and_makes_nothing_anew() {
+fn a_run_whose_directory_is_removed_ends_soon_and_creates_nothing() {
     for cpus in ["1", "2"] {
         let scratch = Scratch::new();
         let set = ["train.steps=4000000", "checkpoint.every=50", "log.every=10"];
@@ -309,7 +309,7 @@ fn a_run_whose_directory_is_removed_ends_soon_and_makes_nothing_anew() {
         wait_until("a checkpoint", || {
             fs::read_dir(&checkpoints).is_ok_and(|mut all| all.next().is_some())
         });
-        // By its name first, so that nothing is put into it while it is emptied.
+        // Renamed first, so that nothing is written into it while it is emptied.
         let away = scratch.path().join("away");
         fs::rename(scratch.run_dir(), &away).unwrap();
         fs::remove_dir_all(&away).unwrap();
@@ -327,13 +327,13 @@ fn a_run_whose_directory_is_removed_ends_soon_and_makes_nothing_anew() {
 }
 
 #[test]
-fn a_write_that_fails_once_is_made_up_for() {
+fn a_failed_write_is_repeated() {
     let scratch = Scratch::new();
     let set = ["train.steps=4000", "checkpoint.every=1000", "log.every=500"];
     let launcher = start(scratch.real("tms_5-2.toml", "runs/x", &[&SHORT[1..7], &set].concat()));
     let checkpoints = scratch.run_dir().join("checkpoints");
     wait_for_file(&checkpoints.join("step-00001000"));
-    // A file that has the name of one to come.
+    // A file with the name of a later directory.
     fs::write(checkpoints.join("step-00003000"), "no directory").unwrap();
     let ended = end(launcher);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -348,7 +348,7 @@ fn a_write_that_fails_once_is_made_up_for() {
 }
 
 #[test]
-fn a_run_whose_rows_find_no_room_does_not_end_without_them() {
+fn a_run_without_room_for_its_rows_fails() {
     let scratch = Scratch::new();
     let set = [
         &SHORT[1..],
@@ -364,7 +364,7 @@ fn a_run_whose_rows_find_no_room_does_not_end_without_them() {
         |scratch: &Scratch| fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
     let straight = Scratch::new();
     assert_eq!(launch(command(&straight)).code, Some(0));
-    // 32 KiB hold the target and the 25 KiB of a state, and not all rows.
+    // 32 KiB hold the target and the 25 KiB of a checkpoint, but not all rows.
     assert!(
         rows(&straight).len() > 40 << 10,
         "{}",

@@ -1,7 +1,7 @@
-//! The figures that a run leaves, and the numbers beside them.
+//! The figures of a run, and the numbers beside them.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -46,7 +46,7 @@ fn rows(matrix: &Value) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
+fn a_toy_is_drawn_at_its_end_and_by_spd_launch_figures() {
     let scratch = Scratch::new();
     let set = [&SHORT[..], &["eval.slow_every=5"]].concat();
     let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &set));
@@ -60,7 +60,7 @@ fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
         names(&scratch.run_dir().join("figures")),
         ["step-00000005", "step-00000010", "step-00000012"]
     );
-    // Each comes with an evaluation, and each evaluation says how far the importances are from what is known.
+    // Each comes with an evaluation, which measures the error of the importances.
     let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
     let rows = rows
         .lines()
@@ -98,7 +98,7 @@ fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
 }
 
 #[test]
-fn the_numbers_are_those_of_the_run() {
+fn the_numbers_match_the_checkpoint() {
     let scratch = Scratch::new();
     let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -145,7 +145,8 @@ fn the_numbers_are_those_of_the_run() {
         }
     }
 
-    // Means over two batches of 64 rows; L0 counts what is above 0.1, so no more than ten times the sum of the means.
+    // Means over two batches of 64 rows; L0 counts values above 0.1, so it is at most ten times the
+    // sum of the means.
     for site in data(&scratch, "mean_importance") {
         let means: Vec<f64> = serde_json::from_value(site["means"].clone()).unwrap();
         assert!(
@@ -259,7 +260,7 @@ fn a_language_model_has_the_figures_that_need_no_features() {
         }
         assert!(component["removal"]["kl"].is_number(), "{component}");
     }
-    // The same is drawn again, by other threads; and nothing where none are asked for.
+    // A repetition with other threads draws the same, and nothing where no figures are requested.
     fs::remove_file(&file).unwrap();
     let ended = launch(scratch.launcher(&["figures", "runs/x", "--threads", "1"]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -274,7 +275,7 @@ fn a_language_model_has_the_figures_that_need_no_features() {
 }
 
 #[test]
-fn figures_that_cannot_be_written_end_no_run() {
+fn unwritable_figures_do_not_end_a_run() {
     let scratch = Scratch::new();
     let mut first = scratch.real("tms_5-2.toml", "runs/x", &SHORT);
     let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake_rank.sh");
@@ -293,7 +294,7 @@ fn figures_that_cannot_be_written_end_no_run() {
         ended.stderr
     );
 
-    // With the disk in order they are drawn again, and are what the run would have drawn.
+    // Once the disk is in order, they are drawn again as the run would have drawn them.
     fs::remove_file(scratch.run_dir().join("figures")).unwrap();
     let ended = launch(scratch.launcher(&["figures", "runs/x/"]));
     assert_eq!(
@@ -316,7 +317,7 @@ fn figures_that_cannot_be_written_end_no_run() {
 }
 
 #[test]
-fn figures_are_of_runs_with_a_checkpoint() {
+fn figures_need_a_run_with_a_checkpoint() {
     let scratch = Scratch::new();
     let refused = |run: &str, expected: &str| {
         let ended = launch(scratch.launcher(&["figures", run]));

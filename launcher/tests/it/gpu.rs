@@ -1,4 +1,4 @@
-//! Runs on a GPU: by an emulated one, which stands in where `SPD_EMULATED_GPU` is set, and what is said where there is none.
+//! Runs on a GPU, emulated where `SPD_EMULATED_GPU` is set, and messages where there is none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::scratch::{Ended, Scratch, end, launch, start};
 
-/// A whole run, target, warm-up and evaluation included, that is over soon.
+/// A complete short run, with target, warm-up and evaluation.
 pub(crate) const SHORT: [&str; 11] = [
     "train.steps=9",
     "train.batch_size=16",
@@ -25,7 +25,7 @@ pub(crate) const SHORT: [&str; 11] = [
     "checkpoint.keep=5",
 ];
 
-/// The run, on the emulated GPU or on the processor.
+/// The run, on the emulated GPU or on the CPU.
 fn run(scratch: &Scratch, out: &str, on_gpu: bool) -> Command {
     let mut command = scratch.real("tms_5-2.toml", out, &SHORT);
     command
@@ -37,7 +37,7 @@ fn run(scratch: &Scratch, out: &str, on_gpu: bool) -> Command {
     command
 }
 
-/// The emulated GPU takes g++.
+/// The emulated GPU needs g++.
 fn is_there() -> bool {
     let there = Command::new("g++").arg("--version").output().is_ok();
     if !there {
@@ -47,13 +47,13 @@ fn is_there() -> bool {
 }
 
 fn done(command: Command) -> Ended {
-    // Kernels are compiled on the way.
+    // Kernels are compiled first.
     let ended = end(start(command));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     ended
 }
 
-/// Every number of the rows of a run, with its name.
+/// Every number in the rows of a run, with its name.
 fn numbers(dir: &Path) -> Vec<(String, f64)> {
     let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let mut numbers = Vec::new();
@@ -92,11 +92,12 @@ fn checkpoints(dir: &Path) -> Vec<PathBuf> {
     paths
 }
 
-// Numbers of a GPU differ by the order of sums alone: 1e-7 of each, which nine updates make 1e-4 of.
+// Numbers of a GPU differ by the order of sums: by a relative 1e-7, which nine updates increase to
+// 1e-4.
 const TOLERANCE: f64 = 1e-3;
 
 #[test]
-fn a_run_on_a_gpu_is_the_run_on_the_processor() {
+fn a_run_on_a_gpu_agrees_with_the_cpu() {
     if !is_there() {
         return;
     }
@@ -132,7 +133,7 @@ fn a_run_on_a_gpu_is_the_run_on_the_processor() {
 }
 
 #[test]
-fn a_run_on_a_gpu_that_was_killed_ends_in_the_same_bits() {
+fn a_killed_run_on_a_gpu_gives_the_same_bits() {
     if !is_there() {
         return;
     }
@@ -168,7 +169,7 @@ fn a_run_on_a_gpu_that_was_killed_ends_in_the_same_bits() {
 
 // Every kind of target, importance function, loss and adversary.
 #[test]
-fn steps_of_every_kind_are_timed_on_a_gpu_and_lose_what_they_lose_on_the_processor() {
+fn bench_on_a_gpu_has_the_losses_of_the_cpu_for_every_kind() {
     if !is_there() {
         return;
     }
@@ -221,11 +222,11 @@ fn timed(scratch: &Scratch, args: &str) -> Vec<Value> {
     lines.collect()
 }
 
-// 245 losses of the reference's small models are off by up to 3 % in bf16, one by 8.
+// 245 losses of the reference's small models are off by up to 3 % in bf16, one by 8 %.
 const ROUNDED: f64 = 0.05;
 
 #[test]
-fn steps_are_timed_in_bf16_and_lose_about_what_they_lose_in_fp32() {
+fn bench_in_bf16_has_about_the_losses_of_fp32() {
     if !is_there() {
         return;
     }
@@ -258,7 +259,7 @@ fn steps_are_timed_in_bf16_and_lose_about_what_they_lose_in_fp32() {
 }
 
 #[test]
-fn bf16_is_computed_only_where_it_is_multiplied() {
+fn bf16_is_refused_where_it_cannot_be_multiplied() {
     let scratch = Scratch::new();
     let out = scratch.path().join("out");
     let lacks = "bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither";
@@ -274,7 +275,7 @@ fn bf16_is_computed_only_where_it_is_multiplied() {
             format!("bench tiny-tms: {lacks}; {bench}"),
         ),
         (
-            // Not the run directory of the checkout, which a user may have filled.
+            // Not the run directory of the checkout, which may exist.
             &[
                 "tms_5-2",
                 "--set",
@@ -303,7 +304,7 @@ fn bf16_is_computed_only_where_it_is_multiplied() {
 }
 
 #[test]
-fn what_does_not_fit_on_a_gpu_is_refused_like_what_does_not_fit_in_memory() {
+fn a_run_beyond_the_memory_of_a_gpu_is_refused() {
     let scratch = Scratch::new();
     let mut command = scratch.launcher(&["tms_5-2", "--gpus", "1", "--memory", "1TiB"]);
     command
@@ -324,7 +325,7 @@ fn what_does_not_fit_on_a_gpu_is_refused_like_what_does_not_fit_in_memory() {
 }
 
 #[test]
-fn a_machine_without_gpus_refuses_them_by_what_it_lacks() {
+fn a_machine_without_gpus_names_what_it_lacks() {
     let scratch = Scratch::new();
     let doctor = launch(scratch.launcher(&["doctor"])).stdout;
     let Some((_, lacks)) = doctor.split_once("--gpus 1 is refused here: ") else {
@@ -381,7 +382,7 @@ fn kernels_are_compiled_once_and_without_a_gpu() {
     };
     let [kernels, found, new] = total(&first);
     assert!(found + new == kernels && new > 50, "{}", first.stdout);
-    // Whatever the second start asks for is there.
+    // Everything that the second start needs is cached.
     assert_eq!(total(&compiled()), [kernels, kernels, 0]);
     let notes: Vec<&str> = first.stderr.lines().collect();
     assert_eq!(notes.len(), 3);

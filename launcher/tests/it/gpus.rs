@@ -1,4 +1,4 @@
-//! Runs on several GPUs: emulated ones, a process each, beside a library that stands in for NCCL.
+//! Runs on several GPUs: emulated ones, each in its own process, with a replacement for NCCL.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::both::children;
 use crate::gpu::SHORT;
 use crate::scratch::{Running, Scratch, assert_goes, end, send, start, wait_until_it_trains};
 
-/// What stands in for NCCL; `None`, and a line that says so, where there is no compiler for it or for kernels.
+/// A replacement for NCCL; `None`, and a note, without a compiler for it or for kernels.
 fn nccl() -> Option<Scratch> {
     for compiler in ["cc", "g++"] {
         if Command::new(compiler).arg("--version").output().is_err() {
@@ -31,7 +31,7 @@ fn nccl() -> Option<Scratch> {
     Some(libraries)
 }
 
-/// A run on so many emulated GPUs.
+/// A run on `gpus` emulated GPUs.
 fn run(scratch: &Scratch, libraries: &Scratch, gpus: usize, set: &[&str]) -> Command {
     let set = [&["train.shards=4"], set].concat();
     let mut command = scratch.real("tms_5-2.toml", &format!("r{gpus}"), &set);
@@ -42,7 +42,7 @@ fn run(scratch: &Scratch, libraries: &Scratch, gpus: usize, set: &[&str]) -> Com
     command
 }
 
-/// What a run leaves that says nothing of times: rows, and tensors of its checkpoints.
+/// The results of a run without times: rows, and tensors of its checkpoints.
 fn left(dir: &Path) -> Vec<Vec<u8>> {
     let mut left = vec![fs::read(dir.join("metrics.jsonl")).unwrap()];
     for step in ["step-00000006", "step-00000009"] {
@@ -56,7 +56,7 @@ fn left(dir: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn any_number_of_gpus_leaves_the_same_bits() {
+fn any_number_of_gpus_gives_the_same_bits() {
     let Some(libraries) = nccl() else { return };
     let scratch = Scratch::new();
     let mut found = Vec::new();
@@ -76,7 +76,7 @@ fn any_number_of_gpus_leaves_the_same_bits() {
     }
 }
 
-/// Launchers on two nodes, which are this machine, with two GPUs each.
+/// Launchers on two nodes, both this machine, with two GPUs each.
 fn on_two_nodes(scratch: &Scratch, libraries: &Scratch, set: &[&str]) -> [Running; 2] {
     ["0", "1"].map(|node| {
         let mut command = run(scratch, libraries, 2, set);
@@ -86,7 +86,7 @@ fn on_two_nodes(scratch: &Scratch, libraries: &Scratch, set: &[&str]) -> [Runnin
 }
 
 #[test]
-fn gpus_of_several_nodes_leave_the_same_bits_too() {
+fn gpus_of_several_nodes_give_the_same_bits() {
     let Some(libraries) = nccl() else { return };
     let alone = Scratch::new();
     let ended = end(start(run(&alone, &libraries, 1, &SHORT)));
@@ -105,7 +105,7 @@ fn gpus_of_several_nodes_leave_the_same_bits_too() {
 }
 
 #[test]
-fn whoever_dies_on_another_node_is_named_with_its_host() {
+fn a_dead_rank_on_another_node_is_named_with_its_host() {
     let Some(libraries) = nccl() else { return };
     let scratch = Scratch::new();
     let set = [&SHORT[..], &["train.steps=200000", "eval.every=100000"]].concat();
@@ -125,7 +125,7 @@ fn whoever_dies_on_another_node_is_named_with_its_host() {
 }
 
 #[test]
-fn a_job_on_gpus_is_planned_where_there_are_none() {
+fn a_gpu_job_can_be_planned_without_gpus() {
     let scratch = Scratch::new();
     let mut command = scratch.real("tms_5-2.toml", "r", &[]);
     command
@@ -139,7 +139,7 @@ fn a_job_on_gpus_is_planned_where_there_are_none() {
         "{}",
         ended.stderr
     );
-    // A plan alone needs none either, and says what it cannot know.
+    // A plan alone needs none either, and names what it does not know.
     let mut command = scratch.real("tms_5-2.toml", "r", &[]);
     command
         .args(["--gpus", "4", "--dry-run"])
@@ -158,7 +158,7 @@ fn a_job_on_gpus_is_planned_where_there_are_none() {
 }
 
 #[test]
-fn a_fast_reduction_is_a_setting_of_the_run() {
+fn the_fast_reduction_is_kept_in_the_run_file() {
     let Some(libraries) = nccl() else { return };
     let scratch = Scratch::new();
     let set = [&SHORT[..], &["train.shards=2", "train.reduction=fast"]].concat();
@@ -169,7 +169,7 @@ fn a_fast_reduction_is_a_setting_of_the_run() {
 }
 
 #[test]
-fn gpus_that_nccl_does_not_join_are_told_in_its_words() {
+fn an_nccl_error_is_passed_on() {
     let Some(libraries) = nccl() else { return };
     let scratch = Scratch::new();
     let mut command = run(&scratch, &libraries, 2, &SHORT);
@@ -184,9 +184,9 @@ fn gpus_that_nccl_does_not_join_are_told_in_its_words() {
     );
 }
 
-/// What the others wait for on their GPUs ends with them.
+/// The ranks that wait for it on their GPUs are killed.
 #[test]
-fn whoever_dies_is_named_and_the_others_go_at_once() {
+fn a_dead_rank_is_named_and_the_others_are_killed() {
     let Some(libraries) = nccl() else { return };
     let scratch = Scratch::new();
     let set = [&SHORT[..], &["train.steps=200000", "eval.every=100000"]].concat();

@@ -1,7 +1,7 @@
-//! Weights and tokenizers of a hub: a server of this test stands in for it.
+//! Weights and tokenizers of a hub, simulated by a server in the test.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -18,14 +18,14 @@ use crate::weights_directory::house;
 
 const TOKEN: &str = "hf_ThisIsForNobody";
 
-/// A house whose weights are on a hub alone.
+/// A house whose weights are only on a hub.
 fn on_hub(answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> (Scratch, Server) {
     let scratch = house();
     let server = serve(&scratch, answer);
     (scratch, server)
 }
 
-/// Puts the weights of a house on a hub.
+/// Moves the weights of a house to a hub.
 fn serve(scratch: &Scratch, answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Server {
     let weights = scratch.path().join("weights");
     let files = names(&weights).into_iter().map(|name| -> Stored {
@@ -60,7 +60,7 @@ fn run(scratch: &Scratch, endpoint: &str, more: &[&str]) -> Ended {
     ended
 }
 
-/// Every file below a directory, links not followed.
+/// Every file below a directory, without following links.
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     entries
@@ -73,7 +73,7 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_run_keeps_the_commit_of_its_weights_and_asks_no_more() {
+fn a_run_keeps_the_commit_of_its_weights_and_does_not_ask_again() {
     let (scratch, server) = on_hub(|_| Answer::Right);
     let planned = run(&scratch, &server.endpoint, &["--dry-run"]);
     assert_eq!(planned.code, Some(0), "{}", planned.stderr);
@@ -100,7 +100,7 @@ fn a_run_keeps_the_commit_of_its_weights_and_asks_no_more() {
             .any(|part| part == TOKEN.as_bytes());
         assert!(!holds, "{}", file.display());
     }
-    // It goes on by what it has, whatever the branch is now and whether anybody answers.
+    // It continues with its files, whatever the branch is now, and without the hub.
     let asked = server.asked().len();
     fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
     let again = run(&scratch, &server.endpoint, &[]);
@@ -122,7 +122,7 @@ fn a_run_keeps_the_commit_of_its_weights_and_asks_no_more() {
          model.safetensors (or model.safetensors.index.json with its parts, or pytorch_model.bin)"
     );
     assert_eq!((fresh.code, fresh.error()), (Some(2), none.as_str()));
-    // Several runs ask once, and find what is there where nobody answers.
+    // Several runs ask once, and use the cache without the hub.
     drop(other);
     let sweep = [
         "run.toml",
@@ -141,7 +141,7 @@ fn a_run_keeps_the_commit_of_its_weights_and_asks_no_more() {
 }
 
 #[test]
-fn a_request_to_stop_ends_a_download_that_is_gone_on_with() {
+fn a_stopped_download_is_resumed() {
     let is_part = |asked: &Asked| asked.path.ends_with("00001-of-00002.safetensors");
     let (scratch, server) = on_hub(move |asked| match is_part(asked) && asked.number == 0 {
         true => Answer::Silent(1000),
@@ -166,7 +166,7 @@ fn a_request_to_stop_ends_a_download_that_is_gone_on_with() {
 }
 
 #[test]
-fn weights_that_cannot_be_had_are_bad_input() {
+fn unavailable_weights_are_bad_input() {
     let (scratch, server) =
         on_hub(|_| Answer::Status(404, "X-Error-Code: RepoNotFound\r\n".into()));
     let host = server.endpoint.trim_start_matches("http://");
@@ -205,7 +205,7 @@ fn weights_that_cannot_be_had_are_bad_input() {
          set may read it"
     );
     assert_eq!((ended.code, ended.error()), (Some(2), line.as_str()));
-    // What comes is not what the run file wants: nothing is made.
+    // If the downloaded weights do not fit the run file, nothing is created.
     let scratch = house();
     let config = scratch.path().join("weights/config.json");
     let text = fs::read_to_string(&config).unwrap();
@@ -239,7 +239,7 @@ fn a_tokenizer_of_the_hub_makes_a_dataset() {
     assert!(ended.stderr.contains(&note), "{}", ended.stderr);
     let kept = fs::read(scratch.path().join("d/train/tokenizer.json")).unwrap();
     assert_eq!(kept, tokenizer);
-    // By its commit it is found where nobody answers.
+    // By its commit it is found without the hub.
     let by_commit = tokenize("http://127.0.0.1:1", &format!("hf://o/n@{COMMIT}"));
     assert_eq!(by_commit.code, Some(0), "{}", by_commit.stderr);
 }

@@ -1,7 +1,7 @@
-//! What `spd-launch inspect` says of what it is shown.
+//! `spd-launch inspect`.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -20,7 +20,7 @@ fn flip_last(path: &Path) {
 }
 
 #[test]
-fn a_dataset_is_described_read_and_checked() {
+fn a_dataset_is_described_and_verified() {
     let scratch = Scratch::new();
     let text = "to be|or not to be".repeat(20);
     fs::write(scratch.path().join("text"), text).unwrap();
@@ -68,7 +68,7 @@ fn a_dataset_is_described_read_and_checked() {
 }
 
 #[test]
-fn a_run_its_checkpoint_and_weights_are_described_and_checked() {
+fn a_run_its_checkpoint_and_weights_are_described_and_verified() {
     let scratch = Scratch::new();
     let set = [
         "train.steps=4",

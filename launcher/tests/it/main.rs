@@ -1,4 +1,4 @@
-//! The launcher from outside, with a shell script in a rank's place.
+//! The launcher as a process, mostly with a shell script as its rank.
 #![cfg(test)]
 
 mod against_pytorch;
@@ -17,13 +17,13 @@ mod exchange;
 mod exit_codes_and_restarts;
 mod faults_during_a_run;
 mod figures;
-#[expect(dead_code, reason = "the farm has more befall a run")]
+#[expect(dead_code, reason = "the farm simulates more faults")]
 #[path = "../both/gate.rs"]
 mod gate;
 mod gpu;
 mod gpus;
 mod hub;
-#[expect(dead_code, reason = "the hub's own tests have it do more")]
+#[expect(dead_code, reason = "the hub's own tests use more of it")]
 #[path = "../../../hub/src/tests/server.rs"]
 mod hub_server;
 mod inspect;

@@ -1,7 +1,7 @@
-//! Memory: planned, measured, and refused where there is not enough.
+//! Memory: planned, measured, and refused if it is not enough.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::scratch::{Scratch, end, launch, start};
 
-/// Every size as it is shipped, and one of everything.
+/// Every shipped size, and every feature once.
 const SHORT: [&str; 6] = [
     "train.steps=1",
     "train.faithfulness_warmup.steps=1",
@@ -19,11 +19,11 @@ const SHORT: [&str; 6] = [
     "log.every=1",
 ];
 
-/// Largest part of the plan by which the measured memory may differ from it.
+/// Maximum relative difference between planned and measured memory.
 const TOLERANCE: f64 = 0.1;
 
 #[test]
-fn shipped_runs_take_the_memory_that_is_planned() {
+fn shipped_runs_use_the_planned_memory() {
     let scratch = Scratch::new();
     fs::write(
         scratch.path().join("text.txt"),
@@ -44,7 +44,7 @@ fn shipped_runs_take_the_memory_that_is_planned() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| name.ends_with(".toml") && name != "Cargo.toml")
-        // Weights of other people are not here.
+        // Third-party weights are not available here.
         .filter(|name| {
             !fs::read_to_string(configs.join(name))
                 .unwrap()
@@ -80,7 +80,7 @@ fn shipped_runs_take_the_memory_that_is_planned() {
 }
 
 #[test]
-fn a_run_that_does_not_fit_is_refused_with_what_would_help() {
+fn a_run_beyond_the_memory_is_refused_with_advice() {
     let scratch = Scratch::new();
     for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
         let mut command = scratch.real("tms_5-2.toml", "runs/x", &["train.batch_size=65536"]);
@@ -104,7 +104,7 @@ fn a_run_that_does_not_fit_is_refused_with_what_would_help() {
 }
 
 #[test]
-fn a_size_that_no_machine_has_is_refused_without_being_tried() {
+fn an_absurd_size_is_refused_without_allocating() {
     let scratch = Scratch::new();
     let set = [
         "train.batch_size=4000000000",
@@ -129,7 +129,7 @@ fn a_size_that_no_machine_has_is_refused_without_being_tried() {
 }
 
 #[test]
-fn runs_that_do_not_fit_together_run_one_after_the_other() {
+fn runs_that_do_not_fit_together_run_in_sequence() {
     let scratch = Scratch::new();
     let arguments = ["--seeds", "0..2", "--threads", "2", "--memory", "8MiB"];
     let mut command = scratch.real("tms_5-2.toml", "runs/x", &[]);
@@ -151,7 +151,7 @@ fn runs_that_do_not_fit_together_run_one_after_the_other() {
 }
 
 #[test]
-fn a_size_that_is_none_is_refused() {
+fn an_invalid_size_is_refused() {
     let ended = launch(Scratch::new().run("done", &["--memory", "lots"]));
     assert_eq!(ended.code, Some(2));
     assert!(

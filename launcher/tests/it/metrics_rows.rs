@@ -1,4 +1,4 @@
-//! What a run writes down about its steps.
+//! The rows of a run.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ fn rows(scratch: &Scratch, file: &str, name: &str) -> Vec<Value> {
 }
 
 #[test]
-fn gradient_norms_are_told_by_site() {
+fn gradient_norms_are_logged_for_each_site() {
     let scratch = Scratch::new();
     let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -55,12 +55,12 @@ fn gradient_norms_are_told_by_site() {
 }
 
 #[test]
-fn the_time_of_a_logged_step_is_told_by_part() {
+fn the_parts_of_a_logged_step_are_timed() {
     let scratch = Scratch::new();
     let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let all = rows(&scratch, "system.jsonl", "time_ms/step");
-    // Those of the target, then those of the decomposition.
+    // First those of the target, then those of the decomposition.
     let (of_target, found): (Vec<&Value>, Vec<&Value>) = all
         .iter()
         .partition(|row| row.get("time_ms/losses").is_none());
@@ -100,7 +100,7 @@ fn the_time_of_a_logged_step_is_told_by_part() {
 }
 
 #[test]
-fn a_slow_evaluation_has_the_importances_of_each_site_as_a_histogram() {
+fn a_slow_evaluation_has_histograms_of_importances() {
     let scratch = Scratch::new();
     let mut command = scratch.real("tms_5-2.toml", "runs/x", &SHORT);
     command.args(["--set", "eval.slow_every=6"]);
@@ -120,7 +120,7 @@ fn a_slow_evaluation_has_the_importances_of_each_site_as_a_histogram() {
             all.map(|number| number.as_f64().unwrap()).collect()
         };
         let last = &found[1][&name];
-        // Two panels a site: the importances, and the logits before the gate.
+        // Each site has two: importances, and the logits before the gate.
         assert_eq!(
             numbers(&last["counts"]),
             numbers(&figure[2 * panel]["counts"])

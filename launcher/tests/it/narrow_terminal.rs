@@ -1,4 +1,4 @@
-//! Tables and rows on a terminal: a line each, however narrow it is.
+//! Tables and rows on a narrow terminal: one line each.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,7 +9,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::scratch::{Scratch, launch};
 
-/// What a command writes to a terminal of so many columns.
+/// The output of a command on a terminal of this width.
 fn shown(mut command: Command, columns: u16) -> String {
     let reader = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&reader).unwrap();
@@ -28,10 +28,10 @@ fn shown(mut command: Command, columns: u16) -> String {
         .unwrap();
     command.stdout(terminal);
     let mut child = command.spawn().unwrap();
-    // The last end that is written to is the child's.
+    // The child has the last writing end.
     drop(command);
     let (mut reader, mut text, mut piece) = (File::from(reader), Vec::new(), [0; 4096]);
-    // When that is closed, Linux calls it an error.
+    // When that is closed, Linux reports an error.
     while let Ok(bytes @ 1..) = reader.read(&mut piece) {
         text.extend(&piece[..bytes]);
     }
@@ -40,7 +40,7 @@ fn shown(mut command: Command, columns: u16) -> String {
 }
 
 #[test]
-fn runs_and_rows_have_a_line_each() {
+fn runs_and_rows_have_one_line_each() {
     let scratch = Scratch::new();
     let set = [
         "train.steps=12",
@@ -59,7 +59,7 @@ fn runs_and_rows_have_a_line_each() {
             whole.lines().any(|line| line.chars().count() > 60),
             "{whole}"
         );
-        // What happened is told in full.
+        // Events are printed in full.
         let is_row = |line: &&str| !line.contains(": ");
         for columns in [100, 60, 40] {
             let shown = shown(scratch.launcher(command), columns);

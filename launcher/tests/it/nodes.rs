@@ -1,4 +1,5 @@
-//! Several nodes, which are all this machine: a launcher each, one trajectory, and whoever fails is named by the first.
+//! Several nodes, all of them this machine: one launcher each, the same results, and failures
+//! reported by the first.
 
 use std::fs;
 use std::io::Write;
@@ -30,7 +31,7 @@ const SHORT: &[&str] = &[
 
 const LONG: &[&str] = &["train.steps=200000", "eval.every=100000"];
 
-/// What three nodes can share.
+/// A run that three nodes can share.
 const THREE: [&str; 6] = [
     "--set",
     "train.shards=3",
@@ -50,7 +51,7 @@ fn node(scratch: &Scratch, (node, nodes): (usize, usize), more: &[&str]) -> Runn
     start(command)
 }
 
-/// A launcher on each of so many.
+/// A launcher on each of `count` nodes.
 fn nodes(scratch: &Scratch, count: usize, more: &[&str]) -> Vec<Running> {
     let all = (0..count).map(|index| node(scratch, (index, count), more));
     all.collect()
@@ -64,7 +65,7 @@ fn set<'a>(values: &[&'a str]) -> Vec<&'a str> {
     values.iter().flat_map(|value| ["--set", value]).collect()
 }
 
-/// A run of several nodes that is at work, and the ranks of each.
+/// A run of several nodes after its first step, and the ranks of each.
 fn at_work(scratch: &Scratch, count: usize, more: &[&str]) -> (Vec<Running>, Vec<Vec<u32>>) {
     let more = [&set(LONG)[..], more].concat();
     let nodes = nodes(scratch, count, &more);
@@ -73,7 +74,7 @@ fn at_work(scratch: &Scratch, count: usize, more: &[&str]) -> (Vec<Running>, Vec
     (nodes, ranks)
 }
 
-/// Every bit that a run leaves: its newest checkpoint and its rows.
+/// The bits of a run's results: its newest checkpoint and its rows.
 fn remains(scratch: &Scratch) -> (Vec<u8>, Vec<u8>) {
     let dir = scratch.path().join("r");
     let newest = crate::scratch::names(&dir.join("checkpoints"))
@@ -90,7 +91,7 @@ fn remains(scratch: &Scratch) -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn any_number_of_nodes_ends_in_the_same_bits() {
+fn any_number_of_nodes_gives_the_same_bits() {
     let alone = Scratch::new();
     assert_eq!(end_all(nodes(&alone, 1, &[]))[0].code, Some(0));
     for (count, cpus) in [(2, "1"), (2, "2"), (4, "1")] {
@@ -98,22 +99,22 @@ fn any_number_of_nodes_ends_in_the_same_bits() {
         let ended = end_all(nodes(&scratch, count, &["--cpus", cpus]));
         for (index, node) in ended.iter().enumerate() {
             assert_eq!(node.code, Some(0), "{}", node.stderr);
-            // What there is to be said is said by the first.
+            // Only the first one prints messages.
             assert_eq!(node.stdout.is_empty(), index > 0, "{}", node.stdout);
         }
         assert!(ended[0].stdout.contains("RANK=0 of WORLD_SIZE="));
         assert!(ended[0].stderr.contains("node 1 ("), "{}", ended[0].stderr);
         assert!(remains(&scratch) == remains(&alone), "{count} x {cpus}");
-        // The file by which they find each other is gone with them.
+        // The rendezvous file is removed at the end.
         assert_eq!(scratch.names(), ["cache", "r"]);
-        // A finished run is finished for all.
+        // A finished run is finished on all nodes.
         let again = end_all(nodes(&scratch, count, &["--cpus", cpus]));
         assert!(again.iter().all(|node| node.code == Some(0)));
     }
 }
 
 #[test]
-fn each_node_measures_its_machine_and_its_ranks() {
+fn each_node_samples_its_machine_and_its_ranks() {
     let scratch = Scratch::new();
     let (nodes, _) = at_work(&scratch, 2, &["--cpus", "2"]);
     let dir = scratch.path().join("r");
@@ -148,7 +149,7 @@ fn each_node_measures_its_machine_and_its_ranks() {
 }
 
 #[test]
-fn a_rank_that_dies_on_another_node_is_named_with_its_host() {
+fn a_dead_rank_on_another_node_is_named_with_its_host() {
     let scratch = Scratch::new();
     let (nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2"]);
     assert!(ranks.iter().all(|of_node| of_node.len() == 2));
@@ -163,12 +164,12 @@ fn a_rank_that_dies_on_another_node_is_named_with_its_host() {
         error.contains(") was killed by signal 9 (SIGKILL) after step "),
         "{error}"
     );
-    // The other launcher has nothing to add.
+    // The other launcher prints nothing more.
     assert_eq!(ended[1].error(), "");
 }
 
 #[test]
-fn a_launcher_that_dies_takes_its_ranks_and_the_run_with_it() {
+fn a_dead_launcher_ends_its_ranks_and_the_run() {
     let scratch = Scratch::new();
     let (mut nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2", "--restarts", "3"]);
     nodes[1].kill().unwrap();
@@ -181,7 +182,7 @@ fn a_launcher_that_dies_takes_its_ranks_and_the_run_with_it() {
 }
 
 #[test]
-fn nobody_outlives_the_first_launcher() {
+fn no_process_outlives_the_first_launcher() {
     let scratch = Scratch::new();
     let (mut nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2"]);
     nodes[0].kill().unwrap();
@@ -193,7 +194,7 @@ fn nobody_outlives_the_first_launcher() {
         error.starts_with("node 0 (") && error.contains("is lost: "),
         "{error}"
     );
-    // The file that the first one left misleads nobody.
+    // The leftover file of the first one does no harm.
     let short = ["--cpus", "2", "--set", "train.steps=60"];
     let again = end_all(self::nodes(
         &scratch,
@@ -204,7 +205,7 @@ fn nobody_outlives_the_first_launcher() {
 }
 
 #[test]
-fn a_request_to_stop_may_come_to_any_node() {
+fn a_request_to_stop_works_on_any_node() {
     let alone = Scratch::new();
     assert_eq!(end_all(nodes(&alone, 1, &[]))[0].code, Some(0));
     let scratch = Scratch::new();
@@ -235,7 +236,7 @@ fn a_request_to_stop_may_come_to_any_node() {
 }
 
 #[test]
-fn a_run_starts_again_on_all_nodes() {
+fn a_restart_is_on_all_nodes() {
     let scratch = Scratch::new();
     let more = [
         "--cpus",
@@ -259,7 +260,7 @@ fn a_run_starts_again_on_all_nodes() {
 }
 
 #[test]
-fn a_rank_that_is_stopped_on_another_node_is_named_by_the_first() {
+fn a_stopped_rank_on_another_node_is_reported_by_the_first() {
     let scratch = Scratch::new();
     let (nodes, ranks) = at_work(&scratch, 2, &[]);
     send(ranks[1][0], Signal::STOP);
@@ -278,7 +279,7 @@ fn a_rank_that_is_stopped_on_another_node_is_named_by_the_first() {
 }
 
 #[test]
-fn who_does_not_come_is_named() {
+fn missing_nodes_are_named() {
     let scratch = Scratch::new();
     let soon = ["--join-seconds", "1"];
     let first = end(node(&scratch, (0, 4), &soon));
@@ -296,7 +297,7 @@ fn who_does_not_come_is_named() {
         error.starts_with("node 0 of 4 did not answer within 1 s: ") && error.contains("r.nodes"),
         "{error}"
     );
-    // Whoever is asked to stop meanwhile says so.
+    // A launcher that is asked to stop meanwhile says so.
     let waiting = node(&scratch, (0, 2), &[]);
     wait_for_file(&scratch.path().join("r.nodes"));
     send(waiting.id(), Signal::TERM);
@@ -318,7 +319,7 @@ fn nodes_that_cannot_share_a_batch_are_refused() {
 }
 
 #[test]
-fn one_that_comes_late_is_waited_for() {
+fn a_late_node_is_waited_for() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 2), &[]);
     thread::sleep(Duration::from_millis(700));
@@ -328,7 +329,7 @@ fn one_that_comes_late_is_waited_for() {
 }
 
 #[test]
-fn launchers_of_other_runs_are_refused_by_what_differs() {
+fn launchers_of_other_runs_are_refused_with_the_difference() {
     for (more, expected) in [
         (
             &["--set", "seed=7"][..],
@@ -338,7 +339,8 @@ fn launchers_of_other_runs_are_refused_by_what_differs() {
     ] {
         let scratch = Scratch::new();
         let other = node(&scratch, (1, 2), more);
-        // One that finds the directory that the first one made a moment ago refuses by itself, and the first one waits in vain.
+        // A launcher that finds the new directory of the first one refuses by itself, and the first
+        // one waits in vain.
         wait_until_it_catches(other.id(), Signal::CHILD);
         let first = node(&scratch, (0, 2), &[]);
         for ended in end_all(vec![first, other]) {
@@ -378,7 +380,7 @@ fn nodes_that_round_differently_are_refused() {
     }
 }
 
-/// Where the first node listens for the others, as the file says it.
+/// The address of the first node in the rendezvous file.
 fn first_address(scratch: &Scratch) -> SocketAddr {
     let file = scratch.path().join("r.nodes");
     wait_for_file(&file);
@@ -388,7 +390,7 @@ fn first_address(scratch: &Scratch) -> SocketAddr {
     last.as_str().unwrap().parse().unwrap()
 }
 
-/// A stranger that says as much as a handshake takes, slowly. Bytes that it could say before it was let go.
+/// A stranger that sends a handshake slowly. Returns the bytes it sent before it was refused.
 fn dripping(address: SocketAddr) -> thread::JoinHandle<usize> {
     let mut stream = TcpStream::connect(address).unwrap();
     thread::spawn(move || {
@@ -402,7 +404,7 @@ fn dripping(address: SocketAddr) -> thread::JoinHandle<usize> {
 }
 
 #[test]
-fn strangers_at_the_ports_are_nobody() {
+fn strangers_at_the_ports_are_ignored() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 2), &[]);
     let address = first_address(&scratch);
@@ -415,7 +417,7 @@ fn strangers_at_the_ports_are_nobody() {
             b"spd-launch nodes",
         ];
         let mut stranger = TcpStream::connect(address).unwrap();
-        // It may be let go already.
+        // It may be refused already.
         let _ = stranger.write_all(words[at % 4]);
         strangers.push(stranger);
     }
@@ -425,9 +427,9 @@ fn strangers_at_the_ports_are_nobody() {
     assert!(drips.join().unwrap() < 48);
 }
 
-// One that drips is let go before it has said half of a handshake, and nobody waits for that.
+// A slow stranger is refused before it has sent half of a handshake, and blocks nothing.
 #[test]
-fn a_stranger_keeps_no_launcher_from_a_signal_or_its_time() {
+fn a_stranger_does_not_delay_signals_or_time_limits() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 2), &[]);
     let drips = dripping(first_address(&scratch));
@@ -447,7 +449,7 @@ fn a_stranger_keeps_no_launcher_from_a_signal_or_its_time() {
 }
 
 #[test]
-fn a_node_that_dies_while_others_join_may_come_back() {
+fn a_node_that_dies_during_the_join_may_come_back() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 3), &THREE);
     let mut dies = node(&scratch, (1, 3), &THREE);
@@ -469,8 +471,8 @@ fn two_of_three(scratch: &Scratch, more: &[&str]) -> [Running; 2] {
 }
 
 #[test]
-fn those_that_have_joined_are_told_that_nothing_comes_of_it() {
-    // One is missing.
+fn joined_nodes_are_told_the_end_of_the_join() {
+    // A node is missing.
     let scratch = Scratch::new();
     for ended in two_of_three(&scratch, &["--join-seconds", "20"]).map(end) {
         assert_eq!(ended.code, Some(1), "{}", ended.stderr);
@@ -490,7 +492,7 @@ fn those_that_have_joined_are_told_that_nothing_comes_of_it() {
             assert!(ended.stderr.contains(line), "{}", ended.stderr);
         }
     }
-    // Two have one number.
+    // Two have the same number.
     let [first, other] = two_of_three(&scratch, &[]);
     let again = node(&scratch, (1, 3), &THREE);
     for ended in [first, other, again].map(end) {
@@ -501,7 +503,7 @@ fn those_that_have_joined_are_told_that_nothing_comes_of_it() {
             "{error}"
         );
     }
-    // The first one dies: there are no ranks to speak of, and no checkpoint.
+    // The first one dies: there are neither ranks nor checkpoints.
     let [mut first, other] = two_of_three(&scratch, &[]);
     first.kill().unwrap();
     let ended = end(other);
@@ -512,7 +514,7 @@ fn those_that_have_joined_are_told_that_nothing_comes_of_it() {
 }
 
 #[test]
-fn another_secret_is_told_as_that() {
+fn a_wrong_secret_is_reported() {
     let scratch = Scratch::new();
     let _first = node(&scratch, (0, 2), &[]);
     let address = first_address(&scratch);
@@ -536,9 +538,9 @@ fn another_secret_is_told_as_that() {
     );
 }
 
-// Whatever the interfaces of this machine: a run whose network is this machine is heard there alone.
+// A run whose network is this machine listens only there, whatever its interfaces.
 #[test]
-fn a_run_of_one_machine_is_heard_there_alone() {
+fn a_run_of_one_machine_listens_only_there() {
     let scratch = Scratch::new();
     let mut command = scratch.real("tms_5-2.toml", "r", SHORT);
     command

@@ -1,7 +1,7 @@
-//! Where a run may lie, and what stands in the place of its files.
+//! Paths of a run directory, and foreign files in the places of its own.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -18,7 +18,7 @@ fn make_pipe(path: &Path) {
     mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
 }
 
-/// Launches and asserts that it is refused with this line.
+/// Launches a command that must be refused with this line.
 fn refused(command: Command, expected: &str) {
     let ended = launch(command);
     assert_eq!(
@@ -34,7 +34,7 @@ fn done(command: Command) -> Ended {
 }
 
 #[test]
-fn a_run_lies_in_the_directory_that_is_given() {
+fn a_run_is_in_the_given_directory() {
     for (out, lies_in, old) in [
         ("runs/x/", "runs/x", "runs/x.old-1"),
         ("empty", "empty", "empty.old-1"),
@@ -44,7 +44,7 @@ fn a_run_lies_in_the_directory_that_is_given() {
         ("empty/..", ".", "old-1"),
     ] {
         let scratch = Scratch::new();
-        // What is to be a working directory holds nothing else.
+        // A working directory as run directory contains nothing else.
         let start = scratch.path().join("start");
         for dir in ["start/empty", "start/disk"] {
             fs::create_dir_all(scratch.path().join(dir)).unwrap();
@@ -63,7 +63,7 @@ fn a_run_lies_in_the_directory_that_is_given() {
             command
         };
         if out == "empty/.." {
-            // `..` holds `empty`, which is no part of a run.
+            // `..` contains `empty`, which is not part of a run.
             let ended = launch(command(&[]));
             assert_eq!(ended.code, Some(2));
             assert!(ended.stderr.contains("so it is no run directory"));
@@ -84,7 +84,7 @@ fn a_run_lies_in_the_directory_that_is_given() {
 }
 
 #[test]
-fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
+fn a_sweep_and_a_dataset_are_in_the_given_directory() {
     for out in ["sweep/", "link", "."] {
         let scratch = Scratch::new();
         let start = scratch.path().join("start");
@@ -118,7 +118,7 @@ fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
     }
 }
 
-// A directory whose name begins with a dash is no flag, to nobody.
+// No command takes a directory whose name begins with a dash for a flag.
 #[test]
 fn a_name_may_look_like_a_flag() {
     let scratch = Scratch::new();
@@ -137,7 +137,7 @@ fn a_name_may_look_like_a_flag() {
 }
 
 #[test]
-fn files_of_somebody_else_are_not_moved() {
+fn foreign_files_are_not_moved() {
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.run_dir()).unwrap();
     fs::File::create_new(scratch.run_dir().join("thesis.tex")).unwrap();
@@ -149,7 +149,7 @@ fn files_of_somebody_else_are_not_moved() {
 }
 
 #[test]
-fn a_dry_run_is_refused_where_the_run_would_be() {
+fn a_dry_run_is_refused_like_the_run() {
     let scratch = Scratch::new();
     assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
     let both = |change: &dyn Fn(&mut Command), expected: &str| {
@@ -206,7 +206,7 @@ fn config() -> String {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_a_file_is_named() {
+fn a_pipe_in_the_place_of_a_file_is_refused() {
     let scratch = Scratch::new();
     make_pipe(&scratch.path().join("pipe"));
     for name in ["pipe", "./pipe"] {
@@ -251,7 +251,7 @@ fn a_pipe_in_the_place_of_a_file_is_named() {
 }
 
 #[test]
-fn a_dataset_and_weights_may_be_pipes_too() {
+fn pipes_as_dataset_or_weights_are_refused() {
     let scratch = Scratch::new();
     let data = scratch.path().join("data/shakespeare/train");
     fs::create_dir_all(&data).unwrap();
@@ -274,7 +274,7 @@ fn a_dataset_and_weights_may_be_pipes_too() {
 }
 
 #[test]
-fn nothing_that_is_printed_steers_the_terminal() {
+fn control_characters_are_never_printed() {
     let scratch = Scratch::new();
     for (arguments, expected) in [
         (
@@ -323,7 +323,7 @@ fn an_absurd_number_of_threads_is_refused() {
 }
 
 #[test]
-fn a_fresh_run_is_kept_from_nothing_by_what_it_moves_aside() {
+fn a_fresh_run_ignores_the_state_of_the_old_one() {
     let scratch = Scratch::new();
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 5] = [

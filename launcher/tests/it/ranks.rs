@@ -1,4 +1,5 @@
-//! Several ranks: what they refuse, who is named when one dies, stops or hangs, and that none is left.
+//! Several ranks: what they refuse, which one is named when it dies, stops or hangs, and that none
+//! survives.
 
 use std::fs;
 use std::io::Write;
@@ -24,14 +25,14 @@ const LONG: &[&str] = &[
     "eval.batch_size=64",
 ];
 
-/// Waits until a run has made a step, and returns its ranks.
+/// Waits until a run has finished a step, and returns its ranks.
 fn ranks_at_work(scratch: &Scratch, launcher: u32) -> Vec<u32> {
     wait_until_it_trains(&scratch.path().join("r"));
     children(launcher)
 }
 
 #[test]
-fn worlds_that_cannot_share_a_batch_are_refused() {
+fn numbers_of_ranks_that_cannot_share_a_batch_are_refused() {
     let scratch = Scratch::new();
     for (set, cpus, expected) in [
         (
@@ -84,7 +85,7 @@ fn worlds_that_cannot_share_a_batch_are_refused() {
     assert!(!scratch.names().contains(&"r".to_owned()));
 }
 
-/// A run goes on in the shards that it began with, whatever the number of ranks.
+/// A run keeps the number of shards that it began with, for any number of ranks.
 #[test]
 fn a_run_keeps_its_shards() {
     let scratch = Scratch::new();
@@ -116,7 +117,7 @@ fn a_run_keeps_its_shards() {
     assert_eq!(refused.code, Some(2));
     let line = "--cpus 3: its batches are cut into 4 shards, which 1, 2 or 4 ranks can share, and 3 cannot";
     assert_eq!(refused.error(), line);
-    // A run of one rank says nothing of shards.
+    // A run of one rank does not mention shards.
     assert_eq!(by("1", "one", &[]).code, Some(0));
     let resolved = fs::read_to_string(scratch.path().join("one/config.toml")).unwrap();
     assert!(!resolved.contains("shards"), "{resolved}");
@@ -127,7 +128,7 @@ fn a_run_keeps_its_shards() {
 }
 
 #[test]
-fn whoever_dies_is_named_and_the_others_go_at_once() {
+fn a_dead_rank_is_named_and_the_others_are_killed() {
     for (rank, signal, name) in [
         (0, Signal::KILL, "SIGKILL"),
         (1, Signal::ABORT, "SIGABRT"),
@@ -151,7 +152,7 @@ fn whoever_dies_is_named_and_the_others_go_at_once() {
 }
 
 #[test]
-fn so_is_whoever_leaves_with_a_code_or_a_word() {
+fn a_failed_rank_is_named_with_its_code_or_message() {
     for (behaviour, words) in [
         (
             "one_exits",
@@ -177,7 +178,7 @@ fn so_is_whoever_leaves_with_a_code_or_a_word() {
             "{error}"
         );
         for rank in 0..4 {
-            // One that was killed before it wrote is gone as well.
+            // A rank that was killed before it wrote anything is gone as well.
             let pid = fs::read_to_string(scratch.run_dir().join(format!("pid{rank}")));
             if let Ok(pid) = pid.unwrap_or_default().trim().parse() {
                 assert_goes(pid);
@@ -187,7 +188,7 @@ fn so_is_whoever_leaves_with_a_code_or_a_word() {
 }
 
 #[test]
-fn no_rank_survives_its_launcher_however_it_dies() {
+fn no_rank_survives_its_launcher() {
     for with_a_rank in [false, true] {
         let scratch = Scratch::new();
         let mut command = scratch.real("tms_5-2.toml", "r", LONG);
@@ -203,7 +204,7 @@ fn no_rank_survives_its_launcher_however_it_dies() {
     }
 }
 
-/// A launch by so many ranks that is at work, and what it tells, a line of JSON each.
+/// A running launch with several ranks, and its output as JSON lines.
 struct AtWork {
     scratch: Scratch,
     launcher: Running,
@@ -225,14 +226,15 @@ impl AtWork {
         }
     }
 
-    /// The lines so far that hold some words.
+    /// The lines so far that contain a text.
     fn told(&self, words: &str) -> Vec<String> {
         let told = fs::read_to_string(self.scratch.path().join("told")).unwrap();
         let lines = told.lines().filter(|line| line.contains(words));
         lines.map(str::to_owned).collect()
     }
 
-    /// Waits until a line with some words is there, doing something meanwhile. On a machine that is busy otherwise that may take a while.
+    /// Waits until a line contains a text, and calls `meanwhile` repeatedly. On a busy machine this
+    /// may take a while.
     fn until(&self, words: &str, meanwhile: impl Fn()) {
         wait_until(words, || {
             meanwhile();
@@ -240,7 +242,7 @@ impl AtWork {
         });
     }
 
-    /// Asks it to stop, which it does.
+    /// Asks it to stop, and waits for that.
     fn stop(&mut self) {
         send(self.launcher.id(), Signal::TERM);
         assert_eq!(self.launcher.wait().unwrap().code(), Some(3));
@@ -248,9 +250,9 @@ impl AtWork {
     }
 }
 
-/// The one that is stopped is named, and not those that wait for it; nobody is killed, and all stop together.
+/// The stopped rank is named, not those that wait for it; none is killed, and all stop together.
 #[test]
-fn a_rank_that_is_stopped_is_named_and_not_those_that_wait() {
+fn a_stopped_rank_is_named_and_not_those_that_wait() {
     let mut run = AtWork::by("4");
     let look = || thread::sleep(Duration::from_millis(50));
     send(run.ranks[2], Signal::STOP);
@@ -268,7 +270,7 @@ fn a_rank_that_is_stopped_is_named_and_not_those_that_wait() {
 }
 
 #[test]
-fn numbers_that_are_not_finite_stop_all_ranks_at_the_same_step() {
+fn a_loss_that_is_not_finite_stops_all_ranks_at_the_same_step() {
     let scratch = Scratch::new();
     let set = [
         "train.lr=1e30",
@@ -292,9 +294,10 @@ fn numbers_that_are_not_finite_stop_all_ranks_at_the_same_step() {
     assert_eq!(by("4"), alone);
 }
 
-/// Four ranks print as fast as they can: every line is whole, logs are bounded, and all come to their end.
+/// Four ranks print as fast as they can: every line is complete, logs are bounded, and all ranks
+/// finish.
 #[test]
-fn a_flood_of_four_ranks_goes_to_their_logs() {
+fn a_flood_of_output_of_four_ranks_is_logged() {
     let scratch = Scratch::new();
     let mut command = scratch.run("flood", &["--cpus", "4", "--set", "eval.batch_size=8"]);
     command.env("FAKE_BYTES", "38000000");
@@ -315,7 +318,7 @@ fn a_flood_of_four_ranks_goes_to_their_logs() {
     }
 }
 
-/// As many files are opened as may be, not as many as a shell allows at first.
+/// The limit of open files is the hard one, not the soft one of the shell.
 #[test]
 fn a_low_limit_of_open_files_is_raised() {
     let scratch = Scratch::new();
@@ -333,7 +336,8 @@ fn a_low_limit_of_open_files_is_raised() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
-/// A control group below this process's own that has less of something than a run needs, if one can be made.
+/// A control group below this process's own with less of something than a run needs, if one can be
+/// created.
 struct Group(std::path::PathBuf);
 
 impl Group {
@@ -376,13 +380,13 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Whoever was in it is gone.
+        // Its processes have exited.
         let _ = fs::remove_dir(&self.0);
     }
 }
 
 #[test]
-fn a_lack_of_memory_is_named() {
+fn a_lack_of_memory_is_reported() {
     let Some(group) = Group::of_memory(60 << 20) else {
         println!(
             "no control group of memory can be made: a rank that is killed for memory was not tested"
@@ -408,7 +412,7 @@ fn a_lack_of_memory_is_named() {
 }
 
 #[test]
-fn a_lack_of_threads_is_named() {
+fn a_lack_of_threads_is_reported() {
     let Some(group) = Group::of("pids", "pids.max", 3) else {
         println!("no control group of processes can be made: a lack of threads was not tested");
         return;
@@ -424,9 +428,9 @@ fn a_lack_of_threads_is_named() {
     assert!(error.ends_with(named), "{error}");
 }
 
-/// A rank that gets a tenth of its time is named, and nobody else.
+/// Only a rank that gets a tenth of its time is reported.
 #[test]
-fn a_rank_that_is_slow_is_named() {
+fn a_slow_rank_is_reported() {
     let mut run = AtWork::by("2");
     let slow = run.ranks[1];
     run.until(" is slow: ", || {
@@ -440,9 +444,9 @@ fn a_rank_that_is_slow_is_named() {
     assert_eq!(run.told(" is slow: "), run.told(&who));
 }
 
-/// Whichever rank is asked, all of them stop after the same step, and go on from there.
+/// After a request to any rank, all stop after the same step, and continue from there.
 #[test]
-fn a_stop_of_one_rank_is_a_stop_of_all() {
+fn a_request_to_one_rank_stops_all() {
     let scratch = Scratch::new();
     let mut command = scratch.real("tms_5-2.toml", "r", LONG);
     command.args(["--cpus", "2"]);

@@ -1,7 +1,7 @@
-//! Run files of the SPD reference are run as they are, where what they name is here.
+//! Run files of the SPD reference.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -20,7 +20,7 @@ fn run(scratch: &Scratch, set: &[&str]) -> Ended {
 }
 
 #[test]
-fn a_file_of_the_reference_is_run_and_kept_as_one_of_ours() {
+fn a_reference_file_is_run_and_kept_as_toml() {
     let scratch = Scratch::new();
     fs::write(scratch.path().join("toy.yaml"), TOY).unwrap();
     let refused = run(&scratch, &[]);

@@ -1,4 +1,4 @@
-//! What is refused, and that nothing is created then.
+//! Refused commands, which create nothing.
 
 use std::fs;
 
@@ -32,7 +32,7 @@ fn no_argument_shows_the_help_and_is_bad_input() {
 }
 
 #[test]
-fn an_unknown_run_file_says_where_it_was_looked_for() {
+fn an_unknown_run_file_is_refused_with_the_searched_paths() {
     let scratch = Scratch::new();
     let ended = launch(scratch.launcher(&["qqq"]));
     assert_eq!(
@@ -47,7 +47,7 @@ fn an_unknown_run_file_says_where_it_was_looked_for() {
 }
 
 #[test]
-fn a_path_with_the_end_of_a_line_makes_no_second_error() {
+fn a_path_with_a_newline_gives_one_error_line() {
     let scratch = Scratch::new();
     for (words, told) in [
         (
@@ -87,9 +87,9 @@ fn every_fault_of_a_run_file_is_one_line() {
 }
 
 #[test]
-fn gpus_that_are_not_there_and_several_runs_on_one_are_refused() {
+fn missing_gpus_and_several_runs_on_one_are_refused() {
     let scratch = Scratch::new();
-    // As many no machine has.
+    // No machine has as many.
     let ended = launch(scratch.run("done", &["--gpus", "200"]));
     assert_eq!(ended.code, Some(2));
     assert!(
@@ -123,7 +123,7 @@ fn gpus_that_are_not_there_and_several_runs_on_one_are_refused() {
 }
 
 #[test]
-fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
+fn the_doctor_lists_resources_and_succeeds() {
     let scratch = Scratch::new();
     let ended = launch(scratch.launcher(&["doctor"]));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
@@ -135,7 +135,7 @@ fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
     ] {
         let line = ended.stdout.lines().find(|line| line.contains(name));
         let line = line.unwrap_or_else(|| panic!("{name} is not in\n{}", ended.stdout));
-        // Either a version and a path, or what to do.
+        // Either a version and a path, or a remedy.
         assert!(line.contains('/') || line.contains("not found"), "{line}");
         assert!(
             !line.contains("not found") || line.contains("needed for "),
@@ -143,7 +143,7 @@ fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
         );
     }
     assert!(scratch.names().is_empty());
-    // What an administrator allows, and a place where nothing can be made.
+    // A low limit, and an unwritable directory.
     let limited = |script: &str| {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", script, "sh"]);
@@ -169,7 +169,7 @@ fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
 }
 
 #[test]
-fn a_dry_run_says_everything_and_creates_nothing() {
+fn a_dry_run_prints_the_plan_and_creates_nothing() {
     let scratch = Scratch::new();
     let ended = launch(scratch.run("done", &["--dry-run"]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -181,7 +181,7 @@ fn a_dry_run_says_everything_and_creates_nothing() {
 }
 
 #[test]
-fn another_runs_directory_is_refused_with_what_differs() {
+fn the_directory_of_another_run_is_refused_with_the_difference() {
     let scratch = Scratch::new();
     assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
     let before = fs::read(scratch.run_dir().join("config.toml")).unwrap();
@@ -201,7 +201,7 @@ fn another_runs_directory_is_refused_with_what_differs() {
 }
 
 #[test]
-fn a_directory_of_something_else_is_left_alone() {
+fn a_foreign_directory_is_not_changed() {
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.run_dir()).unwrap();
     fs::File::create_new(scratch.run_dir().join("thesis.tex")).unwrap();
@@ -217,7 +217,7 @@ fn a_directory_of_something_else_is_left_alone() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_one_line() {
+fn an_unwritable_path_gives_one_error_line() {
     let scratch = Scratch::new();
     fs::File::create_new(scratch.path().join("runs")).unwrap();
     let ended = launch(scratch.run("done", &[]));
@@ -228,10 +228,10 @@ fn a_place_that_cannot_be_written_is_one_line() {
     );
 }
 
-// Even root makes no directory in /proc, so this holds whoever runs the tests.
+// Even root cannot create a directory in /proc, so this holds for every user.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_directory_that_cannot_be_made_is_one_line_and_leaves_nothing() {
+fn a_failed_creation_gives_one_error_line_and_leaves_nothing() {
     let scratch = Scratch::new();
     for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
         let ended = launch(scratch.run_at("/proc/spd/x", "done", arguments));
@@ -245,7 +245,7 @@ fn a_directory_that_cannot_be_made_is_one_line_and_leaves_nothing() {
 }
 
 #[test]
-fn a_launcher_in_a_contradictory_environment_names_both_sources() {
+fn disagreeing_variables_are_refused_with_both_pairs() {
     let slurm = [
         ("SLURM_STEP_ID", "0"),
         ("SLURM_PROCID", "1"),
@@ -278,7 +278,7 @@ fn a_launcher_in_a_contradictory_environment_names_both_sources() {
 }
 
 #[test]
-fn a_plan_says_who_numbers_the_nodes() {
+fn a_plan_shows_the_variables_of_the_nodes() {
     let scratch = Scratch::new();
     let mut command = scratch.run("done", &["--dry-run"]);
     command.envs([("RANK", "0"), ("WORLD_SIZE", "1")]);
@@ -290,7 +290,7 @@ fn a_plan_says_who_numbers_the_nodes() {
 }
 
 #[test]
-fn text_becomes_a_dataset() {
+fn tokenize_makes_a_dataset() {
     let scratch = Scratch::new();
     let text = scratch.path().join("a.txt");
     spd_checkpoint::atomic::write_file(&text, "to be or not to be\n".repeat(50).as_bytes())
@@ -313,7 +313,7 @@ fn text_becomes_a_dataset() {
 }
 
 #[test]
-fn a_script_for_slurm_is_all_that_a_dry_run_prints_then() {
+fn slurm_prints_only_the_script() {
     let scratch = Scratch::new();
     let ended = launch(scratch.run("done", &["--dry-run", "--slurm"]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);

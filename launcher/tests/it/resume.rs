@@ -1,9 +1,9 @@
-//! A run that was killed ends in the same bits as one that was not, also by other numbers of ranks.
+//! A killed run gives the same bits as an undisturbed one, also with other numbers of ranks.
 //!
-//! The shipped run files, cut short: their targets, sites, losses and update are what is repeated, not their length.
+//! The cases are shortened shipped run files, with their targets, sites, losses and updates.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -27,15 +27,15 @@ const KILLS: usize = 20;
 struct Case {
     config: &'static str,
     set: &'static [&'static str],
-    /// Said after those.
+    /// Further `--set`s.
     more: &'static [&'static str],
-    /// Nodes of its lives, one after the other, and ranks of each node.
+    /// Nodes of its launches, in turn, and ranks of each node.
     worlds: &'static [World],
-    /// Longest life before a kill, for a start.
+    /// Maximum time before the first kill.
     longest_ms: u64,
 }
 
-/// Nodes, which are all this machine, and ranks of each.
+/// Nodes, all of them this machine, and ranks of each.
 type World = (usize, usize);
 
 /// Ranks that share the batches of a run in four shards.
@@ -73,7 +73,7 @@ const TOY_ON_NODES: Case = Case {
     ..SHARED_TOY
 };
 
-/// Adversaries that all ranks climb together, in the loss and in evaluations.
+/// Adversaries that all ranks share, in the loss and in evaluations.
 const SHARED_ADVERSARY: Case = Case {
     config: "resid_mlp2.toml",
     set: both::SHARED_ADVERSARY,
@@ -118,30 +118,30 @@ const LANGUAGE_MODEL: Case = Case {
     longest_ms: 250,
 };
 
-/// Who is killed.
+/// The process to kill.
 #[derive(Clone, Copy)]
 enum Victim {
-    /// Of a node.
+    /// The launcher of a node.
     Launcher(usize),
-    /// Of a node, and which of its ranks.
+    /// A rank of a node.
     Rank(usize, usize),
 }
 
-/// What came of a launcher that was to be killed.
+/// The result of a launch that was to be killed.
 enum Life {
     Killed,
-    /// The rank of the last life was not quite dead yet, and held its lock.
+    /// The rank of the previous launch was not quite dead, and held its lock.
     LockedOut,
     Finished,
 }
 
-/// A working directory with the data that shakespeare.toml names, and a cache of targets of its own.
+/// A working directory with the data of shakespeare.toml, and its own cache of targets.
 struct Place(TempDir);
 
 impl Place {
     fn new() -> Self {
         let dir = TempDir::new().unwrap();
-        // Text enough for a few thousand windows; what it says does not matter.
+        // Enough text for a few thousand windows; the content does not matter.
         let text: String = (0..4000)
             .map(|line| format!("line {line} of {}\n", line * line % 97))
             .collect();
@@ -186,7 +186,7 @@ impl Place {
         let launcher = |node: usize| {
             let mut command = self.command(&args);
             if nodes > 1 {
-                // One whose others are killed while they start need not wait for long.
+                // Launchers whose peers are killed during the start need not wait for long.
                 command.args(["--join-seconds", "10"]);
                 let place = [("RANK", node), ("WORLD_SIZE", nodes)];
                 command.envs(place.map(|(key, value)| (key, value.to_string())));
@@ -196,7 +196,7 @@ impl Place {
         (0..nodes).map(launcher).collect()
     }
 
-    /// A run that nobody disturbs.
+    /// An undisturbed run.
     fn straight(&self, case: &Case, out: &str, threads: &str, world: World) {
         let run = self.run(case, out, threads, world);
         for status in ends(started(run)) {
@@ -204,7 +204,7 @@ impl Place {
         }
     }
 
-    /// A run of which one launcher, or one rank, is killed after `life`, unless it ends before.
+    /// A run whose launcher or rank is killed after `life`, unless the run ends before.
     fn life(&self, run: Vec<Command>, victim: Victim, life: Duration) -> Life {
         let mut launchers = started(run);
         sleep(life);
@@ -215,7 +215,7 @@ impl Place {
         match rank {
             Some(pid) => {
                 let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-                // One that is gone has ended by itself.
+                // The process has exited by itself.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
             None => launchers[node].kill().unwrap(),
@@ -235,7 +235,8 @@ impl Place {
         }
     }
 
-    /// Every bit that a run leaves: its newest checkpoint's tensors (parameters, moments, target) and its rows.
+    /// The bits of a run's results: the tensors of its newest checkpoint (parameters, moments,
+    /// target) and its rows.
     fn remains(&self, out: &str) -> (Vec<u8>, Vec<u8>) {
         let dir = self.0.path().join(out);
         let mut steps: Vec<PathBuf> = fs::read_dir(dir.join("checkpoints"))
@@ -295,8 +296,9 @@ fn killed_is_unkilled(case: &Case) {
         assert_same(case, &place, "straight", &out);
     }
 
-    // A killed run trains its target anew, and is killed in that too. How far a life gets depends on the machine: a run
-    // that ends before it was killed often is followed by one of shorter lives.
+    // A killed run trains its target again, and is killed in that too. How far a launch gets
+    // depends on the machine: a run that ends before enough kills is followed by one with shorter
+    // launches.
     let mut random = 88_172_645_463_325_252_u64;
     let mut longest_ms = case.longest_ms;
     let mut kills = 0;
@@ -334,38 +336,38 @@ fn killed_is_unkilled(case: &Case) {
 }
 
 #[test]
-fn a_killed_toy_ends_in_the_same_bits() {
+fn a_killed_toy_gives_the_same_bits() {
     killed_is_unkilled(&TOY);
 }
 
 #[test]
-fn a_killed_language_model_ends_in_the_same_bits() {
+fn a_killed_language_model_gives_the_same_bits() {
     killed_is_unkilled(&LANGUAGE_MODEL);
 }
 
 #[test]
-fn a_killed_toy_ends_in_the_same_bits_by_any_number_of_ranks() {
+fn a_killed_toy_gives_the_same_bits_with_any_number_of_ranks() {
     killed_is_unkilled(&SHARED_TOY);
 }
 
 #[test]
-fn and_by_any_number_of_nodes() {
+fn a_killed_toy_gives_the_same_bits_with_any_number_of_nodes() {
     killed_is_unkilled(&TOY_ON_NODES);
 }
 
 #[test]
-fn so_does_one_with_an_adversary_that_all_ranks_share() {
+fn a_killed_toy_with_a_shared_adversary_gives_the_same_bits() {
     killed_is_unkilled(&SHARED_ADVERSARY);
 }
 
 #[test]
-fn a_killed_language_model_ends_in_the_same_bits_by_any_number_of_ranks() {
+fn a_killed_language_model_gives_the_same_bits_with_any_number_of_ranks() {
     killed_is_unkilled(&SHARED_LANGUAGE_MODEL);
 }
 
-/// SIGTERM: the state of the last finished step is saved, and the same command goes on from there.
+/// After SIGTERM the last finished step is saved, and the same command continues from there.
 #[test]
-fn a_stopped_run_continues_where_it_was() {
+fn a_stopped_run_continues_from_its_last_step() {
     let place = Place::new();
     place.straight(&TOY, "straight", "2", (1, 1));
     let launcher = started(place.run(&TOY, "stopped", "2", (1, 1)));

@@ -1,7 +1,7 @@
-//! `spd-launch runs`: how runs are, as a table and as JSON.
+//! `spd-launch runs`, as a table and as JSON.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -28,7 +28,7 @@ fn told(scratch: &Scratch, arguments: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// The words of the row of a run in the table.
+/// The row of a run in the table, split into words.
 fn row(scratch: &Scratch, run: &str) -> String {
     let table = runs(scratch, &[]).stdout;
     let row = table
@@ -39,7 +39,7 @@ fn row(scratch: &Scratch, run: &str) -> String {
 }
 
 #[test]
-fn a_run_is_listed_as_it_is_from_its_first_moment_to_its_last() {
+fn every_state_of_a_run_is_listed() {
     let scratch = Scratch::new();
     let child = start(scratch.run("polite", &[]));
     scratch.rank_pid();
@@ -90,7 +90,7 @@ fn a_run_is_listed_as_it_is_from_its_first_moment_to_its_last() {
 }
 
 #[test]
-fn a_run_whose_launcher_was_killed_says_so_and_from_where_it_goes_on() {
+fn a_killed_run_is_listed_with_its_newest_checkpoint() {
     let scratch = Scratch::new();
     let mut child = start(scratch.run("polite", &[]));
     let rank = scratch.rank_pid();
@@ -112,7 +112,7 @@ fn a_run_whose_launcher_was_killed_says_so_and_from_where_it_goes_on() {
 }
 
 #[test]
-fn the_runs_of_a_sweep_stand_under_it() {
+fn the_runs_of_a_sweep_are_listed_below_it() {
     let scratch = Scratch::new();
     let ended = launch(scratch.sweep("sweep", &["--seeds", "0..3", "--threads", "2"]));
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
@@ -146,7 +146,7 @@ fn the_runs_of_a_sweep_stand_under_it() {
 }
 
 #[test]
-fn what_is_damaged_or_foreign_stops_no_listing() {
+fn damaged_and_foreign_directories_do_not_stop_the_list() {
     let scratch = Scratch::new();
     assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
     let root = scratch.path().join("runs");
@@ -182,7 +182,7 @@ fn what_is_damaged_or_foreign_stops_no_listing() {
     ] {
         assert!(ended.stderr.contains(told), "{told}: {}", ended.stderr);
     }
-    // Root looks into everything.
+    // Root can read everything.
     if !rustix::process::geteuid().is_root() {
         assert!(
             ended
@@ -195,7 +195,7 @@ fn what_is_damaged_or_foreign_stops_no_listing() {
 }
 
 #[test]
-fn where_there_are_no_runs_that_is_said() {
+fn a_lack_of_runs_is_reported() {
     let scratch = Scratch::new();
     let none = "no runs here: there is no directory runs; `spd-launch runs DIR` looks elsewhere\n";
     assert_eq!(runs(&scratch, &[]).stderr, none);
@@ -206,9 +206,9 @@ fn where_there_are_no_runs_that_is_said() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(2), refused));
 }
 
-// Who looks has the lock for a moment.
+// Listing holds the lock for a moment.
 #[test]
-fn to_list_a_run_again_and_again_keeps_it_from_nothing() {
+fn listing_a_run_repeatedly_does_not_disturb_it() {
     let scratch = Scratch::new();
     assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
     let mut looking = start(scratch.shell("while :; do \"$LAUNCHER\" runs > /dev/null; done"));

@@ -1,4 +1,4 @@
-//! A scratch directory to launch in, and what came out.
+//! A scratch directory to launch in, and the results of launches.
 
 use std::fs;
 use std::io::{self, Read};
@@ -14,13 +14,13 @@ use tempfile::TempDir;
 
 use crate::both::{Guarded, is_gone, unstamped};
 
-/// How long anything is waited for that is to come: only what never comes takes so long, on the busiest machine.
+/// Time limit of every wait, which only failures reach, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Where launches of one test happen; `runs/x` is the run directory.
+/// The working directory of a test; `runs/x` is the run directory.
 pub(crate) struct Scratch(TempDir);
 
-/// What a launch ended with.
+/// The result of a launch.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -28,7 +28,7 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-/// A process of a test, and what it has said.
+/// A child process of a test, and its output.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Guarded,
@@ -36,7 +36,7 @@ pub(crate) struct Running {
     stderr: Told,
 }
 
-/// What a stream has brought so far, and who reads it; nothing where nobody does.
+/// The output of a stream so far, and the thread that reads it; `None` if it is not read.
 #[derive(Debug, Default)]
 struct Told {
     text: Arc<Mutex<Vec<u8>>>,
@@ -68,12 +68,12 @@ impl Told {
 }
 
 impl Running {
-    /// Starts one whose streams are as the command says.
+    /// Starts a command, with the streams that it specifies.
     pub(crate) fn of(command: &mut Command) -> Self {
         Self::try_of(command).unwrap()
     }
 
-    /// The same of a program that may not be here.
+    /// Like [`Self::of`] for a program that may not be installed.
     pub(crate) fn try_of(command: &mut Command) -> io::Result<Self> {
         Ok(Self {
             child: Guarded(command.spawn()?),
@@ -82,7 +82,7 @@ impl Running {
         })
     }
 
-    /// Waits until it has said some words on stderr, or is gone.
+    /// Waits until stderr contains a text, or the process has exited.
     pub(crate) fn has_said(&self, words: &str) {
         wait_until(words, || {
             let is_over = is_gone(self.child.id());
@@ -118,12 +118,12 @@ impl Scratch {
         self.path().join("runs/x")
     }
 
-    /// Everything that stands here.
+    /// The names of all entries.
     pub(crate) fn names(&self) -> Vec<String> {
         names(self.path())
     }
 
-    /// The launcher with arguments of its own.
+    /// The launcher with these arguments.
     pub(crate) fn launcher(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spd-launch"));
         command
@@ -134,7 +134,7 @@ impl Scratch {
         command
     }
 
-    /// A line of shell in which `$LAUNCHER` is the launcher.
+    /// A shell command in which `$LAUNCHER` is the launcher.
     pub(crate) fn shell(&self, line: &str) -> Command {
         let mut command = Command::new("sh");
         command
@@ -150,7 +150,7 @@ impl Scratch {
         self.run_at("runs/x", behaviour, arguments)
     }
 
-    /// The same in another run directory.
+    /// Like [`Self::run`] in another run directory.
     pub(crate) fn run_at(&self, run_dir: &str, behaviour: &str, arguments: &[&str]) -> Command {
         let mut command = self.launch_at(run_dir, behaviour, &["--threads", "1"]);
         command.args(arguments);
@@ -168,12 +168,12 @@ impl Scratch {
         command
     }
 
-    /// The launcher with several of those runs, in `runs/s`.
+    /// The launcher with several such runs, in `runs/s`.
     pub(crate) fn sweep(&self, behaviour: &str, arguments: &[&str]) -> Command {
         self.launch_at("runs/s", behaviour, arguments)
     }
 
-    /// The launcher with a run file of ours and a real rank; what it trains is kept in this directory.
+    /// The launcher with a shipped run file and a real rank; targets are cached in this directory.
     pub(crate) fn real(&self, config: &str, out: &str, set: &[&str]) -> Command {
         let config = format!("{}/../configs/{config}", env!("CARGO_MANIFEST_DIR"));
         let mut command = self.launcher(&[&config, "--out", out]);
@@ -183,12 +183,12 @@ impl Scratch {
         command
     }
 
-    /// Process id of the fake rank, once it is up and listens.
+    /// Process id of the fake rank, once it handles signals.
     pub(crate) fn rank_pid(&self) -> u32 {
         self.rank_pid_of("runs/x")
     }
 
-    /// The same of a run in another directory.
+    /// Like [`Self::rank_pid`] for another run directory.
     pub(crate) fn rank_pid_of(&self, run_dir: &str) -> u32 {
         let run_dir = self.path().join(run_dir);
         wait_for_file(&run_dir.join("system.jsonl"));
@@ -200,7 +200,7 @@ impl Scratch {
     }
 }
 
-/// Waits until the run in a directory has made a step.
+/// Waits until a run has finished a step.
 pub(crate) fn wait_until_it_trains(run_dir: &Path) {
     wait_until("a step of the run", || {
         let rows = fs::read_to_string(run_dir.join("system.jsonl")).unwrap_or_default();
@@ -209,7 +209,8 @@ pub(crate) fn wait_until_it_trains(run_dir: &Path) {
     });
 }
 
-/// Waits until a process has a handler for a signal; a launcher for that of a child's end once it heeds requests to stop.
+/// Waits until a process has a handler for a signal; a launcher handles SIGCHLD once it handles
+/// requests to stop.
 pub(crate) fn wait_until_it_catches(pid: u32, signal: Signal) {
     wait_until("a handler", || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -219,12 +220,12 @@ pub(crate) fn wait_until_it_catches(pid: u32, signal: Signal) {
     });
 }
 
-/// Waits until a file is there.
+/// Waits until a file exists.
 pub(crate) fn wait_for_file(path: &Path) {
     wait_until(&path.display().to_string(), || fs::metadata(path).is_ok());
 }
 
-/// Waits until something is so.
+/// Waits for a condition.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
@@ -247,7 +248,7 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Starts a launch whose streams are kept.
+/// Starts a launch and captures its streams.
 pub(crate) fn start(mut command: Command) -> Running {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running::of(&mut command);
@@ -270,13 +271,13 @@ pub(crate) fn end(mut running: Running) -> Ended {
     }
 }
 
-/// Launches and waits.
+/// Runs a launch to its end.
 pub(crate) fn launch(command: Command) -> Ended {
     end(start(command))
 }
 
 impl Ended {
-    /// The first line on stderr that tells of an error.
+    /// The first error line on stderr.
     pub(crate) fn error(&self) -> &str {
         self.stderr
             .lines()
@@ -285,7 +286,7 @@ impl Ended {
     }
 }
 
-/// Waits until a process is gone.
+/// Waits until a process has exited.
 pub(crate) fn assert_goes(pid: u32) {
     wait_until(&format!("the end of process {pid}"), || is_gone(pid));
 }

@@ -1,7 +1,7 @@
-//! Run files that are part of the program.
+//! Shipped run files.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::fs;
 use crate::scratch::{Scratch, launch};
 
 #[test]
-fn they_are_there_wherever_the_program_is_started() {
+fn shipped_run_files_are_found_in_any_directory() {
     let scratch = Scratch::new();
     let dry = |name: &str| launch(scratch.launcher(&[name, "--dry-run", "--threads", "1"]));
     let shipped = dry("tms_5-2");
@@ -30,7 +30,7 @@ fn they_are_there_wherever_the_program_is_started() {
     );
     assert!(scratch.names().is_empty());
 
-    // Printed to be edited, it wins as a file of this name.
+    // A printed copy takes precedence over the shipped one.
     let text = launch(scratch.launcher(&["configs", "tms_5-2"])).stdout;
     fs::create_dir(scratch.path().join("configs")).unwrap();
     fs::write(scratch.path().join("configs/tms_5-2.toml"), &text).unwrap();
@@ -52,7 +52,7 @@ fn they_are_there_wherever_the_program_is_started() {
 }
 
 #[test]
-fn what_is_wrong_with_one_has_a_place() {
+fn faults_of_a_shipped_run_file_have_a_place() {
     let scratch = Scratch::new();
     let ended = launch(scratch.launcher(&["shakespeare", "--dry-run", "--set", "train.stepz=3"]));
     assert_eq!(ended.code, Some(2));
@@ -63,13 +63,13 @@ fn what_is_wrong_with_one_has_a_place() {
         "{}",
         missing.stderr
     );
-    // Its paths mean the directory in which it is started.
+    // Its paths are relative to the working directory.
     let said = missing.error();
     assert!(!said.contains("shipped:data"), "{said}");
 }
 
 #[test]
-fn they_are_listed_and_printed() {
+fn shipped_run_files_are_listed_and_printed() {
     let scratch = Scratch::new();
     let all = launch(scratch.launcher(&["configs"]));
     assert_eq!(all.code, Some(0));
@@ -92,7 +92,7 @@ fn they_are_listed_and_printed() {
 }
 
 #[test]
-fn an_unknown_name_lists_those_that_are_like_it() {
+fn an_unknown_name_lists_similar_ones() {
     let scratch = Scratch::new();
     let ended = launch(scratch.launcher(&["tms_5-3"]));
     assert_eq!(

@@ -18,7 +18,7 @@ use crate::scratch::{
     wait_until_it_catches,
 };
 
-/// Longer than it takes to tell a second signal from an echo of the first.
+/// Longer than the time within which a second signal counts as the first.
 const A_WHILE: Duration = Duration::from_millis(400);
 
 fn send(pid: u32, signal: Signal) {
@@ -46,7 +46,7 @@ fn run_by(program: &[&str], inner: &Command) -> Command {
 /// Sends a signal to a launcher whose rank is up, and waits for the end of both.
 fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (Scratch, Ended) {
     let scratch = Scratch::new();
-    // Whoever runs the tests may have SIGHUP ignored, as nohup does.
+    // The tests may run with SIGHUP ignored, as under nohup.
     let launcher = start(run_by(
         &["env", "--default-signal=HUP"],
         &scratch.run(behaviour, arguments),
@@ -54,7 +54,7 @@ fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (Scra
     let rank = scratch.rank_pid();
     for (at, signal) in signals.iter().enumerate() {
         if at > 0 {
-            // From when the first was heard.
+            // Since the first signal was handled.
             launcher.has_said("25 s at most; ");
             thread::sleep(A_WHILE);
         }
@@ -66,7 +66,7 @@ fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (Scra
 }
 
 #[test]
-fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
+fn a_request_to_stop_is_passed_on_and_the_run_continues_later() {
     for signal in [Signal::INT, Signal::TERM, Signal::USR1, Signal::HUP] {
         let (scratch, ended) = interrupted("polite", &[], &[signal]);
         assert_eq!(ended.code, Some(3), "{}", ended.stderr);
@@ -77,7 +77,8 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
             "{}",
             ended.stderr
         );
-        // One step, which is the one that is saved, and not the last that was heard of. A row of before may be told meanwhile.
+        // The saved step is one, not that of the last heartbeat. An earlier row may be printed
+        // meanwhile.
         let told: Vec<&str> = ended
             .stderr
             .lines()
@@ -92,9 +93,9 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
     }
 }
 
-// Ten thousand runs are looked at for a second or more before the first is begun.
+// Ten thousand runs are checked for a second or more before the first starts.
 #[test]
-fn a_request_to_stop_is_heard_while_runs_are_prepared() {
+fn a_request_to_stop_works_while_runs_are_prepared() {
     for after in [Duration::ZERO, Duration::from_millis(50), A_WHILE] {
         let scratch = Scratch::new();
         let launcher = start(scratch.sweep("polite", &["--seeds", "0..10000"]));
@@ -112,7 +113,7 @@ fn a_request_to_stop_is_heard_while_runs_are_prepared() {
 }
 
 #[test]
-fn a_request_to_stop_is_heard_while_text_is_tokenized() {
+fn a_request_to_stop_works_while_text_is_tokenized() {
     let scratch = Scratch::new();
     let text = fs::File::create_new(scratch.path().join("text")).unwrap();
     text.set_len(4 << 30).unwrap();
@@ -122,15 +123,15 @@ fn a_request_to_stop_is_heard_while_text_is_tokenized() {
     send(launcher.id(), Signal::TERM);
     let ended = end(launcher);
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(3), ""));
-    // It may have told before how far it is.
+    // It may have printed progress before.
     let last = "stopped; the same command goes on\n";
     assert!(ended.stderr.ends_with(last), "{}", ended.stderr);
     assert!(!scratch.path().join("data/train").try_exists().unwrap());
 }
 
-// What nobody goes on with ends as by default.
+// Commands that cannot be continued end by the signal's default action.
 #[test]
-fn a_command_that_saves_nothing_is_ended_by_the_signal() {
+fn a_command_that_saves_nothing_dies_of_the_signal() {
     let scratch = Scratch::new();
     let words = [
         "bench",
@@ -161,7 +162,7 @@ fn a_stop_that_saved_nothing_says_so() {
 }
 
 #[test]
-fn a_hang_up_that_is_ignored_stays_so() {
+fn an_ignored_sighup_stays_ignored() {
     let scratch = Scratch::new();
     let ignoring = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"];
     let mut launcher = start(run_by(&ignoring, &scratch.run("polite", &[])));
@@ -176,7 +177,7 @@ fn a_hang_up_that_is_ignored_stays_so() {
 }
 
 #[test]
-fn a_second_signal_does_not_wait() {
+fn a_second_signal_kills() {
     for (second, code, name) in [(Signal::INT, 130, "SIGINT"), (Signal::TERM, 143, "SIGTERM")] {
         let (_scratch, ended) = interrupted("stubborn", &[], &[Signal::INT, second]);
         assert_eq!(ended.code, Some(code), "{}", ended.stderr);
@@ -191,7 +192,7 @@ fn a_second_signal_does_not_wait() {
 }
 
 #[test]
-fn a_rank_that_ignores_the_request_is_killed_after_the_grace() {
+fn a_rank_that_ignores_the_request_is_killed_after_the_grace_period() {
     let (_scratch, ended) = interrupted("stubborn", &["--grace", "1"], &[Signal::TERM]);
     assert_eq!(ended.code, Some(1));
     assert!(
@@ -209,13 +210,14 @@ fn a_rank_that_ignores_the_request_is_killed_after_the_grace() {
 }
 
 #[test]
-fn a_stop_is_no_death_to_restart_from() {
+fn a_stopped_rank_is_not_restarted() {
     let (_scratch, ended) = interrupted("polite", &["--restarts", "5"], &[Signal::TERM]);
     assert_eq!(ended.code, Some(3));
     assert!(!ended.stderr.contains("started again"));
 }
 
-/// A real run that is asked to stop while its newest progress row holds `doing`, and how it ended: it would go on for hours.
+/// A long real run that is asked to stop while its newest progress row contains `doing`, and its
+/// result.
 fn stopped_while(doing: &str, set: &[&str]) -> (Scratch, Ended) {
     let scratch = Scratch::new();
     let short = [
@@ -236,9 +238,10 @@ fn stopped_while(doing: &str, set: &[&str]) -> (Scratch, Ended) {
     (scratch, ended)
 }
 
-// Evaluations and a warm-up that would take hours. What a stop in each of them leaves behind is for the trainer's tests.
+// Evaluations and a warm-up that would take hours. The trainer's tests check the state after a stop
+// in each of them.
 #[test]
-fn a_request_to_stop_is_heard_in_an_evaluation() {
+fn a_request_to_stop_works_in_an_evaluation() {
     let (scratch, ended) = stopped_while("\"note\":\"eval\"", &["eval.batches=1000000000"]);
     let last = "stopped before the first step of the target, and its start is saved; the same command goes on";
     assert_eq!(ended.stderr.lines().last(), Some(last));
@@ -249,7 +252,7 @@ fn a_request_to_stop_is_heard_in_an_evaluation() {
 }
 
 #[test]
-fn a_request_to_stop_is_heard_in_the_warm_up() {
+fn a_request_to_stop_works_in_the_warm_up() {
     let set = [
         "eval.batches=1",
         "train.faithfulness_warmup.steps=1000000000",
@@ -266,9 +269,9 @@ fn a_request_to_stop_is_heard_in_the_warm_up() {
     assert_eq!(newest.meta["warmup_updates"], updates);
 }
 
-// Nobody promises here to kill it with its parent: it has the channel alone.
+// Nothing but the channel ends this rank, since the kernel does not kill it with its parent.
 #[test]
-fn a_rank_ends_with_the_launcher_at_the_other_end_of_its_channel() {
+fn a_rank_exits_when_its_channel_closes() {
     let scratch = Scratch::new();
     assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
     fs::remove_file(scratch.run_dir().join("system.jsonl")).unwrap();
@@ -278,7 +281,7 @@ fn a_rank_ends_with_the_launcher_at_the_other_end_of_its_channel() {
     let mut rank = Running::of(command.stdin(OwnedFd::from(channel)));
     drop(command);
     wait_for_file(&scratch.run_dir().join("system.jsonl"));
-    // It tells how far it is.
+    // It sends heartbeats.
     let mut beat = [0; 8];
     (&launcher).read_exact(&mut beat).unwrap();
     assert_eq!(&beat, b"{\"beat\":");
@@ -288,11 +291,11 @@ fn a_rank_ends_with_the_launcher_at_the_other_end_of_its_channel() {
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_named_and_goes_on() {
+fn a_stopped_rank_is_reported_and_continues() {
     let scratch = Scratch::new();
     let launcher = start(scratch.run("polite", &[]));
     let rank = scratch.rank_pid();
-    // A pause before is no part of what follows.
+    // An earlier pause does not count.
     thread::sleep(A_WHILE);
     send(rank, Signal::STOP);
     launcher.has_said("rank 0 is stopped ");
@@ -312,9 +315,9 @@ fn a_rank_that_is_stopped_is_named_and_goes_on() {
     );
 }
 
-/// Its grace is not to blame: it cannot leave.
+/// The grace period is not the cause: a stopped rank cannot exit.
 #[test]
-fn a_rank_that_is_stopped_and_asked_to_leave_is_named_as_stopped() {
+fn a_stopped_rank_that_is_asked_to_exit_is_reported_as_stopped() {
     let scratch = Scratch::new();
     let launcher = start(scratch.run("polite", &["--grace", "1"]));
     let rank = scratch.rank_pid();
@@ -331,7 +334,7 @@ fn a_rank_that_is_stopped_and_asked_to_leave_is_named_as_stopped() {
     );
     assert!(ended.stderr.contains(&said), "{}", ended.stderr);
     let error = ended.error();
-    // How far it was is by chance.
+    // Its step is random.
     assert!(
         error.contains(" was stopped by a signal and could not exit within 1 s of being asked, ")
             && error.ends_with(": it was killed; `kill -CONT` lets a stopped process go on"),
@@ -340,7 +343,7 @@ fn a_rank_that_is_stopped_and_asked_to_leave_is_named_as_stopped() {
     assert_goes(rank);
 }
 
-// The kernel's promise is Linux's.
+// Only Linux kills the ranks.
 #[cfg(target_os = "linux")]
 #[test]
 fn no_rank_survives_its_launcher() {
@@ -351,6 +354,6 @@ fn no_rank_survives_its_launcher() {
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     assert_goes(rank);
-    // Nothing has to be cleaned up by hand.
+    // No cleanup is needed.
     assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
 }

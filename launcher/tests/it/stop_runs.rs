@@ -1,7 +1,7 @@
-//! `spd-launch stop`: the right process is asked, and no other.
+//! `spd-launch stop`: only the right process gets a signal.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -25,7 +25,7 @@ const QUICK: &[&str] = &[
 ];
 
 #[test]
-fn a_run_saves_leaves_and_goes_on_later() {
+fn a_run_saves_exits_and_continues_later() {
     let scratch = Scratch::new();
     let run = |steps: &str| {
         let mut command = scratch.real("tms_5-2.toml", "runs/x", QUICK);
@@ -50,7 +50,7 @@ fn a_run_saves_leaves_and_goes_on_later() {
     assert_eq!(stopped.code, Some(3), "{}", stopped.stderr);
 
     let child = start(run("checkpoint.every=1000"));
-    // Until its launcher holds the run there is nobody to ask.
+    // Until its launcher holds the run, there is no process to ask.
     let asked = loop {
         let asked = launch(scratch.launcher(&["stop", "runs/x", "--no-wait"]));
         if asked.code == Some(0) {
@@ -72,7 +72,7 @@ fn a_run_saves_leaves_and_goes_on_later() {
 }
 
 #[test]
-fn several_are_asked_at_once_and_what_cannot_be_asked_is_named() {
+fn several_runs_are_asked_and_failures_are_reported() {
     let scratch = Scratch::new();
     let children = ["runs/a", "runs/b"].map(|dir| start(scratch.run_at(dir, "polite", &[])));
     for dir in ["runs/a", "runs/b"] {
@@ -107,7 +107,7 @@ fn a_sweep_is_stopped_by_its_launcher() {
 }
 
 #[test]
-fn one_that_does_not_leave_can_be_told_to_leave_now() {
+fn now_ends_a_run_that_does_not_exit() {
     let scratch = Scratch::new();
     let child = start(scratch.run("stubborn", &[]));
     let rank = scratch.rank_pid();
@@ -125,7 +125,7 @@ fn one_that_does_not_leave_can_be_told_to_leave_now() {
 }
 
 #[test]
-fn another_user_is_told_whose_it_is() {
+fn another_user_is_told_the_owner() {
     let scratch = Scratch::new();
     let as_nobody = |line: &str| {
         let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
@@ -152,7 +152,7 @@ fn another_user_is_told_whose_it_is() {
     assert_eq!(end(child).code, Some(3));
 }
 
-/// A process that has nothing to do with any run, and what a lock file says that names it.
+/// A process that has nothing to do with any run, and a lock file's line that names it.
 struct Bystander(Running);
 
 impl Bystander {
@@ -167,9 +167,10 @@ impl Bystander {
     }
 }
 
-// From when a launcher has the lock until its name is in the file, that holds the last words of the one before.
+// After a launcher takes the lock and before its name is in the file, the file has the line of the
+// previous one.
 #[test]
-fn a_launcher_that_has_just_begun_is_asked() {
+fn a_launcher_that_has_just_started_is_asked() {
     let scratch = Scratch::new();
     let logs = scratch.run_dir().join("logs");
     fs::create_dir_all(&logs).unwrap();
@@ -203,9 +204,9 @@ fn a_launcher_that_has_just_begun_is_asked() {
     assert_goes(holds.id());
 }
 
-// The names in these lock files are lies: of a process that took the number of a launcher, and of other machines.
+// These lock files name wrong processes: one with a reused process id, and one of another machine.
 #[test]
-fn no_process_is_asked_that_does_not_have_the_lock() {
+fn a_process_without_the_lock_gets_no_signal() {
     let scratch = Scratch::new();
     let logs = scratch.run_dir().join("logs");
     fs::create_dir_all(&logs).unwrap();
@@ -225,10 +226,10 @@ fn no_process_is_asked_that_does_not_have_the_lock() {
         ended.error().to_owned()
     };
     assert_eq!(stop(), "runs/x: does not run; it is waiting");
-    // A lock that nobody has.
+    // A lock that no process holds.
     fs::write(logs.join("lock"), format!("process {pid} on {host}\n")).unwrap();
     assert_eq!(stop(), "runs/x: does not run; it is waiting");
-    // One that this test has, and that names another.
+    // A lock that this test holds, with another's name.
     let put = |text: &str| {
         let mut file = fs::OpenOptions::new()
             .write(true)

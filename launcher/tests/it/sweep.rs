@@ -1,4 +1,4 @@
-//! Several runs at once: how they are shared out, what is said of them, and what is refused.
+//! Sweeps: scheduling, output, refusals.
 
 use std::fs;
 use std::thread;
@@ -23,7 +23,7 @@ fn read(scratch: &Scratch, file: &str) -> String {
 }
 
 #[test]
-fn a_failed_run_leaves_the_others_alone_and_is_tried_again() {
+fn a_failed_run_does_not_affect_the_others_and_is_repeated() {
     let scratch = Scratch::new();
     let arguments = ["--seeds", "0..4", "--threads", "3"];
     let ended = launch(scratch.sweep("sweep", &arguments));
@@ -96,7 +96,7 @@ results are in runs/s; its page is runs/s/report.html
     assert!(page.contains(r#""names":["seed=0","seed=1","seed=2","seed=3"]"#));
 }
 
-/// What the rows of a sweep say, each as its step and whether it is the table.
+/// The rows of a sweep: each step, and whether it is the table.
 fn rows(scratch: &Scratch) -> Vec<(u64, bool)> {
     let rows = read(scratch, "metrics.jsonl");
     let rows = rows.lines().map(|row| {
@@ -110,7 +110,7 @@ fn rows(scratch: &Scratch) -> Vec<(u64, bool)> {
 }
 
 #[test]
-fn a_sweep_is_told_to_trackers_as_a_run_of_its_group() {
+fn trackers_show_a_sweep_as_a_run_of_its_group() {
     let scratch = Scratch::new();
     let arguments = [
         "--seeds",
@@ -124,7 +124,7 @@ fn a_sweep_is_told_to_trackers_as_a_run_of_its_group() {
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let said = "tensorboard: all 4 rows are sent";
     assert!(ended.stderr.contains(said), "{}", ended.stderr);
-    // One that failed has no row, and the table is behind all.
+    // A failed run has no row, and the table follows all others.
     assert_eq!(
         rows(&scratch),
         [(0, false), (1, false), (3, false), (4, true)]
@@ -144,7 +144,8 @@ fn a_sweep_is_told_to_trackers_as_a_run_of_its_group() {
         "{config}"
     );
 
-    // What failed is in its place once it is done, and what was sent of those behind it is void.
+    // A failed run has its row in its position once it is done, and later rows that were sent are
+    // discarded.
     let again = launch(scratch.sweep("sweep_well", &arguments));
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert!(again.stderr.contains("tensorboard: all 5 rows are sent"));
@@ -163,7 +164,8 @@ fn a_sweep_is_told_to_trackers_as_a_run_of_its_group() {
     let (whole, sent) = (read(&scratch, "metrics.jsonl"), events(&scratch));
     assert_eq!(sent.len(), 1, "{sent:?}");
 
-    // A sweep that has nothing more to do sends nothing more, and nor does one that is shipped. Its ranks here make no rows.
+    // A finished sweep sends nothing more, and neither does a shipped one. The ranks of this test
+    // write no rows.
     let launched = launch(scratch.sweep("sweep_well", &arguments));
     let shipped = launch(scratch.launcher(&["ship", "runs/s"]));
     for (ended, code) in [(launched, 0), (shipped, 1)] {
@@ -176,7 +178,7 @@ fn a_sweep_is_told_to_trackers_as_a_run_of_its_group() {
 }
 
 #[test]
-fn a_sweep_is_shipped_with_its_runs_whatever_they_named() {
+fn a_sweep_is_shipped_with_its_runs_to_given_trackers() {
     let scratch = Scratch::new();
     let set = ["train.steps=6", "train.batch_size=64", "eval.batches=1"];
     let mut command = scratch.real("tms_5-2.toml", "runs/s", &set);
@@ -222,8 +224,9 @@ fn a_sweep_is_shipped_with_its_runs_whatever_they_named() {
 }
 
 #[test]
-fn threads_are_shared_out_among_the_runs_of_a_time() {
-    // All want the same target: one trains it with all threads while the others wait. With `--sweep`, each has its own.
+fn threads_are_shared_among_concurrent_runs() {
+    // All need the same target: one trains it with all threads while the others wait. With
+    // `--sweep`, each has its own.
     let own = "target.train.seed=0,1,2";
     for (arguments, threads, beside) in [
         (
@@ -278,7 +281,7 @@ fn threads_are_shared_out_among_the_runs_of_a_time() {
 }
 
 #[test]
-fn every_combination_is_a_run_of_its_own() {
+fn every_combination_is_a_separate_run() {
     let scratch = Scratch::new();
     let arguments = [
         "--sweep",
@@ -319,7 +322,7 @@ fn every_combination_is_a_run_of_its_own() {
 }
 
 #[test]
-fn a_stop_reaches_all_runs_and_the_same_command_goes_on() {
+fn a_request_to_stop_reaches_all_runs_and_the_command_continues() {
     let scratch = Scratch::new();
     let arguments = ["--seeds", "0..3", "--threads", "2"];
     let launcher = start(scratch.sweep("polite", &arguments));
@@ -360,7 +363,7 @@ fn a_second_signal_kills_all_runs() {
     ranks.into_iter().for_each(assert_goes);
 }
 
-// The kernel's promise is Linux's.
+// Only Linux kills the runs.
 #[cfg(target_os = "linux")]
 #[test]
 fn no_run_survives_the_launcher_of_a_sweep() {
@@ -373,7 +376,7 @@ fn no_run_survives_the_launcher_of_a_sweep() {
 }
 
 #[test]
-fn what_cannot_be_swept_is_refused_before_anything_starts() {
+fn invalid_sweeps_are_refused_before_anything_starts() {
     let scratch = Scratch::new();
     let refused = |arguments: &[&str]| {
         let ended = launch(scratch.sweep("done", arguments));
@@ -410,7 +413,7 @@ fn what_cannot_be_swept_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn values_that_are_equal_are_one_run() {
+fn equal_values_are_refused() {
     let scratch = Scratch::new();
     let arguments = [
         "--sweep",
@@ -431,10 +434,10 @@ fn values_that_are_equal_are_one_run() {
     assert!(scratch.names().is_empty(), "nothing is created");
 }
 
-// Whatever runs is of one version.
+// All processes have the same version.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_sweep_outlives_the_file_of_its_program() {
+fn a_sweep_survives_the_removal_of_its_executable() {
     let scratch = Scratch::new();
     let path = scratch.path().join("spd-launch");
     // By another process: one that a test beside this starts would hold the new file open for writing, and it could not be run.
@@ -466,14 +469,14 @@ fn a_sweep_outlives_the_file_of_its_program() {
         let of = |what: &str| read(format!("/proc/{child}/{what}"));
         of("cmdline").starts_with("spd-launch\0") && of("comm") == "spd-launch\n"
     };
-    // From the fork on it takes a moment.
+    // The fork is followed by the exec a moment later.
     wait_until("such a child", || children().split_whitespace().any(named));
     let ended = end(launcher);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
 #[test]
-fn a_sweep_keeps_out_of_other_directories() {
+fn a_sweep_refuses_other_directories() {
     let scratch = Scratch::new();
     launch(scratch.run_at("runs/s", "done", &[]));
     let refused = |scratch: &Scratch| {

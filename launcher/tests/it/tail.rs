@@ -1,7 +1,7 @@
-//! `spd-launch tail`: rows as they come.
+//! `spd-launch tail`.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -13,7 +13,7 @@ use spd_tracker::{Kind, Mark, Row, Spool, now};
 
 use crate::scratch::{Running, Scratch, assert_goes, end, launch, send, start};
 
-/// A run directory whose rows this test writes, and which it holds as a launcher does.
+/// A run directory with rows of this test, which holds its lock like a launcher.
 struct Written {
     scratch: Scratch,
     spool: Spool,
@@ -46,13 +46,13 @@ impl Written {
     }
 }
 
-/// The words of a line behind its time.
+/// The text of a line after its time.
 fn words(line: &str) -> &str {
     line.split_once("  ").map_or(line, |(_, words)| words)
 }
 
 #[test]
-fn rows_are_printed_as_they_come_until_the_run_is_over() {
+fn rows_are_printed_until_the_run_is_over() {
     let mut run = Written::new();
     (1..=20).for_each(|step| run.train(step, 0.5));
     run.event(20, "continued from the checkpoint of step 20");
@@ -73,7 +73,7 @@ fn rows_are_printed_as_they_come_until_the_run_is_over() {
     run.train(21, 0.25);
     run.spool.sync().unwrap();
     assert_eq!(words(&next()), "step 21  train  loss 2.500e-1");
-    // The run goes back, and makes other rows.
+    // The run is rolled back, and writes other rows.
     drop(std::mem::replace(
         &mut run.spool,
         Spool::system(&run.scratch.run_dir()).unwrap(),
@@ -105,7 +105,7 @@ fn rows_are_printed_as_they_come_until_the_run_is_over() {
 }
 
 #[test]
-fn a_run_that_is_over_is_printed_to_its_end() {
+fn a_finished_run_is_printed_to_its_end() {
     let scratch = Scratch::new();
     assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
     let ended = launch(scratch.launcher(&["tail", "runs/x"]));
@@ -134,7 +134,7 @@ fn a_run_that_is_over_is_printed_to_its_end() {
 }
 
 #[test]
-fn a_run_that_has_not_begun_is_waited_for_where_that_is_asked() {
+fn wait_waits_for_a_run_to_begin() {
     let scratch = Scratch::new();
     let waiting = start(scratch.launcher(&["tail", "runs/x", "--wait"]));
     assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
@@ -154,7 +154,7 @@ fn a_run_that_has_not_begun_is_waited_for_where_that_is_asked() {
 }
 
 #[test]
-fn what_is_no_run_is_refused_in_a_line() {
+fn other_paths_are_refused_with_one_line() {
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.path().join("s")).unwrap();
     fs::write(scratch.path().join("s/sweep.json"), "").unwrap();
@@ -177,7 +177,7 @@ fn what_is_no_run_is_refused_in_a_line() {
 }
 
 #[test]
-fn it_ends_when_nobody_reads_it() {
+fn it_ends_when_its_output_is_closed() {
     let run = Written::new();
     (1..=20).for_each(|step| run.train(step, 0.5));
     run.spool.sync().unwrap();

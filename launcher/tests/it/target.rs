@@ -1,4 +1,4 @@
-//! Runs that need the same target: one trains it, the others wait and say so.
+//! Runs with the same target: one trains it, the others wait and say so.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::scratch::{Scratch, end, start};
 
-/// Steps that take long enough for the wait to be seen, on a fast machine too.
+/// Enough steps for the wait to be visible on a fast machine too.
 const STEPS: f64 = 20_000.0;
 
 const SMALL: [&str; 7] = [
@@ -35,7 +35,7 @@ fn command(scratch: &Scratch, seed: u32) -> Command {
     command
 }
 
-/// The rows of a run about one phase.
+/// The rows of a run in one phase.
 fn rows(run_dir: &Path, phase: &str) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(run_dir.join("system.jsonl")).unwrap();
     let rows = text.lines().map(|line| serde_json::from_str(line).unwrap());
@@ -44,7 +44,7 @@ fn rows(run_dir: &Path, phase: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn a_target_is_trained_once_and_the_wait_shows_its_progress() {
+fn a_target_is_trained_once_while_other_runs_show_its_progress() {
     let scratch = Scratch::new();
     let launches = [0, 1].map(|seed| start(command(&scratch, seed)));
     let ended = launches.map(end);
@@ -76,7 +76,7 @@ fn a_target_is_trained_once_and_the_wait_shows_its_progress() {
         "{told}"
     );
     assert!(told.contains("waiting for target  step "), "{told}");
-    // The same target: what is decomposed differs in its seed alone.
+    // The target is the same; only the seed of the decomposition differs.
     let cached: Vec<_> = fs::read_dir(scratch.path().join("cache/targets"))
         .unwrap()
         .collect();

@@ -1,7 +1,8 @@
-//! Runs on files of ids that other programs wrote: named in the run file, known again, refused in one line.
+//! Runs on files of ids from other programs: named in the run file, recognised at resume, refused
+//! with one line.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -29,7 +30,7 @@ const SMALL: [&str; 15] = [
     "log.every=10",
 ];
 
-/// The shipped language model on `ids.bin`, made small.
+/// The shipped language model on `ids.bin`, reduced.
 fn run(scratch: &Scratch, out: &str, set: &[&str]) -> Command {
     let often = ["train.steps=40", "eval.every=20", "checkpoint.every=20"];
     let set = [&SMALL[..], &often, set].concat();
@@ -41,7 +42,7 @@ fn put_ids(path: &Path, ids: impl IntoIterator<Item = u16>) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Ids below 256, each eighth of them 0, as if it ended a document.
+/// Ids below 256, an eighth of them 0, as at the end of documents.
 fn ids(salt: u16) -> impl Iterator<Item = u16> {
     (0..5000_u16).map(move |place| match place % 8 {
         7 => 0,
@@ -56,7 +57,7 @@ fn scratch() -> Scratch {
 }
 
 #[test]
-fn a_run_knows_the_ids_it_began_with() {
+fn a_resume_refuses_changed_ids() {
     let scratch = scratch();
     let ended = launch(run(&scratch, "runs/x", &[]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -86,7 +87,7 @@ fn a_run_knows_the_ids_it_began_with() {
 }
 
 #[test]
-fn what_cannot_be_read_is_one_line() {
+fn unreadable_files_are_refused_with_one_line() {
     let scratch = scratch();
     fs::write(scratch.path().join("odd.bin"), [1; 31]).unwrap();
     let refused = |set: &[&str], text: &str| {
@@ -165,12 +166,12 @@ fn what_cannot_be_read_is_one_line() {
 }
 
 #[test]
-fn a_run_that_is_killed_while_it_reads_ahead_ends_in_the_same_bits() {
+fn a_run_killed_while_it_reads_ahead_gives_the_same_bits() {
     let scratch = scratch();
     let long = ["train.steps=400", "checkpoint.every=7", "eval.every=0"];
     let ended = launch(run(&scratch, "runs/straight", &long));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    // 400 steps of two rows are five epochs and a half of 140 rows, and the kills lie inside of them.
+    // 400 steps of two rows are five and a half epochs of 140 rows, with kills within epochs.
     let mut kills = 0;
     for newest in [50, 150, 300] {
         let mut launched = start(run(&scratch, "runs/x", &long));
@@ -203,8 +204,8 @@ fn a_run_that_is_killed_while_it_reads_ahead_ends_in_the_same_bits() {
     assert!(remains("runs/x") == remains("runs/straight"));
 }
 
-/// Runs with a rank that cannot map a file of ids, and whose reads of it fail from the `from`-th on, as those of a network disk whose
-/// file is gone.
+/// Runs with a rank that cannot map a file of ids, and whose reads fail from number `from` on, like
+/// those of a file that was removed from a network disk.
 fn stale(scratch: &Scratch, file: &str, from: u32) -> Ended {
     let rank = scratch.path().join("rank");
     let place = scratch.path().join(file);
@@ -222,7 +223,7 @@ fn stale(scratch: &Scratch, file: &str, from: u32) -> Ended {
 }
 
 #[test]
-fn a_file_that_a_network_disk_has_no_more_is_named_and_the_run_goes_on_later() {
+fn a_file_lost_on_a_network_disk_is_named_and_the_run_continues_later() {
     if Command::new("strace").arg("-V").output().is_err() {
         return;
     }

@@ -1,4 +1,4 @@
-//! A toy from its run file to its summary: trained, taken apart, and held against the solution that is known.
+//! Toys from run file to summary: trained, decomposed, and compared with the known solution.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ const SMALL: [&str; 12] = [
 ];
 
 #[test]
-fn a_residual_mlp_is_held_against_what_is_known_of_it() {
+fn a_residual_mlp_is_compared_with_the_known_solution() {
     let scratch = Scratch::new();
     let config = Path::new(CONFIGS).join("resid_mlp1.toml");
     let mut arguments = vec![config.to_str().unwrap(), "--out", "out", "--threads", "1"];
@@ -67,7 +67,7 @@ fn a_residual_mlp_is_held_against_what_is_known_of_it() {
     );
 }
 
-/// Every kind of reconstruction that draws or climbs, to be trained on and to be measured.
+/// Every stochastic and adversarial reconstruction loss, for training and for evaluation.
 const TERMS: [&str; 7] = [
     "target.train.steps=20",
     "train.steps=20",
@@ -84,7 +84,7 @@ const TERMS: [&str; 7] = [
 ];
 
 #[test]
-fn terms_are_trained_on_and_measured() {
+fn losses_are_trained_and_evaluated() {
     let scratch = Scratch::new();
     let config = Path::new(CONFIGS).join("tms_5-2.toml");
     let mut arguments = vec![config.to_str().unwrap(), "--out", "out", "--threads", "1"];

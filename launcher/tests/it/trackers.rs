@@ -1,4 +1,4 @@
-//! Trackers, seen from the command line.
+//! Trackers of a run, from the command line.
 
 use std::fs;
 
@@ -15,10 +15,10 @@ pub(crate) const SHORT: [&str; 5] = [
 ];
 
 #[test]
-fn a_run_is_shipped_while_it_goes_on_and_the_rest_later() {
+fn a_run_is_shipped_during_training_and_the_rest_later() {
     let scratch = Scratch::new();
     let mut command = scratch.real("tms_5-2.toml", "runs/x", &SHORT);
-    // A W&B that nobody has a key for is told to the user, and costs the run nothing but a moment at its end.
+    // A W&B without a key is reported, and only delays the end of the run for a moment.
     command.args(["--tracker", "tensorboard,wandb"]);
     command
         .env_remove("WANDB_API_KEY")
@@ -47,7 +47,7 @@ fn a_run_is_shipped_while_it_goes_on_and_the_rest_later() {
     let events = names(&run.join("tensorboard"));
     let is_events = |name: &String| name.starts_with("events.out.tfevents.");
     assert_eq!(events.iter().filter(|name| is_events(name)).count(), 1);
-    // All is there already, and stays as it is.
+    // All rows are there already, and nothing changes.
     let again = launch(scratch.launcher(&["ship", "runs/x", "--tracker", "tensorboard"]));
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     let said = "tensorboard: all 5 rows were there before";
@@ -56,10 +56,10 @@ fn a_run_is_shipped_while_it_goes_on_and_the_rest_later() {
 }
 
 #[test]
-fn a_run_that_goes_on_is_shipped_where_it_is_to_be_shipped_now() {
+fn a_resumed_run_is_shipped_to_its_new_trackers() {
     let scratch = Scratch::new();
     let launched = |arguments: &[&str]| {
-        // It is there again once the rank is up.
+        // It exists again once the rank is up.
         let _ = fs::remove_file(scratch.run_dir().join("system.jsonl"));
         let launcher = start(scratch.run("polite", arguments));
         scratch.rank_pid();
@@ -74,12 +74,12 @@ fn a_run_that_goes_on_is_shipped_where_it_is_to_be_shipped_now() {
     let added = "[tracker]\nto = [\"tensorboard\"]\n";
     assert!(second.contains(added), "{second}");
     assert!(first.lines().all(|line| second.contains(line)), "{second}");
-    // What is owed to it is not forgotten.
+    // The remaining rows are still to be sent.
     assert_eq!(launched(&[]), second);
 }
 
 #[test]
-fn what_cannot_be_shipped_is_refused() {
+fn invalid_runs_are_not_shipped() {
     let scratch = Scratch::new();
     let ended = launch(scratch.launcher(&["ship", "runs/x"]));
     assert_eq!(ended.code, Some(2));

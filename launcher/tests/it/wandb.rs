@@ -1,5 +1,6 @@
-//! W&B, seen from the command line: servers that fail, the Stop button of a run's page, and runs that are exported. The server is `wandb_recorder.py` of
-//! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace; where it is not there, tests are skipped.
+//! W&B from the command line: failing servers, the Stop button of a run's page, and exports of
+//! runs. The server is `wandb_recorder.py` of `$SPD_SHARED/reference/tracker`, or else of `shared/`
+//! beside the workspace; without it, tests are skipped.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,14 +21,14 @@ use crate::trackers::SHORT;
 /// The id of a run, which its spool would choose.
 const ID: &str = "k3v9x2abcdef";
 
-/// A server, until it is dropped.
+/// A server that runs until it is dropped.
 struct Recorder {
     _process: Running,
     port: u16,
 }
 
 impl Recorder {
-    /// One with options; none where there is no recorder, which is said.
+    /// A server with options; `None` without a recorder, which is reported.
     fn start(test: &str, options: &[&str]) -> Option<Self> {
         let shared = std::env::var_os("SPD_SHARED").map_or_else(
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"),
@@ -38,7 +39,7 @@ impl Recorder {
             eprintln!("skipped: {test}: there is no {}", script.display());
             return None;
         }
-        // Free again once it is known, for the recorder to take.
+        // The port is free again once it is known, so the recorder can take it.
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
@@ -58,7 +59,7 @@ impl Recorder {
         Some(recorder)
     }
 
-    /// The same command, which has a key for this server.
+    /// The same command, with a key for this server.
     fn known_to(&self, mut command: Command) -> Command {
         command
             .env("WANDB_BASE_URL", format!("http://127.0.0.1:{}", self.port))
@@ -66,7 +67,7 @@ impl Recorder {
         command
     }
 
-    /// What it has of a run.
+    /// The server's data of a run.
     fn run(&self, id: &str) -> Value {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         let request = "GET /__state HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -83,14 +84,14 @@ fn put(path: &Path, text: &str) {
     write_file(path, text.as_bytes()).unwrap();
 }
 
-/// Has a run begun, as the spool of a rank does it: only then there is something to ship.
+/// Begins a run like the spool of a rank; only then can it be shipped.
 fn begin(run_dir: &Path, id: &str) {
     let start =
         json!({"run": id, "generation": 0, "step": 0, "offset": 0, "lines": 0, "time": 1.795e9});
     put(&run_dir.join("starts.jsonl"), &format!("{start}\n"));
 }
 
-/// A server on whose pages somebody has pressed Stop.
+/// A server on whose pages Stop was pressed.
 fn pressed(test: &str, scratch: &Scratch) -> Option<Recorder> {
     let answers = scratch.path().join("answers.json");
     put(&answers, r#"{"file_stream": {"json": {"stopped": true}}}"#);
@@ -100,7 +101,7 @@ fn pressed(test: &str, scratch: &Scratch) -> Option<Recorder> {
 const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
 
 #[test]
-fn who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave() {
+fn stop_on_the_page_of_a_run_makes_it_save_and_exit() {
     let scratch = Scratch::new();
     let test = "who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave";
     let Some(server) = pressed(test, &scratch) else {
@@ -126,7 +127,7 @@ fn who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave() {
         ended.stderr
     );
     assert!(!ended.stderr.contains("started again"), "{}", ended.stderr);
-    // On a busy machine the two seconds at the end may not be enough, and what is owed is sent here.
+    // On a busy machine the two seconds at the end may be too short, and the rest is sent here.
     let run_dir = scratch.run_dir();
     let ship = scratch.launcher(&["ship", run_dir.to_str().unwrap(), "--tracker", "wandb"]);
     let shipped = launch(server.known_to(ship));
@@ -136,7 +137,7 @@ fn who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave() {
         (&run["complete"], &run["exitcode"]),
         (&json!(true), &json!(255))
     );
-    // It goes on, whatever the page has said since: nobody has pressed it again.
+    // It continues, although the page still shows the earlier stop.
     let count = |run: &Value| run["events"].as_array().map_or(0, Vec::len);
     let before = count(&run);
     let launcher = start(command());
@@ -156,7 +157,7 @@ fn who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave() {
 fn a_run_of_a_sweep_is_stopped_alone() {
     let scratch = Scratch::new();
     let test = "a_run_of_a_sweep_is_stopped_alone";
-    // What the recorder knows of the first run before it begins.
+    // The recorder knows the first run before it begins.
     let state = scratch.path().join("state.json");
     let run = json!({
         "id": "g", "name": ID, "entity": "fixture-entity", "project": "spd", "displayName": "x", "config": {}, "summary": {},
@@ -210,7 +211,7 @@ fn a_run_of_a_sweep_is_stopped_alone() {
 }
 
 #[test]
-fn what_is_shipped_later_is_stopped_by_nobody() {
+fn ship_ignores_the_stop_button() {
     let scratch = Scratch::new();
     let test = "what_is_shipped_later_is_stopped_by_nobody";
     let Some(server) = pressed(test, &scratch) else {
@@ -231,7 +232,7 @@ fn what_is_shipped_later_is_stopped_by_nobody() {
 }
 
 #[test]
-fn what_its_server_does_costs_a_run_a_moment_at_its_end() {
+fn a_faulty_server_only_delays_the_end_of_a_run() {
     let test = "what_its_server_does_costs_a_run_a_moment_at_its_end";
     let Some(server) = Recorder::start(test, &[]) else {
         return;
@@ -250,7 +251,7 @@ fn what_its_server_does_costs_a_run_a_moment_at_its_end() {
         assert_eq!(ended.code, Some(0), "{fate:?}: {}", ended.stderr);
         let count = |words: &str| ended.stderr.matches(words).count();
         let warned = count("the run goes on, and rows wait in metrics.jsonl");
-        // One that is silent may yet answer.
+        // A silent server may still answer.
         let expected = usize::from(fate != Fate::Silence);
         assert_eq!(warned, expected, "{fate:?}: {}", ended.stderr);
         assert_eq!(count("wandb: 5 rows are not sent: "), 1, "{}", ended.stderr);
@@ -293,7 +294,7 @@ fn what_its_server_does_costs_a_run_a_moment_at_its_end() {
 }
 
 #[test]
-fn a_run_is_exported_for_wandb_sync_whole_or_not_at_all() {
+fn an_export_for_wandb_sync_is_complete_or_absent() {
     let scratch = Scratch::new();
     let export = |run: &str| launch(scratch.launcher(&["export", run, "--wandb", "--out", "out"]));
     let missing = export("runs/x");
@@ -336,7 +337,7 @@ fn a_run_is_exported_for_wandb_sync_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_run_that_goes_on_is_exported_as_one() {
+fn a_running_run_can_be_exported() {
     let scratch = Scratch::new();
     let launcher = start(scratch.run("polite", &[]));
     scratch.rank_pid();

@@ -1,7 +1,7 @@
-//! Pages of runs: as files, and served live to this machine.
+//! Pages about runs: as files, and served live to this machine.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -16,7 +16,7 @@ use spd_tracker::{Cursor, Kind, Mark, Reader, Row, Spool};
 use crate::chromium::Chromium;
 use crate::scratch::{Running, Scratch, launch};
 
-/// Adds rows to a run directory, which is made if it is not there.
+/// Adds rows to a run directory, which is created if missing.
 fn write_rows(run: &Path, steps: std::ops::Range<u64>) {
     fs::create_dir_all(run).unwrap();
     fs::write(run.join("config.toml"), "name = \"x\"\n").unwrap();
@@ -29,7 +29,7 @@ fn write_rows(run: &Path, steps: std::ops::Range<u64>) {
     spool.sync().unwrap();
 }
 
-/// A `watch` that runs until it is dropped.
+/// A `watch` process that runs until it is dropped.
 struct Watch {
     _process: Running,
     port: u16,
@@ -51,7 +51,7 @@ impl Watch {
         }
     }
 
-    /// Status and body of what is asked for by this machine's name.
+    /// Status and body of a request by a name of this machine.
     fn get(&self, path: &str) -> (u16, String) {
         let (head, body) = self.ask(&format!(
             "GET {path} HTTP/1.1\r\nHost: localhost:{}\r\n",
@@ -71,9 +71,10 @@ impl Watch {
         (head.to_owned(), body.to_owned())
     }
 
-    /// Steps of the rows that are new to one who is told `since`, and what to say next time.
+    /// Steps of the rows that are new since `since`, whether older ones were discarded, and the
+    /// next `since`.
     fn news(&self, since: &str) -> (Vec<u64>, bool, String) {
-        // The runs are looked at four times a second.
+        // The runs are read four times a second.
         std::thread::sleep(std::time::Duration::from_millis(300));
         let (code, body) = self.get(&format!("/news?since={since}"));
         assert_eq!(code, 200);
@@ -96,7 +97,7 @@ fn status(head: &str) -> u16 {
 }
 
 #[test]
-fn a_page_is_made_of_each_run_or_of_all() {
+fn report_writes_a_page_for_each_run_or_for_all() {
     let scratch = Scratch::new();
     for run in ["runs/x", "runs/y"] {
         write_rows(&scratch.path().join(run), 0..3);
@@ -117,7 +118,7 @@ fn a_page_is_made_of_each_run_or_of_all() {
 }
 
 #[test]
-fn what_is_no_run_is_refused_before_anything_is_written() {
+fn other_paths_are_refused_before_anything_is_written() {
     let scratch = Scratch::new();
     write_rows(&scratch.run_dir(), 0..1);
     for command in ["report", "watch"] {
@@ -142,7 +143,7 @@ fn what_is_no_run_is_refused_before_anything_is_written() {
         ended.error()
     );
     assert!(ended.error().ends_with("without --port a free one is used"));
-    // A place that cannot be written to is named before anything is.
+    // An unwritable path is refused before any other fault.
     let ended =
         launch(scratch.launcher(&["report", "runs/x", "--out", "runs/x/config.toml/page.html"]));
     assert_eq!(ended.code, Some(2));
@@ -156,7 +157,7 @@ fn what_is_no_run_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn a_run_is_followed_wherever_it_goes() {
+fn watch_follows_a_run_through_all_states() {
     let scratch = Scratch::new();
     let run = scratch.run_dir();
     write_rows(&run, 0..3);
@@ -181,7 +182,7 @@ fn a_run_is_followed_wherever_it_goes() {
 }
 
 #[test]
-fn only_this_machine_is_answered_and_only_of_what_is_listed() {
+fn watch_answers_only_this_machine_and_only_listed_names() {
     let scratch = Scratch::new();
     let run = scratch.run_dir();
     write_rows(&run, 0..3);
@@ -240,7 +241,7 @@ fn only_this_machine_is_answered_and_only_of_what_is_listed() {
             "{path}: {code} {body}"
         );
     }
-    // It goes on after all of that.
+    // It still answers after all of that.
     assert_eq!(watch.news("%,x,1.2,%FF").0, [0, 1, 2]);
 }
 
@@ -298,7 +299,7 @@ fn a_browser_follows_a_run() {
         true
     );
     assert_eq!(chromium.complaints, [""; 0]);
-    // Its server is gone, and comes back: the page waits for it.
+    // The server goes away and comes back: the page waits for it.
     let port = watch.port.to_string();
     drop(watch);
     assert_eq!(

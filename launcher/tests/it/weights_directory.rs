@@ -1,7 +1,8 @@
-//! Runs whose target is a directory of Hugging Face's: nothing of the network is typed, and the run keeps what it found.
+//! Runs whose target is a Hugging Face directory: the run file does not describe the network, and
+//! the run keeps its description.
 #![expect(
     clippy::disallowed_methods,
-    reason = "test files are written once, and read by nobody else"
+    reason = "test files need no atomic writes"
 )]
 
 use std::fs;
@@ -15,7 +16,7 @@ const CONFIG: &str = r#"{"model_type": "gpt_neox", "hidden_act": "gelu", "hidden
 "layer_norm_eps": 1e-05, "max_position_embeddings": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "rotary_emb_base": 10000,
 "rotary_pct": 0.5, "tie_word_embeddings": false, "use_parallel_residual": true, "vocab_size": 256}"#;
 
-/// The tensors of that network, but for what stands before most names.
+/// The tensors of that network, without the common prefix of most names.
 const TENSORS: [(&str, &[usize]); 16] = [
     ("embed_in.weight", &[256, 8]),
     ("layers.0.input_layernorm.weight", &[8]),
@@ -84,7 +85,7 @@ pub(crate) fn house() -> Scratch {
                     "gpt_neox."
                 };
                 let count: usize = dims.iter().product();
-                // Numbers between -0.5 and 0.5 in no order, and those of a norm around 1.
+                // Pseudorandom numbers between -0.5 and 0.5, and around 1 for norms.
                 let number = |at: usize| (at * 37 % 101) as f32 / 101.0 - 0.5;
                 let middle = if name.ends_with("norm.weight") {
                     1.0
@@ -118,7 +119,7 @@ fn run(scratch: &Scratch) -> Ended {
     launch(scratch.launcher(&["run.toml", "--threads", "1", "--out", "runs/x"]))
 }
 
-/// Changes a file of the weights, sees how the run is refused, and puts the file back.
+/// Changes a file of the weights, checks that the run is refused, and restores the file.
 fn refused(scratch: &Scratch, file: &str, change: impl Fn(Vec<u8>) -> Vec<u8>, expected: &str) {
     let path = scratch.path().join("weights").join(file);
     let whole = fs::read(&path).unwrap();
@@ -194,7 +195,7 @@ fn a_directory_of_weights_is_decomposed_and_its_change_refused() {
         assert!(resolved.contains(line), "{line}: {resolved}");
     }
 
-    // It is that of this network and these weights.
+    // It has this network and these weights.
     refused(
         &scratch,
         "config.json",
@@ -204,7 +205,7 @@ fn a_directory_of_weights_is_decomposed_and_its_change_refused() {
         ),
         "target.parallel: false here, true there",
     );
-    // Unfinished, it goes on with these weights alone.
+    // An unfinished run continues only with these weights.
     let kept = scratch.run_dir();
     fs::remove_file(kept.join("summary.json")).unwrap();
     fs::remove_dir_all(kept.join("checkpoints/step-00000004")).unwrap();
