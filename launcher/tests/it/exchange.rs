@@ -239,7 +239,7 @@ fn the_reference_loads_an_export() {
     let names = ["SPD_PYTHON", "SPD_REFERENCE"].map(std::env::var_os);
     let [Some(python), Some(reference)] = names else {
         println!(
-            "skipped: the_reference_opens_what_is_exported: SPD_PYTHON and SPD_REFERENCE name no Python and no checkout of the reference"
+            "skipped: the_reference_loads_an_export: SPD_PYTHON and SPD_REFERENCE name no Python and no checkout of the reference"
         );
         return;
     };
@@ -389,9 +389,7 @@ fn tokens(count: usize, factor: usize) -> Vec<u8> {
 #[test]
 fn pytorch_measures_the_same_on_an_export() {
     let Some(python) = std::env::var_os("SPD_PYTHON") else {
-        println!(
-            "skipped: pytorch_measures_the_same_on_what_is_exported: SPD_PYTHON names no Python"
-        );
+        println!("skipped: pytorch_measures_the_same_on_an_export: SPD_PYTHON names no Python");
         return;
     };
     let scratch = Scratch::new();

@@ -103,7 +103,7 @@ const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
 #[test]
 fn stop_on_the_page_of_a_run_makes_it_save_and_exit() {
     let scratch = Scratch::new();
-    let test = "who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave";
+    let test = "stop_on_the_page_of_a_run_makes_it_save_and_exit";
     let Some(server) = pressed(test, &scratch) else {
         return;
     };
@@ -213,7 +213,7 @@ fn a_run_of_a_sweep_is_stopped_alone() {
 #[test]
 fn ship_ignores_the_stop_button() {
     let scratch = Scratch::new();
-    let test = "what_is_shipped_later_is_stopped_by_nobody";
+    let test = "ship_ignores_the_stop_button";
     let Some(server) = pressed(test, &scratch) else {
         return;
     };
@@ -233,7 +233,7 @@ fn ship_ignores_the_stop_button() {
 
 #[test]
 fn a_faulty_server_only_delays_the_end_of_a_run() {
-    let test = "what_its_server_does_costs_a_run_a_moment_at_its_end";
+    let test = "a_faulty_server_only_delays_the_end_of_a_run";
     let Some(server) = Recorder::start(test, &[]) else {
         return;
     };
