@@ -1,14 +1,15 @@
-//! Files of Hugging Face's hub: the commit that a name means, and those of its files that are needed.
+//! Files of Hugging Face's hub: the commit of a revision, and the files of it that are needed.
 //!
 //! ```text
 //! hf://owner/name[@revision] -> Repository
-//! HF_ENDPOINT, HF_HOME, ...  -> Hub      -> resolve: asked once for a commit -> Snapshot -> fetch -> a directory of that commit
+//! HF_ENDPOINT, HF_HOME, ...  -> Hub -> resolve: asks for a commit -> Snapshot -> fetch -> its directory
 //! ```
 //!
-//! The cache is the one of Hugging Face's own tools, and its layout is taken from the crate `hf-hub`. Its transfers are not used:
-//! version 0.5 waits for ever for a server that is silent, sends the token on to the host that it is redirected to, writes under whatever
-//! name the server says, compares neither lengths nor hashes, and panics where a redirect leads nowhere. Version 1 would bring 280
-//! crates. So files are asked of `ureq`.
+//! The cache is the one of Hugging Face's own tools; its layout comes from the crate `hf-hub`. Its
+//! transfers are not used: version 0.5 waits for ever for a silent server, sends the token to the
+//! host of a redirect, writes under any name that the server gives, compares neither lengths nor
+//! hashes, and panics if a redirect has no target. Version 1 would add 280 crates. So `ureq`
+//! transfers the files.
 
 mod listing;
 mod repository;

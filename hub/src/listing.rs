@@ -1,4 +1,4 @@
-//! What a revision is: a commit, and its files with their lengths and hashes.
+//! A revision: a commit, and its files with their lengths and hashes.
 
 use std::io::Read;
 
@@ -14,7 +14,7 @@ pub(crate) struct Listing {
     pub(crate) files: Vec<File>,
 }
 
-/// A file as the hub has it.
+/// A file of the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct File {
     pub(crate) name: String,
@@ -22,17 +22,17 @@ pub(crate) struct File {
     pub(crate) hash: Hash,
 }
 
-/// What a file's bytes must add up to.
+/// The hash of a file's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Hash {
-    /// SHA-1 of a blob of Git.
+    /// SHA-1 as a Git blob.
     Git(String),
-    /// SHA-256 of a file beside Git.
+    /// SHA-256, for files stored outside of Git.
     Sha256(String),
 }
 
 impl Hash {
-    /// Its digits, under which the file lies in the cache.
+    /// Its digits, the name of the file in the cache.
     pub(crate) fn digits(&self) -> &str {
         match self {
             Self::Git(digits) | Self::Sha256(digits) => digits,
@@ -40,7 +40,7 @@ impl Hash {
     }
 }
 
-/// Longest answer: some 100,000 files.
+/// Most bytes of an answer: some 100,000 files.
 const LONGEST: u64 = 32 << 20;
 
 /// Asks for a revision.
@@ -75,7 +75,7 @@ fn once(server: &Server<'_>, path: &str, repository: &Repository) -> Result<List
 ///
 /// # Errors
 ///
-/// What it lacks.
+/// The missing field.
 pub(crate) fn read(text: &[u8]) -> Result<Listing, String> {
     let answer: Value = serde_json::from_slice(text).map_err(|_| "no JSON".to_owned())?;
     let commit = answer.get("sha").and_then(Value::as_str);
@@ -106,7 +106,7 @@ fn read_file(file: &Value) -> Option<File> {
     Some(File { name, bytes, hash })
 }
 
-/// It becomes a name in the cache.
+/// The digits of a hash, which become a file name in the cache.
 fn digits(hash: &Value, digits: usize) -> Option<String> {
     let hash = hash.as_str().filter(|hash| is_hex(hash, digits));
     hash.map(str::to_owned)

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// How the names of repositories begin.
+/// Prefix of the names of repositories.
 pub const SCHEME: &str = "hf://";
 
-/// A repository of models, and a revision of it: a branch, a tag or a commit.
+/// A model repository at a revision: a branch, a tag or a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repository {
     pub(crate) id: String,
@@ -13,7 +13,7 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// Reads `hf://owner/name`, or `hf://owner/name@revision`; the revision is `main` where none is said.
+    /// Reads `hf://owner/name`, or `hf://owner/name@revision`; the default revision is `main`.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl fmt::Display for Repository {
     }
 }
 
-/// Whether a word is a whole hash of Git.
+/// Whether a word is a full Git hash.
 pub(crate) fn is_commit(word: &str) -> bool {
     is_hex(word, 40)
 }

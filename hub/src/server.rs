@@ -1,4 +1,4 @@
-//! One question to the server, and why it has no answer.
+//! Requests to the server, and the reasons why they fail.
 
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
@@ -10,32 +10,33 @@ use url::Url;
 
 use crate::settings::Hub;
 
-/// Why there is no answer.
+/// The reason why a request failed.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Nobody is there, or not able to answer now: another try may help. What has been found before may do as well.
+    /// The server cannot be reached, or cannot answer now. Another try may help, and the cache may
+    /// do instead.
     Away(String),
-    /// The answer is no.
+    /// The server refuses.
     Refused(String),
 }
 
-/// Tries of what may succeed the next time.
+/// Tries of a request that may succeed later.
 pub(crate) const TRIES: u32 = 3;
 
-/// Redirects of one question that are followed.
+/// Most redirects of one request.
 const REDIRECTS: u32 = 10;
 
 /// Bytes a second of the slowest server that is waited for.
 const SLOWEST: f64 = 1024.0;
 
-/// Letters of a text of the server that are shown.
+/// Letters of a server's text that are shown.
 const SHOWN: usize = 200;
 
-/// Asks the server.
+/// Sends requests.
 pub(crate) struct Server<'a> {
     hub: &'a Hub,
     agent: Agent,
-    /// The token, as nobody is to see it.
+    /// The token, which no text may show.
     secrets: Secrets,
 }
 
@@ -44,7 +45,7 @@ impl<'a> Server<'a> {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .https_only(hub.endpoint.starts_with("https://"))
-            // They are followed here, where it is known whom the token is for.
+            // [`Self::follow`] follows them, and knows which origin the token is for.
             .max_redirects(0)
             .timeout_connect(Some(hub.patience))
             .timeout_recv_response(Some(hub.patience))
@@ -61,10 +62,10 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// The answer to a question, from byte `start` on.
+    /// The answer to a request, from byte `start` on.
     ///
     /// - `path`: begins with a slash
-    /// - `asked`: what is asked for, for messages: `hf://owner/name@main: config.json`
+    /// - `asked`: the subject in messages: `hf://owner/name@main: config.json`
     pub(crate) fn get(
         &self,
         path: &str,
@@ -99,7 +100,8 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// The answer that redirects lead to. The token is for the origin that it was set for: scheme, host and port; files lie at others.
+    /// The answer after redirects. The token is sent only to the origin that it is for (scheme,
+    /// host and port); files lie at others.
     fn follow(&self, path: &str, start: u64) -> Result<Response<Body>, Refusal> {
         let no = |why: &str| Refusal::Refused(why.to_owned());
         let url = format!("{}{path}", self.hub.endpoint);
@@ -137,7 +139,8 @@ impl<'a> Server<'a> {
         Err(no("it redirects without end"))
     }
 
-    /// The fewest bytes of use: as many as the slowest server brings in the time that one may be silent.
+    /// The fewest useful bytes of a try: what the slowest server sends in the time that a server
+    /// may be silent.
     pub(crate) fn least(&self) -> u64 {
         #[expect(
             clippy::cast_possible_truncation,
@@ -148,7 +151,7 @@ impl<'a> Server<'a> {
         least
     }
 
-    /// An error of a connection, without what it may hold of an address, or of the token.
+    /// An error of a connection, without parts of an address and without the token.
     pub(crate) fn shown(&self, error: impl Into<ureq::Error>) -> String {
         match error.into() {
             ureq::Error::BadUri(_) => "it redirects to what is no address".to_owned(),
@@ -159,7 +162,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// What an answer other than yes means.
+    /// The meaning of a status other than success.
     fn why(&self, status: StatusCode, headers: &HeaderMap) -> String {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let code = status.as_u16();
@@ -173,7 +176,7 @@ impl<'a> Server<'a> {
             }
             (_, Some("EntryNotFound")) => format!("has no such file ({code})"),
             (_, Some("GatedRepo")) | (403, _) => format!(
-                "gives it to whoever is let in alone ({code}); ask for access on its page there, and set HF_TOKEN"
+                "restricts access to it ({code}); request access on its page there, and set HF_TOKEN"
             ),
             (401, None) if self.hub.token.is_some() => {
                 format!(
@@ -192,34 +195,34 @@ impl<'a> Server<'a> {
                 let seconds = header("Retry-After").and_then(|seconds| seconds.parse::<u32>().ok());
                 match seconds {
                     Some(seconds) => {
-                        format!("has had too many questions ({code}); try again in {seconds} s")
+                        format!("has had too many requests ({code}); try again in {seconds} s")
                     }
                     None => {
-                        format!("has had too many questions ({code}); try again in some minutes")
+                        format!("has had too many requests ({code}); try again in some minutes")
                     }
                 }
             }
             (500.., _) => format!("cannot answer now ({code}); try again later"),
-            _ => format!("answers with {code}, which nothing is known of"),
+            _ => format!("answers with the unknown status {code}"),
         }
     }
 
     /// Waits before another try.
     ///
-    /// - `failed`: tries before it
+    /// - `failed`: number of tries so far
     pub(crate) fn pause(&self, failed: u32) {
         let pause: Duration = self.hub.pause;
         std::thread::sleep(pause.saturating_mul(failed));
     }
 }
 
-/// The body of an answer, which fails where it comes at no pace.
+/// The body of an answer. Reading fails if it comes too slowly.
 pub(crate) struct Paced {
     body: BodyReader<'static>,
-    /// Bytes that are to come in the time that a server may be silent.
+    /// Fewest bytes in the time that a server may be silent.
     least: u64,
     patience: Duration,
-    /// When that time began, and the bytes that have come since.
+    /// Start of that time, and the bytes since.
     begun: Instant,
     came: u64,
 }

@@ -1,4 +1,4 @@
-//! What the environment says of the hub: the variables of Hugging Face's own tools.
+//! The settings of the hub: the environment variables of Hugging Face's own tools.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,22 +8,22 @@ use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use crate::repository::Repository;
 
-/// Where the hub is, and its cache.
+/// The hub and its cache.
 #[derive(Debug, Clone)]
 pub struct Hub {
-    /// Address of the server, without a slash at its end.
+    /// Address of the server, without a trailing slash.
     pub(crate) endpoint: String,
     pub(crate) cache: Cache,
     pub(crate) token: Option<Token>,
-    /// Whether nothing is to be asked.
+    /// Whether no request is sent.
     pub(crate) is_offline: bool,
-    /// How long a server may be silent.
+    /// Longest silence of a server.
     pub(crate) patience: Duration,
-    /// Time before a second try; a third waits twice as long.
+    /// Time before the second try; the third waits twice as long.
     pub(crate) pause: Duration,
 }
 
-/// Lets its owner read what is private. It is shown nowhere.
+/// Gives access to private repositories. It is shown nowhere.
 #[derive(Clone)]
 pub(crate) struct Token(pub(crate) String);
 
@@ -34,16 +34,17 @@ impl fmt::Debug for Token {
 }
 
 impl Hub {
-    /// As `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and `HF_HUB_DOWNLOAD_TIMEOUT` say.
+    /// Reads `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`,
+    /// `HF_HUB_OFFLINE` and `HF_HUB_DOWNLOAD_TIMEOUT`.
     ///
     /// # Errors
     ///
-    /// One line that names a variable which is not what it should be.
+    /// One line that names an invalid variable.
     pub fn from_env() -> Result<Self, String> {
         Self::from(|name| std::env::var_os(name).map(PathBuf::from))
     }
 
-    /// - `variable`: the value of a variable by its name, if it has one
+    /// - `variable`: the value of a variable, if it is set
     pub(crate) fn from(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<Self, String> {
         let path = |name: &str| variable(name).filter(|value| !value.as_os_str().is_empty());
         let word = |name: &str| {
@@ -57,7 +58,7 @@ impl Hub {
         let is_address = ["http://", "https://"]
             .iter()
             .any(|scheme| endpoint.starts_with(scheme));
-        // What it holds is not repeated: there may be a password in it.
+        // The value is not shown: it may hold a password.
         if !is_address || endpoint.contains(char::is_whitespace) || endpoint.contains('@') {
             return Err(
                 "HF_ENDPOINT: expected http://HOST or https://HOST, found something else".into(),
@@ -108,7 +109,7 @@ impl Hub {
         })
     }
 
-    /// The directory of a commit in the cache; whether or not it stands.
+    /// The directory of a commit in the cache, which need not exist.
     pub fn dir(&self, repository: &Repository, commit: &str) -> PathBuf {
         self.layout(repository).pointer_path(commit)
     }

@@ -1,4 +1,4 @@
-//! The files of one commit that somebody needs: those in the cache, and those that are missing.
+//! The needed files of one commit: cached and missing ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -12,10 +12,11 @@ use crate::server::{Refusal, Server};
 use crate::settings::Hub;
 use crate::transfer::Transfer;
 
-/// What is wanted of a repository.
+/// The files that are needed of a repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `config.json`, and the tensors: of safetensors where there are, else of PyTorch; in one file or several.
+    /// `config.json`, and the tensors: of safetensors if there are any, otherwise of PyTorch; in
+    /// one file or several.
     Weights,
     /// `tokenizer.json`.
     Tokenizer,
@@ -23,7 +24,7 @@ pub enum Kind {
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
-/// In the order in which they are looked for; an index says which parts there are.
+/// In order of preference; an index lists the parts.
 const TENSORS: [&str; 4] = [
     "model.safetensors",
     "model.safetensors.index.json",
@@ -42,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// The command that brings them, for people who have to do it elsewhere.
+    /// The command that fetches them, for use on another machine.
     fn command(self, repository: &Repository) -> String {
         let Repository { id, revision } = repository;
         let files = match self {
@@ -52,7 +53,7 @@ impl Kind {
         format!("hf download {id} {files} --revision {revision}")
     }
 
-    /// What else says where the files are.
+    /// The setting that names a local copy instead.
     fn instead(self) -> &'static str {
         match self {
             Self::Tokenizer => "give its path",
@@ -61,7 +62,7 @@ impl Kind {
     }
 }
 
-/// A commit, and what of its files is missing in the cache.
+/// A commit, and its needed files that are not cached.
 #[derive(Debug)]
 pub struct Snapshot {
     hub: Hub,
@@ -71,25 +72,27 @@ pub struct Snapshot {
     note: Option<String>,
 }
 
-/// How far a file is.
+/// The progress of a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Fetched<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Bytes of it that are there.
+    /// Bytes that have arrived.
     pub done: u64,
-    /// Bytes that it has.
+    /// Bytes in all.
     pub bytes: u64,
 }
 
 impl Hub {
-    /// Finds the commit of a repository, and which files of it are missing. Small files that say what others there are come at once.
+    /// Finds the commit of a repository, and its needed files that are not cached. Small files that
+    /// list others are fetched at once.
     ///
-    /// - `commit`: the one that was found before, if any; then the hub is asked for nothing that is in the cache
+    /// - `commit`: the known commit, if any; cached files of it then need no request
     ///
     /// # Errors
     ///
-    /// One line: there is no such repository, it may not be read, or the hub cannot be reached and the cache has not all.
+    /// One line: the repository does not exist, it may not be read, or the hub cannot be reached
+    /// and the cache is incomplete.
     pub fn resolve(
         self,
         repository: &Repository,
@@ -164,29 +167,29 @@ impl Hub {
         let missing = self.missing(&server, repository, &listing, kind)?;
         if known.is_none() {
             let refs = self.layout(repository);
-            // Without it another start asks again.
+            // Without the ref the next start asks again.
             let _ = refs.create_ref(&listing.commit);
         }
         Ok(of(&listing.commit, missing, None))
     }
 
-    /// Whether the cache has all that is wanted of a commit.
+    /// Whether the cache has all needed files of a commit.
     ///
     /// # Errors
     ///
-    /// One line that names the file or directory which cannot be looked at.
+    /// One line that names the file or directory which cannot be read.
     pub fn has(&self, repository: &Repository, commit: &str, kind: Kind) -> Result<bool, String> {
         is_whole(&self.dir(repository, commit), kind)
     }
 
-    /// The commit that a branch or tag was when it was last looked for.
+    /// The commit of a branch or tag at the last request.
     fn cached_commit(&self, repository: &Repository) -> Option<String> {
         let file = self.root(repository).join("refs");
         let commit = spd_files::read_to_string(&file.join(&repository.revision)).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// The files that are needed and not in the cache; those that say what others there are come now.
+    /// The needed files that are not cached. Files that list others are fetched now.
     fn missing(
         &self,
         server: &Server<'_>,
@@ -256,28 +259,29 @@ impl Snapshot {
         self.hub.dir(&self.repository, &self.commit)
     }
 
-    /// Where a file of it is, once it is fetched.
+    /// The path of a file, once it is fetched.
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir().join(name)
     }
 
-    /// Names and bytes of what is still to be fetched.
+    /// Names and bytes of the files that are still to be fetched.
     pub fn missing(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
         self.missing.iter().map(|file| (&*file.name, file.bytes))
     }
 
-    /// What its user has to know: the hub could not be asked.
+    /// A note for the user: the hub could not be asked.
     pub fn note(&self) -> Option<&str> {
         self.note.as_deref()
     }
 
-    /// Brings the files that are missing.
+    /// Fetches the missing files.
     ///
-    /// - `watch`: told how far a file is, after each piece
+    /// - `watch`: called with the progress after each piece
     ///
     /// # Errors
     ///
-    /// One line that names the file. What has come is kept, and gone on with.
+    /// One line that names the file. Bytes that have arrived are kept, and the next call continues
+    /// after them.
     pub fn fetch(&mut self, watch: &mut dyn FnMut(Fetched<'_>)) -> Result<(), String> {
         let server = Server::of(&self.hub);
         for file in &self.missing {
@@ -296,7 +300,7 @@ impl Snapshot {
     }
 }
 
-/// Whether a directory of the cache has all that is wanted.
+/// Whether a directory of the cache has all needed files.
 fn is_whole(dir: &Path, kind: Kind) -> Result<bool, String> {
     let has = |name: &str| is_there(&dir.join(name));
     if kind == Kind::Tokenizer {
@@ -320,13 +324,13 @@ fn is_whole(dir: &Path, kind: Kind) -> Result<bool, String> {
     Ok(false)
 }
 
-/// Which tensor is in which part.
+/// The part of each tensor.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The parts that an index names.
+/// The parts of an index.
 fn parts(path: &Path) -> Result<BTreeSet<String>, String> {
     let shown = path.display();
     let bytes = spd_files::read(path).map_err(|error| format!("{shown}: {error}"))?;

@@ -1,4 +1,5 @@
-//! One file on its way into the cache: gone on with where it broke off, and compared with what was promised.
+//! The transfer of one file into the cache: resumed after an interruption, and verified by its
+//! hash.
 
 use std::fs::{self, File as Opened, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -15,7 +16,7 @@ use crate::repository::Repository;
 use crate::server::{Refusal, Server, TRIES};
 use crate::settings::Hub;
 
-/// Bytes that are read at a time.
+/// Bytes of one read.
 const PIECE: usize = 1 << 18;
 
 /// A file of a commit.
@@ -28,13 +29,14 @@ pub(crate) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Brings the file to its place in the cache, where it is whole or not at all.
+    /// Brings the file to its place in the cache, where it is whole or absent.
     ///
-    /// - `watch`: told how many of its bytes are there
+    /// - `watch`: called with the number of bytes that have arrived
     ///
     /// # Errors
     ///
-    /// One line that names the file; what has come stays, and is gone on with.
+    /// One line that names the file. Bytes that have arrived stay, and the next call continues
+    /// after them.
     pub(crate) fn run(&self, watch: &mut dyn FnMut(u64)) -> Result<(), String> {
         let root = self.hub.root(self.repository);
         let digits = self.file.hash.digits();
@@ -62,7 +64,7 @@ impl Transfer<'_> {
             in_file(&blob, rename_synced(&part, &blob))?;
         }
         let place = dir.join(&self.file.name);
-        // A link that leads nowhere is in the way.
+        // A dangling link is in the way.
         if !is_there(&place)? {
             let _ = fs::remove_file(&place);
             let to = Path::new("../../blobs").join(digits);
@@ -76,7 +78,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Makes the unfinished file whole.
+    /// Completes the unfinished file.
     fn fill(&self, part: &Path, watch: &mut dyn FnMut(u64)) -> Result<(), String> {
         let mut file = in_file(part, append(part))?;
         for is_last in [false, true] {
@@ -85,17 +87,18 @@ impl Transfer<'_> {
                 break;
             };
             in_file(part, file.set_len(0))?;
-            // What came before this connection may have been something else.
+            // Bytes of earlier connections may have been wrong.
             if is_of_one || is_last {
                 return Err(self.other(&found));
             }
         }
-        // Whoever finds it under its name takes it to be whole.
+        // Under its name every process takes it to be whole.
         in_file(part, file.sync_data())
     }
 
-    /// Appends what is missing; tries again as long as bytes of use come, [as many as the slowest server brings](Server::least), and a
-    /// few times more. Returns whether all of it came at once.
+    /// Appends the missing bytes. Tries again as long as each try brings [enough
+    /// bytes](Server::least), and a few times more. Returns whether all bytes came by one
+    /// connection.
     fn get(
         &self,
         part: &Path,
@@ -150,7 +153,7 @@ impl Transfer<'_> {
         let range = range.and_then(|range| range.to_str().ok());
         let goes_on = range.is_some_and(|range| range.starts_with(&format!("bytes {there}-")));
         if there > 0 && !(status.as_u16() == 206 && goes_on) {
-            // All of it comes.
+            // The server sends the whole file.
             on_disk(file.set_len(0).map(|()| 0))?;
             there = 0;
         }
@@ -181,7 +184,7 @@ impl Transfer<'_> {
         Ok(is_of_one)
     }
 
-    /// Compares what has come with its hash; the inner error is the hash that it has.
+    /// Compares the hash; the inner error is the hash of the bytes that came.
     fn verify(&self, part: &Path, file: &mut Opened) -> Result<Result<(), String>, String> {
         in_file(part, file.seek(SeekFrom::Start(0)))?;
         let mut hash = match self.file.hash {

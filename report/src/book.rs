@@ -1,6 +1,6 @@
 //! Several runs beside each other: everything that a page shows of them, as JSON.
 //!
-//! What the page holds that lies in a file and what the live one is sent have one form:
+//! The data in a page that is a file, and the answers to a live page, have one form:
 //!
 //! ```text
 //! {"book":  {"version", "title", "names": [run..], "sweeps": [{"name", "solved", "runs": [{.., "run": id}]}]},
@@ -10,8 +10,8 @@
 //!             "histograms": [{"name", "x": [step..], "edges": [[edge..]..], "counts": [[count..]..]}]}]}
 //! ```
 //!
-//! A reader says how far it is (`id.generation.rows.version` of each run), and is sent what is new since. Where rows were cut, `reset`
-//! says that all before is void.
+//! A reader sends its place (`id.generation.rows.version` of each run), and gets everything newer.
+//! `reset` is set if rows were cut: all earlier data is void.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,33 +32,33 @@ use crate::settings::settings;
 use crate::source::{Source, names};
 use crate::status::Status;
 
-/// Points of one curve, and of all of them, in a page that is a file.
+/// Most points of one curve, and of all curves, in a page that is a file.
 const IN_FILE: (usize, usize) = (3_000, 600_000);
 
-/// The same in one answer of a live page.
+/// Most points of one curve, and of all curves, in an answer to a live page.
 const LIVE: (usize, usize) = (100_000, 4_000_000);
 
-/// Points that every curve may have, however many there are.
+/// Points that every curve may have, however many curves there are.
 const FEWEST: usize = 100;
 
-/// Bins of all histograms of a page; the live one has more.
+/// Most bins of all histograms of a page that is a file.
 const BINS: usize = 400_000;
 const LIVE_BINS: usize = 2_000_000;
 
-/// Pairs of step and time.
+/// Most pairs of step and time.
 const CLOCK: usize = 400;
 
-/// Bytes of figures, and of components, in a page that is a file.
+/// Most bytes of figures, and of components, in a page that is a file.
 const FIGURE_BYTES: u64 = 12 << 20;
 const COMPONENT_BYTES: usize = 8 << 20;
 
-/// Bytes of the components of one run that a live page is sent.
+/// Most bytes of the components of one run in an answer to a live page.
 const LIVE_COMPONENT_BYTES: usize = 48 << 20;
 
-/// The largest `config.toml` and `summary.json` that are read.
+/// Most bytes of `config.toml` and `summary.json`.
 const LARGEST: u64 = 8 << 20;
 
-/// Runs that are looked at, and what has been read of them.
+/// The runs of a page, with everything read of them.
 #[derive(Debug)]
 pub struct Book {
     sources: Vec<Source>,
@@ -72,12 +72,12 @@ struct Run {
     dir: PathBuf,
     rows: Rows,
     components: Kept,
-    /// What is not rows, and how often it changed.
+    /// Everything but rows, and the number of its changes.
     head: Value,
     version: u64,
 }
 
-/// How far a reader of a run is.
+/// The place of a reader in a run.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 struct Place {
     generation: u64,
@@ -85,18 +85,18 @@ struct Place {
     version: u64,
 }
 
-/// What a reader is sent.
+/// The data for a reader.
 #[derive(Default, Serialize)]
 struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     book: Option<Value>,
     runs: Vec<Part<'a>>,
-    /// Unix time at which a page that is a file was made; the live one has none.
+    /// Unix time at which a page that is a file was made; `None` for a live page.
     #[serde(skip_serializing_if = "Option::is_none")]
     made: Option<f64>,
 }
 
-/// What a reader is sent of one run.
+/// The data of one run for a reader.
 #[derive(Serialize)]
 struct Part<'a> {
     id: u64,
@@ -115,7 +115,7 @@ struct Part<'a> {
     pictures: Option<Pictures<'a>>,
 }
 
-/// What a live page asks for one by one.
+/// Data that a live page requests separately.
 #[derive(Serialize)]
 struct Pictures<'a> {
     figures: Figures,
@@ -125,7 +125,7 @@ struct Pictures<'a> {
 }
 
 impl Book {
-    /// The book of some run directories and sweeps, with all that they hold now.
+    /// The book of some run directories and sweeps, read as they are now.
     ///
     /// # Errors
     ///
@@ -143,7 +143,8 @@ impl Book {
         Ok(book)
     }
 
-    /// Reads what is new: rows, members of sweeps, figures, summaries. What cannot be read is named on the page.
+    /// Reads everything new: rows, members of sweeps, figures, summaries. The page names files that
+    /// cannot be read.
     pub fn poll(&mut self) {
         for dir in self.sources.iter().flat_map(Source::runs) {
             if !self.runs.iter().any(|run| run.dir == dir) {
@@ -166,7 +167,7 @@ impl Book {
         }
     }
 
-    /// The page as one file that needs nothing else.
+    /// The page as one self-contained file.
     pub fn page(&mut self) -> String {
         let share = self.runs.len().max(1);
         for run in &mut self.runs {
@@ -180,12 +181,12 @@ impl Book {
         page::page(&self.title(), &text_of(&all))
     }
 
-    /// The page that asks for all of that where it came from.
+    /// The page that requests its data from its server.
     pub fn live_page(&self) -> String {
         page::page(&self.title(), "{\"live\":true}")
     }
 
-    /// Reads what is new, and puts the page at `path`.
+    /// Reads everything new, and writes the page to `path`.
     ///
     /// # Errors
     ///
@@ -199,8 +200,9 @@ impl Book {
         })
     }
 
-    /// The JSON of what is new since `since`: `id.generation.rows.version` of each run that the reader has, with commas between, and the
-    /// version of the book in front. Whatever is no such thing stands for a reader that has nothing.
+    /// The data newer than `since`, as JSON. `since` is the version of the book and then the
+    /// `id.generation.rows.version` of each run that the reader has, separated by commas. Anything
+    /// else is the place of a reader without data.
     pub fn news(&self, since: &str) -> String {
         let mut words = since.split(',');
         let version = words.next().and_then(|word| word.parse().ok());
@@ -221,7 +223,7 @@ impl Book {
         text_of(&self.answer(&words.filter_map(place).collect(), version, LIVE))
     }
 
-    /// A figure of run `id` as SVG; none unless the run lists it.
+    /// A figure of run `id` as SVG; `None` unless the run lists it.
     pub fn figure(&self, id: usize, step: u64, name: &str) -> Option<String> {
         figures::read(&self.runs.get(id)?.dir, step, name)
     }
@@ -262,7 +264,7 @@ impl Book {
         about
     }
 
-    /// What is new for one who is at these places; `(most, all)` points of one curve and of all.
+    /// The data newer than these places. `(most, all)`: points of one curve and of all curves.
     fn answer(
         &self,
         places: &BTreeMap<u64, Place>,
@@ -322,7 +324,7 @@ impl Run {
         })
     }
 
-    /// What is new for one who is at this place; so many points of a curve, and steps of a histogram.
+    /// The data newer than this place, with so many points of a curve, and steps of a histogram.
     fn answer(&self, id: u64, place: Option<Place>, (points, steps): (usize, usize)) -> Part<'_> {
         let rows = &self.rows;
         let read = u32::try_from(rows.at.len()).unwrap_or(u32::MAX);
@@ -350,7 +352,7 @@ impl Run {
         }
     }
 
-    /// Figures and components of this run, one of so many, for a page that is a file.
+    /// Figures and components of this run, one of `runs`, for a page that is a file.
     fn pictures(&self, runs: usize) -> Pictures<'_> {
         let listing = figures::list(&self.dir);
         let (figures, figures_left_out) =
@@ -368,8 +370,8 @@ fn text_of(answer: &Answer<'_>) -> String {
     serde_json::to_string(answer).expect("names and numbers are JSON")
 }
 
-/// Where generations and versions of a book begin: in milliseconds, so that a page that another server served is not thought to have what
-/// it has not. Rows have other numbers there.
+/// The first generation and version of a book: the time in milliseconds, so that a page of another
+/// server gets all data. Rows of the two servers differ in number there.
 fn started() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0))

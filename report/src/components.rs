@@ -1,4 +1,5 @@
-//! Components as people study them: where in text each is active, and what the network would say without it.
+//! Components for study: the text in which each is active, and the effect of its removal on the
+//! network's output.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::figures;
 
-/// The largest file that is read.
+/// Most bytes of the file.
 const LARGEST: u64 = 256 << 20;
 
 /// `components.json` of one step.
@@ -15,7 +16,7 @@ const LARGEST: u64 = 256 << 20;
 pub(crate) struct Components {
     step: u64,
     sites: Vec<Site>,
-    /// Components that are left out here, of all sites.
+    /// Components of all sites that are left out here.
     #[serde(default, skip_deserializing)]
     left_out: usize,
 }
@@ -39,8 +40,8 @@ struct Component {
     removal: Option<Removal>,
 }
 
-/// A stretch of text, and the position in it at which the component is most important; runs of before do not say the logit there, nor
-/// where in the dataset it is.
+/// A stretch of text, and the position in it at which the component is most important. Files of
+/// earlier builds have neither the logit there nor the place in the dataset.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Context {
     tokens: Vec<String>,
@@ -59,7 +60,8 @@ struct Context {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Removal {
-    /// How many rows and positions are averaged over; runs of before looked at one position, and did not say so.
+    /// Number of rows and positions of the mean. Files of earlier builds have none; they used one
+    /// position.
     #[serde(default)]
     rows: Option<u64>,
     #[serde(default)]
@@ -79,20 +81,21 @@ struct Change {
     change: Option<f64>,
 }
 
-/// The newest components of a run, read again only where there are others.
+/// The newest components of a run, read again when they change.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     file: Option<Identity>,
     pub(crate) found: Option<Components>,
-    /// Why there are none though there is a file of them.
+    /// The reason why an existing file could not be read.
     pub(crate) problem: Option<String>,
 }
 
-/// What tells one file from another without reading it, and how much of it was wanted.
+/// Identifies a file without reading it, and the part of it that was read.
 type Identity = (PathBuf, u64, Option<SystemTime>, usize);
 
 impl Kept {
-    /// Reads those that there are now: the most important ones of each site, if all take more than `budget` bytes.
+    /// Reads the present components: the most important ones of each site, if all of them have more
+    /// than `budget` bytes.
     pub(crate) fn refresh(&mut self, run: &Path, budget: usize) {
         let identity = newest(run).and_then(|(_, path)| {
             let found = std::fs::metadata(&path).ok()?;
@@ -117,7 +120,7 @@ pub(crate) fn newest(run: &Path) -> Option<(u64, PathBuf)> {
     files.find(|(_, file)| file.is_file())
 }
 
-/// The components of a file, as [`Kept::refresh`] has them; or a line that says why not.
+/// The components of a file, as in [`Kept::refresh`]; or a line with the reason why not.
 pub(crate) fn read(path: &Path, budget: usize) -> Result<Components, String> {
     let Some(text) = figures::text(path, LARGEST) else {
         return Err(format!(
@@ -132,7 +135,8 @@ pub(crate) fn read(path: &Path, budget: usize) -> Result<Components, String> {
 }
 
 impl Components {
-    /// Sorts by mean importance, and leaves out the end of each site, the same number at most in each.
+    /// Sorts by mean importance, and drops the least important ones, so that every site keeps at
+    /// most the same number.
     fn keep(&mut self, budget: usize) {
         for site in &mut self.sites {
             let mean = |component: &Component| component.mean_importance.unwrap_or(f64::NAN);
@@ -155,7 +159,7 @@ impl Components {
             if bytes <= budget || most == 0 {
                 return;
             }
-            // As many as would fit if all were of one size, and fewer each time.
+            // As many as would fit if all had one size, and fewer each time.
             let next = (most.saturating_mul(budget) / bytes).min(most - 1);
             for site in &mut self.sites {
                 self.left_out += site.components.len().saturating_sub(next);

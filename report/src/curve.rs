@@ -1,4 +1,4 @@
-//! A curve as the page reads it.
+//! A curve as the page gets it.
 
 use std::ops::Range;
 
@@ -7,39 +7,40 @@ use serde::{Serialize, Serializer};
 use crate::run::Rows;
 use crate::series::{Series, Source, stretch, thinned};
 
-/// Points of one series from some row on, few enough to be sent.
+/// The points of one series from some row on, thinned.
 #[derive(Serialize)]
 pub(crate) struct Curve<'a> {
     name: &'a str,
-    /// Whether it is the run's mathematics, or system metrics.
+    /// Whether its values differ between two runs of one config.
     system: bool,
     /// Whether it may be smoothed.
     smooth: bool,
-    /// Points there are, of which these are the ones to be drawn.
+    /// Number of points before thinning.
     of: usize,
     /// Steps.
     x: Vec<u64>,
     y: Vec<Number>,
-    /// Seconds since the run's first row with a time, where the rows have one.
+    /// Seconds since the run's first row with a time, if the rows have times.
     #[serde(skip_serializing_if = "Option::is_none")]
     t: Option<Vec<Option<f64>>>,
-    /// Means of all its rows, from which it is smoothed; there where it may be smoothed and not all of its points are here.
+    /// Means of all its rows, from which it is smoothed; set if it may be smoothed and was thinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     means: Option<Means>,
 }
 
-/// The means of each stretch of a curve, of all its rows that are finite: extremes alone would be smoothed to another curve.
+/// The mean of each stretch of a curve, over all its finite rows: smoothing only the extremes would
+/// give another curve.
 #[derive(Default, Serialize)]
 struct Means {
     x: Vec<Number>,
     y: Vec<Number>,
     t: Vec<Option<f64>>,
-    /// Rows of which each is the mean.
+    /// Number of rows of each mean.
     n: Vec<usize>,
 }
 
 impl<'a> Curve<'a> {
-    /// The points of `series` from row `first` on, about `most` of them; none where there are none.
+    /// The points of `series` from row `first` on, about `most` of them; `None` if there are none.
     pub(crate) fn of(series: &'a Series, rows: &Rows, first: u32, most: usize) -> Option<Self> {
         let begin = series.from(first);
         let values = &series.values[begin..];
@@ -73,7 +74,7 @@ impl<'a> Curve<'a> {
 }
 
 impl Means {
-    /// Adds the mean of a stretch, if one of its values is finite.
+    /// Adds the mean of a stretch, if it has a finite value.
     fn add(
         &mut self,
         part: Range<usize>,
@@ -96,7 +97,7 @@ impl Means {
     }
 }
 
-/// Step and seconds since the run's first row with a time: at most so many pairs.
+/// At most `most` pairs of a step and its seconds since the run's first row with a time.
 pub(crate) fn clock(rows: &Rows, most: usize) -> Vec<(u64, f64)> {
     let all = &rows.clock;
     let every = all.len().div_ceil(most.max(1)).max(1);
@@ -110,7 +111,7 @@ fn thousandths(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 
-/// A number in the digits of an f32, or a string where JSON has none.
+/// A number in the digits of an f32, or a string if JSON lacks it.
 pub(crate) struct Number(pub(crate) f64);
 
 impl Serialize for Number {

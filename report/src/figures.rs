@@ -5,16 +5,16 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The largest figure that is read.
+/// Most bytes of a figure.
 const LARGEST: u64 = 32 << 20;
 
-/// What a step has: the bytes of each figure by its name.
+/// The figures of each step by name, with their bytes.
 pub(crate) type Listing = BTreeMap<u64, BTreeMap<String, u64>>;
 
-/// The text of each figure by its step and name.
+/// The text of each figure by step and name.
 pub(crate) type Figures = BTreeMap<u64, BTreeMap<String, String>>;
 
-/// The figures that lie in a run directory; those that cannot be listed are not there.
+/// The figures in a run directory, without those that cannot be listed.
 pub(crate) fn list(run: &Path) -> Listing {
     let mut found = Listing::new();
     for (step, dir) in steps(run) {
@@ -48,7 +48,7 @@ pub(crate) fn steps(run: &Path) -> Vec<(u64, PathBuf)> {
     found
 }
 
-/// The text of a figure that is listed; none for every other name, so that no path leads out of the run.
+/// The text of a listed figure; `None` for every other name, so that no path leads out of the run.
 pub(crate) fn read(run: &Path, step: u64, name: &str) -> Option<String> {
     let (_, dir) = steps(run).into_iter().find(|(found, _)| *found == step)?;
     let file = format!("{name}.svg");
@@ -59,7 +59,7 @@ pub(crate) fn read(run: &Path, step: u64, name: &str) -> Option<String> {
     text(&dir.join(listed), LARGEST)
 }
 
-/// The text of a file that is no link and not larger than `most`.
+/// The text of a file that is no link and has at most `most` bytes.
 pub(crate) fn text(path: &Path, most: u64) -> Option<String> {
     let is_file = fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
     let file = spd_files::open(path).ok().filter(|_| is_file)?;
@@ -68,8 +68,8 @@ pub(crate) fn text(path: &Path, most: u64) -> Option<String> {
     (read as u64 <= most).then_some(text)
 }
 
-/// The figures of the first and the last step and of as many between them, evenly spaced, as fit into so many bytes; and how many
-/// figures are left out.
+/// The figures of the first and the last step, and of as many evenly spaced steps between them as
+/// fit into `budget` bytes; and the number of figures that are left out.
 pub(crate) fn that_fit(run: &Path, listing: &Listing, budget: u64) -> (Figures, usize) {
     let bytes: Vec<u64> = listing
         .values()
@@ -107,7 +107,7 @@ pub(crate) fn that_fit(run: &Path, listing: &Listing, budget: u64) -> (Figures, 
     (found, left_out)
 }
 
-/// `count` of the numbers below `all`, evenly spaced, the last among them.
+/// `count` of the numbers below `all`, evenly spaced, including the last.
 pub(crate) fn spaced(all: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |index| match count {
         1 => all - 1,
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_stay_and_what_is_between_is_thinned() {
+    fn thinning_keeps_first_and_last_step() {
         let run = run_with_steps(9);
         let listing = list(run.path());
         assert_eq!(listing.len(), 9);

@@ -1,4 +1,4 @@
-//! The histograms of a name as the page reads them: as many as it is sent.
+//! The histograms of a name as the page gets them.
 
 use serde::Serialize;
 
@@ -7,19 +7,20 @@ use crate::figures::spaced;
 use crate::run::Rows;
 use crate::series::Histograms;
 
-/// Some of them as the page reads them.
+/// Histograms of a name, thinned.
 #[derive(Serialize)]
 pub(crate) struct Bars<'a> {
     name: &'a str,
     /// Steps.
     x: Vec<u64>,
-    /// Those of each step; of the first alone, where the others have the same.
+    /// The edges of each step; of the first step only, if all are equal.
     edges: Vec<Vec<Number>>,
     counts: Vec<Vec<Number>>,
 }
 
 impl<'a> Bars<'a> {
-    /// Those of row `first` and of later ones: at most `most`, evenly spaced, the last among them. None where there are none.
+    /// At most `most` histograms from row `first` on, evenly spaced, including the last; `None` if
+    /// there are none.
     pub(crate) fn of(found: &'a Histograms, rows: &Rows, first: u32, most: usize) -> Option<Self> {
         let begin = found.rows.partition_point(|&row| row < first);
         let count = found.all.len() - begin;
@@ -47,7 +48,7 @@ impl<'a> Bars<'a> {
     }
 }
 
-/// How many histograms of each name fit into so many bins of a page, of all runs.
+/// The number of histograms of each name that fit into so many bins of a page, over all runs.
 pub(crate) fn that_fit<'a>(all: impl Iterator<Item = &'a Histograms>, bins: usize) -> usize {
     let of_a_step = all.filter_map(|found| Some(found.all.last()?.counts.len()));
     (bins / of_a_step.sum::<usize>().max(1)).max(1)

@@ -1,14 +1,15 @@
-//! A run for looking at: one page with its curves, figures, components and settings, as a file or live; and how runs are, in a list.
+//! A run on one page, with its curves, figures, components and settings, as a file or live; and the
+//! states of runs as a list.
 //!
 //! ```text
-//! source     what was named: a run, or a sweep of runs
-//! status     how a run is: running, stopped, at which step -> listing: all under a directory
+//! source     a path on the command line: a run, or a sweep of runs
+//! status     the state of a run: running, stopped, its step -> listing: all runs under a directory
 //! run        the rows of a run, read while they are written
 //! series     -> curve: the points of them that a screen can show
 //!            -> histograms: those of rows
 //! figures, components, settings
 //! book       all of that of several runs, as JSON
-//! page       -> report.html, which needs nothing else; or the live page, which asks for what is new
+//! page       -> report.html, which is self-contained; or the live page, which polls its server
 //! ```
 //!
 //! ```
@@ -27,7 +28,8 @@
 //! # }
 //! ```
 //!
-//! Charts are drawn by uPlot 1.6.32 (MIT, <https://github.com/leeoniya/uPlot>), from the npm package `uplot`; it lies in `vendor/`.
+//! Charts are drawn by uPlot 1.6.32 (MIT, <https://github.com/leeoniya/uPlot>), from the npm
+//! package `uplot`; a copy lies in `vendor/`.
 
 mod book;
 mod components;
@@ -50,19 +52,20 @@ pub use error::ReportError;
 pub use listing::{Listed, Listing, Sweep};
 pub use status::{LastWord, State, Status, lasting};
 
-/// Name of the page in a run directory, or in that of a sweep.
+/// Name of the page in a run directory, or in the directory of a sweep.
 pub const PAGE: &str = "report.html";
 
-/// The page of some runs and sweeps beside each other, as one file that needs nothing else.
+/// The page of some runs and sweeps beside each other, as one self-contained file.
 ///
 /// # Errors
 ///
-/// When one of the paths is neither a run directory nor that of a sweep.
+/// When one of the paths is neither a run directory nor the directory of a sweep.
 pub fn page(runs: &[PathBuf]) -> Result<String, ReportError> {
     Ok(Book::open(runs)?.page())
 }
 
-/// Makes [`PAGE`] of a run, or of a sweep, in its directory. Who does so again and again keeps a [`Book`] instead, which reads on.
+/// Writes [`PAGE`] of a run or a sweep into its directory. For repeated writing keep a [`Book`],
+/// which reads only new rows.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The runs that lie under a directory, and how each is.
+//! The runs under a directory, with the state of each.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
@@ -12,15 +12,15 @@ use crate::error::ReportError;
 use crate::source::Source;
 use crate::status::{LastWord, State, Status};
 
-/// How deep runs are looked for: `runs/today/lr/x` is three below `runs`.
+/// Depth of the search for runs: `runs/today/lr/x` is three below `runs`.
 const DEEPEST: usize = 4;
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Default)]
 pub struct Listing {
     /// Runs and sweeps, in the order of their paths.
     pub found: Vec<Listed>,
-    /// Directories that could not be looked into, a line each.
+    /// A line for each directory that could not be read.
     pub problems: Vec<String>,
 }
 
@@ -29,7 +29,7 @@ pub struct Listing {
 pub enum Listed {
     /// A run.
     Run(Box<Status>),
-    /// Several, started by one launcher.
+    /// Several runs, started by one launcher.
     Sweep(Sweep),
 }
 
@@ -38,24 +38,24 @@ pub enum Listed {
 pub struct Sweep {
     /// Its directory.
     pub path: PathBuf,
-    /// How it is: waiting where none of its runs has begun.
+    /// Its state; waiting if none of its runs has begun.
     pub state: State,
-    /// What a user must know beside that.
+    /// A remark on the state for the user.
     pub note: Option<String>,
     /// Its runs, in the order in which they are started.
     pub members: Vec<Status>,
-    /// Who has the lock of its launcher, or had it.
+    /// The process that has the lock of its launcher, or had it.
     pub holder: Option<Holder>,
-    /// What could not be read, a line each.
+    /// A line for each file that could not be read.
     pub problems: Vec<String>,
 }
 
 impl Listing {
-    /// The run or sweep at a path, or those that lie under it.
+    /// The run or sweep at a path, or all of them under it.
     ///
     /// # Errors
     ///
-    /// When there is no directory.
+    /// When it is not a directory.
     pub fn of(path: &Path) -> Result<Self, ReportError> {
         let mut listing = Self::default();
         let no_dir = |found: String| ReportError::NoDirectory {
@@ -68,12 +68,13 @@ impl Listing {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Err(no_dir("nothing".to_owned()));
             }
-            Err(error) => return Err(no_dir(format!("what cannot be looked at ({error})"))),
+            Err(error) => return Err(no_dir(format!("something unreadable ({error})"))),
         }
         Ok(listing)
     }
 
-    /// Takes what is at a path, or what is under it; `known`: what was looked at, as links lead to it too.
+    /// Adds the run at a path, or all runs under it. `known`: directories that were visited, as
+    /// links lead to them too.
     fn look(
         &mut self,
         path: &Path,
@@ -95,7 +96,7 @@ impl Listing {
         let names = match spd_files::atomic::names(path) {
             Ok(names) => names,
             Err(error) => {
-                let line = format!("{}: cannot be looked into: {error}", path.display());
+                let line = format!("{}: cannot be listed: {error}", path.display());
                 self.problems.push(line);
                 return;
             }
@@ -106,7 +107,7 @@ impl Listing {
             .map(|name| path.join(name))
             .map(|path| (path.is_symlink(), path))
             .collect();
-        // What a link leads to is shown where it lies.
+        // The target of a link is listed at its own place.
         inside.sort();
         for (_, path) in inside {
             match fs::metadata(&path) {
@@ -120,7 +121,7 @@ impl Listing {
 }
 
 impl Sweep {
-    /// How a sweep is.
+    /// The state of a sweep.
     fn of(source: &Source) -> Self {
         let path = source.path().to_path_buf();
         let mut sweep = Self {
@@ -138,7 +139,7 @@ impl Sweep {
                 sweep.members = members.filter_map(|member| sweep.member(member)).collect();
             }
             None => sweep.problems.push(format!(
-                "{}: is no list of runs that can be read; the command of the sweep writes it anew",
+                "{}: is not a readable list of runs; the command of the sweep writes it again",
                 sweep.path.join("sweep.json").display()
             )),
         }
@@ -155,7 +156,7 @@ impl Sweep {
         let dir = Source::member(&self.path, text("directory")?)?;
         if dir.join("config.toml").is_file() {
             let mut status = Status::of(&dir);
-            // A launcher that could not begin left no word in the directory.
+            // A launcher that failed to start left nothing in the directory.
             if let (State::Waiting | State::Killed, Some("failed")) = (status.state, text("state"))
             {
                 status.state = State::Failed;
@@ -181,10 +182,10 @@ impl Sweep {
         } else if all(State::Waiting) {
             State::Waiting
         } else if any(State::Running) {
-            // One of them was started alone.
+            // One of them was started outside of the sweep.
             State::Stopped
         } else {
-            let note = "its launcher left no word: it was killed, or its machine went down; the same command goes on";
+            let note = "its launcher exited without a message: it was killed, or its machine went down; the same command goes on";
             self.note = Some(note.to_owned());
             State::Killed
         };

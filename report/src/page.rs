@@ -1,6 +1,6 @@
-//! The page: HTML, styles and scripts of `page/`, uPlot, and the data, in one text.
+//! The page as one text: HTML, styles and scripts of `page/`, uPlot, and the data.
 
-/// What is put where in `index.html`, in the order in which the places are there.
+/// The contents of the places in `index.html`, in their order.
 const PARTS: [(&str, &[&str]); 2] = [
     (
         "/* styles */",
@@ -28,9 +28,10 @@ const PARTS: [(&str, &[&str]); 2] = [
 
 const TEMPLATE: &str = include_str!("../page/index.html");
 
-/// The page of some data, which is JSON.
+/// The page of some data, given as JSON.
 pub(crate) fn page(title: &str, data: &str) -> String {
-    // In a script element, where HTML knows no escapes, only `<` could end it; in JSON it can only be in a string.
+    // A script element has no escapes, and only `<` could end it. In JSON `<` stands only in
+    // strings.
     let data = data.replace('<', "\\u003c");
     let mut page = String::with_capacity(data.len() + (200 << 10));
     let mut rest = TEMPLATE;

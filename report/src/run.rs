@@ -1,4 +1,4 @@
-//! The rows of one run directory, read while they are written. All that is known of spool files is known here.
+//! The rows of one run directory, read while they are written. No other module reads spool files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,59 +9,59 @@ use spd_tracker::{
 
 use crate::series::{Histograms, Series, Source};
 
-/// Lines about what could not be read that are kept.
+/// Lines about unreadable files that are kept.
 const PROBLEMS: usize = 20;
 
-/// Events that are kept: the last ones.
+/// Most events that are kept: the last ones.
 const EVENTS: usize = 2000;
 
-/// Phase of a row of progress in which its steps are those of the run.
+/// The phase whose steps are those of the run.
 const TRAIN: &str = "train";
 
-/// How names of what is measured of a machine begin. Such a sample has no step of its own.
+/// Prefix of the names of measurements of a machine. These samples have no step.
 const MACHINE: &str = "system/";
 
-/// Something that happened.
+/// An event of the run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Event {
     pub(crate) step: u64,
-    /// Unix time in seconds, where the row has one.
+    /// Unix time in seconds, if the row has one.
     pub(crate) time: Option<f64>,
     pub(crate) note: String,
 }
 
-/// What all rows of a run directory hold, as far as they have been read.
+/// The rows of a run directory, as far as they have been read.
 #[derive(Debug)]
 pub(crate) struct Rows {
     dir: PathBuf,
     files: Vec<Followed>,
-    /// How often what was read became void.
+    /// Counts how often the rows that were read became void.
     pub(crate) generation: u64,
-    /// Step and unix time (or NaN) of each row that holds values.
+    /// Step and unix time (or NaN) of each row with values.
     pub(crate) at: Vec<(u64, f64)>,
     pub(crate) series: Vec<Series>,
     names: BTreeMap<(Source, String), usize>,
     pub(crate) histograms: Vec<Histograms>,
     pub(crate) events: Vec<Event>,
-    /// Step and unix time of rows of training, from which the time of any step is guessed.
+    /// Step and unix time of rows of training, from which the time of any step is interpolated.
     pub(crate) clock: Vec<(u64, f64)>,
     zero: Option<f64>,
-    /// The last unix time that a row has.
+    /// The last unix time of a row.
     pub(crate) last: Option<f64>,
-    /// What the run is doing, of what has steps of its own.
+    /// The current phase that counts steps.
     phase: Option<String>,
-    /// Steps that are planned, as the last row of training says.
+    /// Number of planned steps, by the last row of training.
     pub(crate) planned: Option<u64>,
     pub(crate) problems: Vec<String>,
-    /// How many lines could not be read.
+    /// Number of lines that could not be read.
     pub(crate) unread: u64,
 }
 
-/// A spool file that is read on.
+/// A spool file that is followed.
 struct Followed {
     name: String,
     reader: Option<Reader>,
-    /// Where the values of the row before belong: those of the next one mostly belong there too.
+    /// The series of the values of the previous row, a guess for the next row.
     last: Vec<usize>,
 }
 
@@ -72,7 +72,8 @@ impl std::fmt::Debug for Followed {
 }
 
 impl Rows {
-    /// Those of a directory, none of them read yet; the first generation has this number.
+    /// The rows of a directory, none of them read yet. `generation`: number of the first
+    /// generation.
     pub(crate) fn of(dir: &Path, generation: u64) -> Self {
         Self {
             dir: dir.to_path_buf(),
@@ -93,9 +94,9 @@ impl Rows {
         }
     }
 
-    /// Reads what is new. Where rows were cut, everything is read again, as another generation.
+    /// Reads new rows. If rows were cut, everything is read again, as another generation.
     pub(crate) fn poll(&mut self) {
-        // A run that is cut again while it is read has its turn at the next poll.
+        // A run that is cut again meanwhile is read again at the next poll.
         for _ in 0..3 {
             if self.read_on() {
                 return;
@@ -104,7 +105,7 @@ impl Rows {
         }
     }
 
-    /// Reads every file to its end; not so where one was cut.
+    /// Reads every file to its end; returns false if one was cut.
     fn read_on(&mut self) -> bool {
         let system = system_files(&self.dir);
         for name in std::iter::once(METRICS.to_owned()).chain(system) {
@@ -145,10 +146,11 @@ impl Rows {
             match reader.next() {
                 Ok(Some(Read::Row { row, .. })) => self.take(row, last),
                 Ok(Some(Read::RolledBack(_))) => return false,
-                // A curve that waited for rows to be made again would stand still, and end behind where the run is.
+                // Waiting for rows to be made again would stop the curve, and end it behind the
+                // run's step.
                 Ok(None) => return reader.went_back().is_none(),
                 Err(error @ ReadError::Junk { .. }) => self.problem(&error),
-                // The same again at every call, or tried again at the next poll.
+                // The same error comes at every call, or the next poll tries again.
                 Err(error) => {
                     self.problem(&error);
                     return true;
@@ -157,7 +159,7 @@ impl Rows {
         }
     }
 
-    /// The first unix time that a row has, from which the page counts.
+    /// The first unix time of a row, the zero of the page's clock.
     pub(crate) fn zero(&self) -> f64 {
         self.zero.unwrap_or(0.0)
     }
@@ -220,7 +222,7 @@ impl Rows {
                     self.add_histogram(name, number, histogram);
                     continue;
                 }
-                // Figures are found where they lie.
+                // Figures are read from their files.
                 Value::Text(_) | Value::File(_) => continue,
             };
             let Some(name) = self.name(source, name, (value, row.note.as_deref())) else {
@@ -254,8 +256,8 @@ impl Rows {
         known.all.push(histogram);
     }
 
-    /// Under which name a value is shown, if it is: what is of a phase other than training, whose steps are counted from 0 again, has a
-    /// name of its own.
+    /// The name of a value on the page, if it is shown. Values of other phases than training get
+    /// names of their own, as their steps count from 0 again.
     fn name(
         &self,
         source: Source,
@@ -267,7 +269,7 @@ impl Rows {
         }
         match name.as_str() {
             "time" | "steps" => None,
-            // The row says that something begins or ends: no step was made since the one before.
+            // A phase begins or ends: no step was made since the row before.
             "steps_per_s" if value == 0.0 => None,
             "steps_per_s" => Some(note.map_or(name, |phase| format!("steps_per_s/{phase}"))),
             _ => match (name.strip_prefix("time_ms/"), self.phase.as_deref()) {
@@ -279,7 +281,7 @@ impl Rows {
         }
     }
 
-    /// Which series a name is; `guess` is looked at first.
+    /// The index of the series of a name; `guess` is tried first.
     fn index(&mut self, (source, name): (Source, String), guess: Option<usize>) -> usize {
         let guessed = guess.filter(|&index| {
             let series = &self.series[index];
@@ -303,7 +305,7 @@ impl Rows {
     }
 }
 
-/// A count that was written as a float.
+/// A count that is stored as a float.
 pub(crate) fn whole(count: f64) -> Option<u64> {
     const MOST: f64 = 9e15;
     #[expect(
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_forgotten() {
+    fn cut_rows_are_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let spool = Spool::start(dir.path(), &Mark::default(), 0).unwrap();
         let train = |step, value| Row::new(step, Kind::Train).with("loss/total", value);
@@ -373,7 +375,7 @@ mod tests {
         rows.poll();
         drop(spool);
         let spool = Spool::start(dir.path(), &mark, 2).unwrap();
-        // At once, and not when as many rows are made again.
+        // At once, and not only when as many rows are made again.
         rows.poll();
         assert_eq!(values(&rows, "loss/total"), [(1, 1.0)]);
         assert_eq!(rows.generation, 1);
@@ -382,7 +384,7 @@ mod tests {
         rows.poll();
         assert_eq!(values(&rows, "loss/total"), [(1, 1.0), (2, 3.0)]);
         drop(spool);
-        // Nothing is cut where a run goes on behind its last row.
+        // A run that continues after its last row cuts nothing.
         let mut reader = Reader::of_metrics(dir.path(), &Cursor::default()).unwrap();
         while reader.next().unwrap().is_some() {}
         drop(Spool::start(dir.path(), &reader.mark(), 3).unwrap());

@@ -1,50 +1,52 @@
-//! One curve: the values of a name, by the rows that hold them, and the few of them that a screen can show. And what is no curve: the
+//! One curve: the values of a name by row, and the few of them that a screen can show; and the
 //! histograms of a name.
 
 use spd_tracker::Histogram;
 
-/// Whether a name is of the run's mathematics, or of what differs between two runs of one config.
+/// Whether values are part of the run's mathematics, or differ between two runs of one config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Source {
     Metrics,
     System,
 }
 
-/// The values of a name in the order in which they were read.
+/// The values of a name in reading order.
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) source: Source,
     pub(crate) name: String,
-    /// Whether the page may smooth it: it is of rows that steps of training make, and not of evaluations or of a machine.
+    /// Whether the page may smooth it: true for rows of training steps, false for evaluations and
+    /// machines.
     pub(crate) smooths: bool,
-    /// Number of the row that holds each value; it only grows.
+    /// Row number of each value, ascending.
     pub(crate) rows: Vec<u32>,
     pub(crate) values: Vec<f64>,
 }
 
 impl Series {
-    /// Where the values of row `first` and of later ones begin.
+    /// The index of the first value from row `first` on.
     pub(crate) fn from(&self, first: u32) -> usize {
         self.rows.partition_point(|&row| row < first)
     }
 }
 
-/// The histograms of a name in the order in which they were read.
+/// The histograms of a name in reading order.
 #[derive(Debug)]
 pub(crate) struct Histograms {
     pub(crate) name: String,
-    /// Number of the row that holds each; it only grows.
+    /// Row number of each, ascending.
     pub(crate) rows: Vec<u32>,
     pub(crate) all: Vec<Histogram>,
 }
 
-/// Values of which [`thinned`] keeps two or three.
+/// Length of a stretch, of which [`thinned`] keeps two or three values.
 pub(crate) fn stretch(values: usize, most: usize) -> usize {
     values.div_ceil((most / 2).max(1))
 }
 
-/// Which of some values to show: all, if they are at most `most`, or else the least and the greatest of each stretch, its first that is
-/// not finite, and both ends. At most `most` and half as many again, ascending.
+/// The indices of the values to show: all, if they are at most `most`; otherwise the least and the
+/// greatest of each stretch, its first that is not finite, and both ends. At most 1.5 times `most`,
+/// ascending.
 pub(crate) fn thinned(values: &[f64], most: usize) -> Vec<usize> {
     if values.len() <= most.max(2) {
         return (0..values.len()).collect();
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_extremes_and_what_is_not_finite_are_kept() {
+    fn thinning_keeps_ends_extremes_and_non_finite_values() {
         let mut values = vec![1.0; 1000];
         values[400] = 9.0;
         values[603] = -9.0;

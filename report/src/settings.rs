@@ -1,8 +1,9 @@
-//! A run file as a list of settings, so that two can be compared.
+//! A run file as a list of settings, for comparison.
 
 use toml::Value;
 
-/// Every value of a run file under its whole key, as `train.lr.start` or `loss[1].coeff`, in the order of keys; none where it is no TOML.
+/// Every value of a run file by its full key, such as `train.lr.start` or `loss[1].coeff`, sorted
+/// by key; empty if it is not TOML.
 pub(crate) fn settings(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     if let Ok(table) = text.parse::<toml::Table>() {

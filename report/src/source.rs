@@ -1,4 +1,5 @@
-//! What was named on the command line: run directories, and directories of sweeps with run directories in them.
+//! The paths of the command line: run directories, and directories of sweeps with run directories
+//! in them.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,10 +8,10 @@ use serde_json::{Map, Value};
 use crate::error::ReportError;
 use crate::figures::text;
 
-/// The largest `sweep.json` that is read.
+/// Most bytes of `sweep.json`.
 const LARGEST: u64 = 64 << 20;
 
-/// A directory that was named.
+/// A directory of the command line.
 #[derive(Debug)]
 pub(crate) enum Source {
     Run(PathBuf),
@@ -18,11 +19,11 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// What stands at a path.
+    /// The run or sweep at a path.
     ///
     /// # Errors
     ///
-    /// When that is neither a run nor a sweep.
+    /// When it is neither.
     pub(crate) fn at(path: &Path) -> Result<Self, ReportError> {
         let no_run = |found: &str| ReportError::NoRun {
             path: path.to_path_buf(),
@@ -30,25 +31,23 @@ impl Source {
         };
         let holds = |name: &str| path.join(name).is_file();
         match std::fs::metadata(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Err(no_run("there is nothing"))
-            }
-            Err(error) => Err(no_run(&format!("it cannot be looked at ({error})"))),
-            Ok(found) if !found.is_dir() => Err(no_run("a file is there")),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(no_run("nothing")),
+            Err(error) => Err(no_run(&format!("something unreadable ({error})"))),
+            Ok(found) if !found.is_dir() => Err(no_run("a file")),
             Ok(_) if holds("config.toml") => Ok(Self::Run(path.to_path_buf())),
             Ok(_) if holds("sweep.json") => Ok(Self::Sweep(path.to_path_buf())),
-            Ok(_) => Err(no_run("a directory without either is there")),
+            Ok(_) => Err(no_run("a directory without either")),
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Run(path) | Self::Sweep(path) => path,
         }
     }
 
-    /// The run directories that it stands for now, in order; those of a sweep that have not begun are not there.
+    /// The present run directories, in order; without those of a sweep that have not begun.
     pub(crate) fn runs(&self) -> Vec<PathBuf> {
         match self {
             Self::Run(path) => vec![path.clone()],
@@ -64,12 +63,12 @@ impl Source {
         }
     }
 
-    /// The directory of a run of the sweep at `path`, if its name stays in there.
+    /// The directory of a run of the sweep at `path`, if its name stays inside of it.
     pub(crate) fn member(path: &Path, name: &str) -> Option<PathBuf> {
         is_plain(name).then(|| path.join(name))
     }
 
-    /// What `sweep.json` says.
+    /// The contents of `sweep.json`.
     pub(crate) fn sweep(&self) -> Option<Map<String, Value>> {
         let Self::Sweep(path) = self else { return None };
         serde_json::from_str(&text(&path.join("sweep.json"), LARGEST)?).ok()
@@ -82,7 +81,7 @@ fn is_plain(name: &str) -> bool {
     parts().count() > 0 && parts().all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// The shortest end of each path that no other one has.
+/// The shortest suffix of each path that no other path has.
 pub(crate) fn names(paths: &[PathBuf]) -> Vec<String> {
     let whole: Vec<PathBuf> = paths
         .iter()

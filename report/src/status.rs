@@ -1,5 +1,6 @@
-//! What a run is doing, as its directory tells: who has its lock, whether its summary is there, what its launcher said last, and its last
-//! rows. One reading, for the page, for lists of runs, and for whoever follows or stops one.
+//! The state of a run, from its directory: the holder of its lock, its summary, the last line of
+//! its launcher, and its last rows. The page, lists of runs, and the commands that follow or stop
+//! one share it.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,19 +13,20 @@ use crate::figures::text;
 use crate::run::whole;
 use crate::settings::settings;
 
-/// The largest run file that is read.
+/// Most bytes of a run file.
 const LARGEST: u64 = 8 << 20;
 
-/// Seconds within which a run was heard of whose lock cannot be seen and that is taken to run: its launcher writes a row every 15.
+/// Age in seconds of the newest row of a run that counts as running if its lock cannot be seen: its
+/// launcher writes a row every 15.
 const LATELY: f64 = 60.0;
 
-/// Seconds without a row after which that is told of a run.
+/// Seconds without a row after which a run is called silent.
 const SILENT: f64 = 60.0;
 
-/// Rows at the end of a run among which is the one that says that it stops.
+/// Rows at the end of a run that may include the one about its stop.
 const WHERE_IT_STOPS: usize = 32;
 
-/// Letters of a [`LastWord`]: a lock file holds little.
+/// Most letters of the note of a [`LastWord`]: a lock file holds little.
 const LONGEST_NOTE: usize = 600;
 
 /// The phase whose steps are those of the run.
@@ -33,26 +35,26 @@ const TRAIN: &str = "train";
 /// Phases between two steps of another one.
 const LOOKS: [&str; 3] = ["eval", "figures", "saving"];
 
-/// How a run is.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Made, and not begun.
+    /// Made, and not started.
     Waiting,
-    /// Its launcher lives.
+    /// Its launcher is alive.
     Running,
-    /// Left on request, and goes on by the same command.
+    /// Stopped on request. The same command resumes it.
     Stopped,
-    /// Over before its end.
+    /// Ended by an error.
     Failed,
-    /// Its launcher is gone without a word.
+    /// Its launcher is gone without a message.
     Killed,
-    /// At its end.
+    /// Finished.
     Done,
 }
 
 impl State {
-    /// Its word.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -65,87 +67,88 @@ impl State {
     }
 }
 
-/// The line that a launcher leaves in the lock file of its run when the run is over. It keeps the lock until the page is made and trackers
-/// are told.
+/// The line that a launcher leaves in the lock file when the run is over. It keeps the lock until
+/// the page is made and trackers are done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LastWord {
-    /// How the run ended, or the launch did.
+    /// The outcome of the run, or of the launch.
     pub state: State,
-    /// The first line that it said about that.
+    /// The first line of its message.
     #[serde(default)]
     pub note: String,
-    /// When the launch began and ended, in seconds since 1970.
+    /// Start and end of the launch, in seconds since 1970.
     pub began: f64,
     /// See `began`.
     pub ended: f64,
 }
 
 impl LastWord {
-    /// The same as a line; a note that is too long is cut.
+    /// As a line; a note that is too long is cut.
     pub fn line(&self) -> String {
         let mut short = self.clone();
         short.note = self.note.chars().take(LONGEST_NOTE).collect();
         serde_json::to_string(&short).expect("words and numbers are JSON")
     }
 
-    /// What the last one to have the lock left, if it is such a line.
+    /// The line of the last holder of the lock, if it left one.
     pub(crate) fn of(holder: &Holder) -> Option<Self> {
         serde_json::from_str(holder.word.as_ref()?).ok()
     }
 }
 
-/// What is known of a run.
+/// The state of a run, with its progress.
 #[derive(Debug, Clone)]
 pub struct Status {
     /// Its directory.
     pub path: PathBuf,
-    /// How it is.
+    /// Its state.
     pub state: State,
-    /// What a user must know beside that.
+    /// A remark on the state for the user.
     pub note: Option<String>,
-    /// Its name and the kind of its target, as its `config.toml` says them.
+    /// Its name and the kind of its target, from its `config.toml`.
     pub name: Option<String>,
     /// See `name`.
     pub target: Option<String>,
-    /// What it does, in the word of its rows; empty before the first one.
+    /// Its phase; empty before the first row.
     pub phase: String,
-    /// Finished steps and steps of that, where it counts steps other than those of the run.
+    /// Finished and planned steps of the phase, if it counts steps of its own.
     pub of_phase: Option<(u64, u64)>,
-    /// Finished steps of the run, and all of them.
+    /// Finished and planned steps of the run.
     pub step: u64,
     /// See `step`.
     pub steps: Option<u64>,
-    /// Steps a second of what it does, while it runs.
+    /// Steps a second of the phase, while it runs.
     pub steps_per_s: Option<f64>,
-    /// The total loss of its last row of training.
+    /// The total loss of the last row of training.
     pub loss: Option<f64>,
-    /// When its newest launch began, in seconds since 1970.
+    /// Start of the newest launch, in seconds since 1970.
     pub began: Option<f64>,
-    /// When it was last heard of.
+    /// Time of its newest row or message.
     pub heard: Option<f64>,
-    /// Seconds that its newest launch took, or takes.
+    /// Duration of the newest launch in seconds, up to now if it runs.
     pub seconds: Option<f64>,
     /// Step of its newest checkpoint.
     pub saved: Option<u64>,
-    /// Who has the lock of its launcher, or had it.
+    /// The process that has the lock of its launcher, or had it.
     pub holder: Option<Holder>,
-    /// Whether it is over and its launcher is not gone yet: it makes the page, and tells trackers.
+    /// Whether it is over and its launcher still makes the page, or ships rows.
     pub is_leaving: bool,
-    /// What could not be read, a line each.
+    /// A line for each file that could not be read.
     pub problems: Vec<String>,
 }
 
-/// What the rank of a run told last.
+/// The last rows of a run.
 #[derive(Default)]
 struct Told {
-    /// When that was.
+    /// Time of the last row.
     last: Option<f64>,
-    /// When it said that it leaves on request, and its words, where nothing happened since.
+    /// Time and text of its stop on request, if that is its last event.
     stopped: Option<(f64, String)>,
 }
 
 impl Status {
-    /// Of the run in a directory. What cannot be read is a problem, and the rest is known.
+    /// The state of the run in a directory. A file that cannot be read is a problem; the rest is
+    /// still read.
     pub fn of(dir: &Path) -> Self {
         let mut status = Self::waiting(dir);
         status.saved = newest_step(&dir.join("checkpoints"));
@@ -159,7 +162,7 @@ impl Status {
         status
     }
 
-    /// Of a run that has no directory yet.
+    /// The state of a run without a directory.
     pub(crate) fn waiting(dir: &Path) -> Self {
         Self {
             path: dir.to_path_buf(),
@@ -183,7 +186,7 @@ impl Status {
         }
     }
 
-    /// Seconds that what it does still takes, at the speed of now.
+    /// Seconds until the end of the phase, at the current speed.
     pub fn seconds_left(&self) -> Option<f64> {
         let (step, steps) = self.of_phase.or(Some((self.step, self.steps?)))?;
         let speed = self.steps_per_s.filter(|speed| *speed > 0.0)?;
@@ -195,10 +198,8 @@ impl Status {
         let path = self.path.join("config.toml");
         let settings = settings(&text(&path, LARGEST).unwrap_or_default());
         if settings.is_empty() {
-            self.problems.push(format!(
-                "{}: is no run file that can be read",
-                path.display()
-            ));
+            self.problems
+                .push(format!("{}: is not a readable run file", path.display()));
         }
         let value = |key: &str| {
             let found = settings.iter().find(|(known, _)| known == key);
@@ -209,11 +210,11 @@ impl Status {
         self.steps = value("train.steps").and_then(|steps| steps.parse().ok());
     }
 
-    /// Takes what is known from the last rows.
+    /// Reads the last rows.
     fn read_rows(&mut self) -> Told {
         self.loss = self.find(METRICS, |row| row.number("loss/total"));
         let (mut told, mut is_first, mut rows) = (Told::default(), true, 0);
-        // The last row that says what is done, and of what has steps.
+        // The last row with a phase, and the last one with steps.
         let (mut doing, mut counted) = (None, None);
         self.find::<()>(SYSTEM, |row| {
             rows += 1;
@@ -227,7 +228,7 @@ impl Status {
                         counted = Some(row);
                     }
                 }
-                // Only where it is the last that happened.
+                // Only if it is the last event.
                 Kind::Event | Kind::Alert if is_first => {
                     is_first = false;
                     let is_stop = row.number("stopped").is_some();
@@ -245,13 +246,13 @@ impl Status {
         self.step = self.saved.unwrap_or(0);
         if let Some((phase, step)) = doing {
             let is_look = LOOKS.contains(&phase.as_str());
-            // Of the launch before, where this one is not as far.
+            // The steps of an earlier launch, if this one has not come as far.
             let counted = counted.filter(|row| is_look || row.note.as_ref() == Some(&phase));
             let of_run = counted
                 .as_ref()
                 .is_none_or(|row| row.note.as_deref() == Some(TRAIN));
             if of_run && (is_look || phase == TRAIN) {
-                // Rows of progress are some steps apart.
+                // Rows of progress are several steps apart.
                 self.step = self.step.max(step);
             }
             self.phase = phase;
@@ -267,7 +268,7 @@ impl Status {
         told
     }
 
-    /// What the last row gives that gives anything.
+    /// The result of the last row that gives one.
     fn find<T>(&mut self, name: &str, mut give: impl FnMut(Row) -> Option<T>) -> Option<T> {
         let path = self.path.join(name);
         let mut refused = None;
@@ -298,7 +299,7 @@ impl Status {
         }
     }
 
-    /// Decides how the run is.
+    /// Decides the state.
     fn decide(&mut self, told: Told, now: f64) {
         let holder = self.holder.clone().unwrap_or_default();
         let taken = holder.written.and_then(unix);
@@ -322,7 +323,7 @@ impl Status {
             (State::Done, None)
         } else if holder.is_held && word.is_none() {
             let silent = told.last.map(|last| now - last).filter(|age| *age > SILENT);
-            let silent = silent.map(|age| format!("no word of it for {}", lasting(age)));
+            let silent = silent.map(|age| format!("silent for {}", lasting(age)));
             let place = is_elsewhere.then(|| format!("it runs{at}"));
             let notes: Vec<String> = place.into_iter().chain(silent).collect();
             (
@@ -339,8 +340,7 @@ impl Status {
             let note = "its summary.json is gone; the same command makes it again";
             (State::Stopped, Some(note.to_owned()))
         } else if is_elsewhere && age.is_some_and(|age| age < LATELY) {
-            let note =
-                format!("it runs{at}, as far as can be told: its lock is not seen from here");
+            let note = format!("it seems to run{at}; its lock cannot be seen from here");
             (State::Running, Some(note))
         } else if let Some((_, note)) = told
             .stopped
@@ -355,7 +355,7 @@ impl Status {
                 None => "its launcher".to_owned(),
             };
             let note = format!(
-                "{who} left no word: it was killed, or its machine went down; {}",
+                "{who} exited without a message: it was killed, or its machine went down; {}",
                 goes_on()
             );
             (State::Killed, Some(note))
@@ -378,7 +378,7 @@ impl Status {
     }
 }
 
-/// A time that passed, as people say it: `90 s`, `5 min`, `3 h`, `2 days`.
+/// A duration: `90 s`, `5 min`, `3 h`, `2 days`.
 pub fn lasting(seconds: f64) -> String {
     let seconds = seconds.max(0.0);
     match seconds {

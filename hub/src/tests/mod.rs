@@ -1,4 +1,4 @@
-//! A hub that does all that a hub and the way to it may do.
+//! A hub that does everything that a hub or a proxy may do.
 
 pub(crate) mod server;
 mod transfers;
@@ -24,7 +24,7 @@ fn files() -> Vec<Stored> {
     ]
 }
 
-/// A cache of its own, and a hub to ask.
+/// A cache, and a hub.
 struct House {
     dir: TempDir,
     server: Server,
@@ -69,7 +69,7 @@ impl House {
         self.hub().resolve(&repository(), commit, Kind::Weights)
     }
 
-    /// Resolves and fetches; an error is without what differs from test to test.
+    /// Resolves and fetches; parts that differ between tests are cut from an error.
     fn fetch(&self) -> Result<PathBuf, String> {
         let fetched = self.resolve(None).and_then(|mut snapshot| {
             snapshot.fetch(&mut |_| ())?;
@@ -82,7 +82,7 @@ impl House {
         })
     }
 
-    /// The question for the weights.
+    /// The requests for the weights.
     fn asked_for_weights(&self) -> Vec<Asked> {
         let mut asked = self.server.asked();
         asked.retain(|asked| asked.path.ends_with("/model.safetensors"));
@@ -112,7 +112,7 @@ fn assert_whole(dir: &Path) {
 }
 
 #[test]
-fn what_is_needed_comes_once_and_nothing_else() {
+fn needed_files_are_fetched_once() {
     let house = House::new(|_| Answer::Right);
     let mut snapshot = house.resolve(None).unwrap();
     assert_eq!(snapshot.commit(), COMMIT);
@@ -153,7 +153,7 @@ fn what_is_needed_comes_once_and_nothing_else() {
             .iter()
             .all(|asked| asked.token == of_me)
     );
-    // By its commit it is found without a question; by its branch with one.
+    // A commit needs no request; a branch needs one.
     assert_eq!(house.resolve(Some(COMMIT)).unwrap().missing().len(), 0);
     assert_eq!(house.server.asked().len(), 3);
     assert_eq!(house.resolve(None).unwrap().missing().len(), 0);
@@ -247,26 +247,26 @@ fn a_no_is_one_line() {
         (
             403,
             "X-Error-Code: GatedRepo\r\n",
-            "HOST gives it to whoever is let in alone (403); ask for access on its page there, and set HF_TOKEN",
+            "HOST restricts access to it (403); request access on its page there, and set HF_TOKEN",
         ),
         (
             403,
             "",
-            "HOST gives it to whoever is let in alone (403); ask for access on its page there, and set HF_TOKEN",
+            "HOST restricts access to it (403); request access on its page there, and set HF_TOKEN",
         ),
         (
             429,
             "Retry-After: 17\r\n",
-            "HOST has had too many questions (429); try again in 17 s",
+            "HOST has had too many requests (429); try again in 17 s",
         ),
         (
             429,
             "",
-            "HOST has had too many questions (429); try again in some minutes",
+            "HOST has had too many requests (429); try again in some minutes",
         ),
-        (418, "", "HOST answers with 418, which nothing is known of"),
+        (418, "", "HOST answers with the unknown status 418"),
     ] {
-        // For the listing, and for a file.
+        // One for the listing, and one for a file.
         let house = House::new(move |_| Answer::Status(status, head.to_owned()));
         assert_eq!(house.fetch().unwrap_err(), format!("hf://o/n@main: {line}"));
         assert_eq!(house.server.asked().len(), 1);
@@ -279,7 +279,7 @@ fn a_no_is_one_line() {
     }
 }
 
-/// What stands behind the reason where the cache has nothing.
+/// The end of an error if nothing is cached.
 const COLD: &str = "; its config.json and model.safetensors (or model.safetensors.index.json with its parts, or pytorch_model.bin) are \
 not in HOME/hub/models--o--n: where there is a network, `hf download o/n config.json model.safetensors --revision main` brings them, \
 and HF_HOME says where they are, or give the directory as `weights`";
@@ -331,9 +331,9 @@ fn a_silent_server_is_not_waited_for() {
 }
 
 #[test]
-fn nobody_there_is_said_with_what_to_do() {
+fn unreachable_hub_is_named_with_advice() {
     let mut house = House::new(|_| Answer::Right);
-    // A port that was somebody's, and is nobody's.
+    // A port that was in use and is free again.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     house.server.endpoint = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -346,7 +346,7 @@ fn nobody_there_is_said_with_what_to_do() {
 }
 
 #[test]
-fn offline_asks_nobody() {
+fn offline_sends_no_request() {
     let house = House::new(|_| Answer::Right);
     let offline = |commit| {
         let hub = Hub {

@@ -1,4 +1,4 @@
-//! A hub of one repository on this machine, which does what a test says.
+//! A hub of one repository on this machine, controlled by a test.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,38 +8,38 @@ use std::time::Duration;
 
 use ring::digest;
 
-/// The commit of everything here.
+/// The commit of the repository.
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A question.
+/// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     /// Path and query.
     pub(crate) path: String,
-    /// The first byte that is wanted.
+    /// The first byte of the range.
     pub(crate) start: usize,
     /// `Authorization`.
     pub(crate) token: Option<String>,
-    /// How many questions of this path were before it.
+    /// Number of earlier requests of this path.
     pub(crate) number: usize,
 }
 
-/// What is answered.
+/// The answer to a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
-    /// As a hub does.
+    /// The right answer.
     Right,
-    /// A status, and lines of the head.
+    /// A status, and header lines.
     Status(u16, String),
     /// These bytes in place of the file, or of the listing.
     Other(Vec<u8>),
-    /// The head, so many bytes, and the connection is closed.
+    /// The head, so many bytes, and a closed connection.
     Cut(usize),
-    /// The head, so many bytes, and then nothing.
+    /// The head, so many bytes, and then silence.
     Silent(usize),
-    /// The head, and then a byte after each such time.
+    /// The head, and then a byte in each such time.
     Dripped(Duration),
-    /// The whole file, whatever part was asked for.
+    /// The whole file, for any range.
     FromTheStart,
 }
 
@@ -49,11 +49,11 @@ pub(crate) struct Server {
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
-/// A file of the repository: its name, its bytes, and whether it lies beside Git.
+/// A file of the repository: its name, its bytes, and whether it is stored outside of Git.
 pub(crate) type Stored = (&'static str, Vec<u8>, bool);
 
 impl Server {
-    /// Serves `files` as every repository that is asked for; `answer` says what goes wrong.
+    /// Serves `files` as every repository; `answer` chooses the faults.
     pub(crate) fn start(
         files: Vec<Stored>,
         answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
@@ -76,7 +76,7 @@ impl Server {
                         all.push(asked.clone());
                     }
                     let answer = (shared.1)(&asked);
-                    // A client that has enough closes first.
+                    // The client may close first.
                     let _ = write(stream, &asked, &shared.0, answer);
                 });
             }
@@ -84,7 +84,7 @@ impl Server {
         Self { endpoint, asked }
     }
 
-    /// All questions so far.
+    /// All requests so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }
@@ -171,7 +171,7 @@ fn write(
     Ok(())
 }
 
-/// What a hub says of its files.
+/// The listing of the files.
 pub(crate) fn listing(files: &[Stored]) -> String {
     let hex = |digest: digest::Digest| -> String {
         let bytes = digest.as_ref().iter();

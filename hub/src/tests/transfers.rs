@@ -1,4 +1,4 @@
-//! Files that come in pieces, changed, twice or from elsewhere.
+//! Files that arrive in pieces, changed, twice or from another host.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::server::{Answer, Asked, Server};
 use super::{House, assert_whole, files, is_listing, is_weights};
 
 #[test]
-fn what_was_begun_is_gone_on_with() {
+fn interrupted_transfer_is_resumed() {
     // Three pieces by three connections.
     let house = House::new(|asked| match is_weights(asked) && asked.number < 2 {
         true => Answer::Cut(1_000_000),
@@ -16,7 +16,7 @@ fn what_was_begun_is_gone_on_with() {
     let starts: Vec<usize> = house.asked_for_weights().iter().map(|a| a.start).collect();
     assert_eq!(starts, [0, 1_000_000, 2_000_000]);
 
-    // A server that knows no parts sends all of it.
+    // A server without ranges sends the whole file.
     let house = House::new(|asked| match (is_weights(asked), asked.number) {
         (true, 0) => Answer::Cut(1_000_000),
         (true, _) => Answer::FromTheStart,
@@ -24,7 +24,7 @@ fn what_was_begun_is_gone_on_with() {
     });
     assert_whole(&house.fetch().unwrap());
 
-    // Cut without end, each time at once: what came stays for another start.
+    // Every connection is cut at once: bytes that came stay for another start.
     let house = House::new(|asked| match (is_weights(asked), asked.number) {
         (true, 0) => Answer::Cut(500),
         (true, 1..=2) => Answer::Cut(0),
@@ -39,7 +39,7 @@ fn what_was_begun_is_gone_on_with() {
 
 #[test]
 fn a_hub_that_drips_is_given_up() {
-    // A byte a try.
+    // One byte a try.
     let house = House::new(|asked| match is_weights(asked) {
         true => Answer::Cut(1),
         false => Answer::Right,
@@ -50,7 +50,7 @@ fn a_hub_that_drips_is_given_up() {
          command goes on with them"
     );
     assert_eq!(house.asked_for_weights().len(), 3);
-    // A byte now and then, of one that is never silent for long; of the listing too.
+    // Single bytes, never silent for long; of the listing too.
     let drips = |asked: &Asked, of: fn(&Asked) -> bool| match of(asked) {
         true => Answer::Dripped(Duration::from_millis(20)),
         false => Answer::Right,
@@ -101,7 +101,7 @@ fn other_bytes_are_never_taken() {
             "{line}"
         );
     }
-    // Begun by a server that lied, and made again by one that does not.
+    // Begun by a wrong server, and made again by a right one.
     let house = House::new(move |asked| match (is_weights(asked), asked.number) {
         (true, 0) => Answer::Other(vec![7; 1000]),
         _ => Answer::Right,
@@ -137,7 +137,7 @@ fn the_token_is_for_the_hub_alone() {
         false => Answer::Right,
     });
     assert_whole(&house.fetch().unwrap());
-    // And so is another port.
+    // Another port is another origin.
     let to = files_there.endpoint.clone();
     let house = House::new(move |asked| match is_weights(asked) {
         true => Answer::Status(307, format!("Location: {to}{}\r\n", asked.path)),
@@ -147,7 +147,7 @@ fn the_token_is_for_the_hub_alone() {
     let asked = files_there.asked();
     let tokens: Vec<_> = asked.iter().map(|asked| asked.token.as_deref()).collect();
     assert_eq!(tokens, [None, None]);
-    // Within the hub it goes on.
+    // The token is sent within the hub's origin.
     let house = House::new(|asked| match is_weights(asked) && asked.number == 0 {
         true => Answer::Status(302, format!("Location: {}\r\n", asked.path)),
         false => Answer::Right,
@@ -157,7 +157,7 @@ fn the_token_is_for_the_hub_alone() {
     for asked in house.asked_for_weights() {
         assert_eq!(asked.token.as_deref(), Some(&*of_me));
     }
-    // A redirect that leads nowhere, to the same place, or to an address that is none.
+    // A redirect to nowhere, to itself, or to an invalid address.
     for location in [
         "",
         "Location: model.safetensors\r\n",
@@ -186,6 +186,6 @@ fn two_that_want_the_same_file_ask_for_it_once() {
             assert_whole(&dir.join().unwrap());
         }
     });
-    // The first was cut, and goes on; the second waits.
+    // The first was cut and continues; the second waits.
     assert_eq!(house.asked_for_weights().len(), 2);
 }

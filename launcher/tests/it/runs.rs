@@ -104,7 +104,7 @@ fn a_killed_run_is_listed_with_its_newest_checkpoint() {
         (&"killed".into(), &120.into())
     );
     let note = format!(
-        "its launcher (process {}) left no word: it was killed, or its machine went down; the same command goes on from step 120",
+        "its launcher (process {}) exited without a message: it was killed, or its machine went down; the same command goes on from step 120",
         child.id()
     );
     assert_eq!(one[0]["note"], note);
@@ -177,7 +177,7 @@ fn damaged_and_foreign_directories_do_not_stop_the_list() {
         ended.stdout
     );
     for told in [
-        "runs/damaged/config.toml: is no run file that can be read\n",
+        "runs/damaged/config.toml: is not a readable run file\n",
         "runs/damaged/metrics.jsonl: no row can be read: ",
     ] {
         assert!(ended.stderr.contains(told), "{told}: {}", ended.stderr);
@@ -185,9 +185,7 @@ fn damaged_and_foreign_directories_do_not_stop_the_list() {
     // Root can read everything.
     if !rustix::process::geteuid().is_root() {
         assert!(
-            ended
-                .stderr
-                .contains("runs/closed: cannot be looked into: "),
+            ended.stderr.contains("runs/closed: cannot be listed: "),
             "{}",
             ended.stderr
         );
@@ -202,7 +200,7 @@ fn a_lack_of_runs_is_reported() {
     fs::create_dir(scratch.path().join("runs")).unwrap();
     assert_eq!(runs(&scratch, &[]).stderr, "runs: no runs there\n");
     let ended = launch(scratch.launcher(&["runs", "no\u{1b}where"]));
-    let refused = "error: no\\u{1b}where: a directory with runs is wanted, and nothing is there; give one, like runs\n";
+    let refused = "error: no\\u{1b}where: expected a directory with runs, found nothing; give one, like runs\n";
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(2), refused));
 }
 

@@ -126,7 +126,7 @@ fn other_paths_are_refused_before_anything_is_written() {
         assert_eq!(ended.code, Some(2));
         assert_eq!(
             ended.error(),
-            "runs/nothing: a run directory (with config.toml) or that of a sweep (with sweep.json) is wanted, and there is nothing; \
+            "runs/nothing: expected the directory of a run (with config.toml) or a sweep (with sweep.json), found nothing; \
              give one, like runs/tms_5-2"
         );
     }

@@ -1,4 +1,4 @@
-//! A real browser draws the page, and is clicked through it.
+//! Tests of the page in a real browser.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use spd_tracker::{Kind, Mark, Row, Spool};
 use crate::chromium::Chromium;
 use crate::sample::{behind, run, sweep, train};
 
-/// What scripts of tests call.
+/// Helpers for the scripts of tests.
 const HELPERS: &str = "
     const rest = async () => { for (let i = 0; i < 12; i++) await new Promise(done => requestAnimationFrame(done)); };
     const hasInk = one => one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some(Boolean);
@@ -21,7 +21,8 @@ const HELPERS: &str = "
     const all = query => [...document.querySelectorAll(query)];
     await rest();";
 
-/// Opens the page of some runs, runs `script` in it, and returns what that returns; none where there is no browser.
+/// Opens the page of some runs, runs `script` in it, and returns its result; `None` without a
+/// browser.
 fn in_browser(test: &str, runs: &[PathBuf], script: &str) -> Option<Value> {
     in_window((1400, 5000), test, runs, script)
 }
@@ -79,7 +80,7 @@ fn a_run_is_drawn() {
         "Events",
     ];
     assert_eq!(found["sections"], json!(sections));
-    // What was measured once is no curve.
+    // A value that was measured once is not a curve.
     assert_eq!(found["early"], json!(["ce", "4", "kl/ci_masked", "3.5"]));
     assert_eq!(found["odd"], "1 × NaN, 1 × ∞");
     assert_eq!(
@@ -174,7 +175,8 @@ fn histograms_are_bars_at_the_step_of_the_slider() {
     ) else {
         return;
     };
-    // A step of figures alone has the bars before it, and a step of bars alone no figures.
+    // A step with figures only shows the bars before it, and a step with bars only shows no
+    // figures.
     let steps = json!([
         ["step 20", "2.01K values", false],
         ["step 30", "3.01K values", true],
@@ -240,16 +242,15 @@ fn a_phone_scrolls_in_one_direction() {
     ) else {
         return;
     };
-    // Nothing moves under the finger that points.
+    // The chart does not move under the pointer.
     assert_eq!(found, json!([390, true, "step 3 · 3 s", 0]));
 }
 
 #[test]
-fn what_nobody_expects_hides_no_more_than_itself() {
+fn unexpected_file_hides_only_its_section() {
     let (_dir, run) = run("x");
     fs::write(run.join("summary.json"), "{\"tables\":7,\"lines\":[3]}").unwrap();
-    let Some(mut chromium) = Chromium::start("what_nobody_expects_hides_no_more_than_itself")
-    else {
+    let Some(mut chromium) = Chromium::start("unexpected_file_hides_only_its_section") else {
         return;
     };
     let file = run.join("report.html");
@@ -284,7 +285,7 @@ fn a_row_says_whether_it_counts_as_solved() {
 }
 
 #[test]
-fn only_what_training_measures_at_its_steps_is_smoothed() {
+fn only_training_curves_are_smoothed() {
     let (_dir, run) = run("x");
     let script = "
         type('smooth', 0.9);
@@ -295,7 +296,7 @@ fn only_what_training_measures_at_its_steps_is_smoothed() {
         await rest();
         return [read(kl), read('loss/total'), read('system/cpu_percent'), text(document.getElementById('smoothness')),
             smoothed(runs[0], { x: [0, 10, 30], y: [100, 0, null], strange: new Map() }, 'step', 10).y];";
-    let test = "only_what_training_measures_at_its_steps_is_smoothed";
+    let test = "only_training_curves_are_smoothed";
     let Some(found) = in_browser(test, &[run], script) else {
         return;
     };
@@ -307,7 +308,7 @@ fn only_what_training_measures_at_its_steps_is_smoothed() {
     );
     assert_eq!(found[2], "50");
     assert_eq!(found[3], "~ 10 steps");
-    // 100 e^-1 / (e^-1 + 1), and nothing where nothing is finite.
+    // 100 e^-1 / (e^-1 + 1); no value if none is finite.
     let second = found[4][1].as_f64().unwrap();
     assert!((second - 26.894_142).abs() < 1e-6, "{found}");
     assert_eq!(found[4][2], json!(null));
@@ -331,7 +332,7 @@ fn a_long_run_is_smoothed_from_all_its_rows() {
     let Some(found) = in_browser(test, &[dir.path().to_path_buf()], script) else {
         return;
     };
-    // The least and the greatest of each stretch alone would make it about 40.
+    // With the least and the greatest of each stretch only it would be about 40.
     let smooth: Vec<f64> = serde_json::from_value(found).unwrap();
     assert!(smooth.len() > 500);
     let off = smooth.iter().find(|value| (**value - 1.0).abs() > 0.05);
@@ -393,7 +394,7 @@ fn a_link_leads_to_its_section_at_once() {
     let file = run.join("report.html");
     fs::write(&file, page(std::slice::from_ref(&run)).unwrap()).unwrap();
     let url = format!("file://{}", file.display());
-    // How far from the bar's lower edge the section is, but for what is near the end of the page.
+    // Distance of the section from the bar's lower edge, except near the end of the page.
     let away = "
         const scroller = document.documentElement;
         for (let still = 0, last = -1; still < 20; last = scroller.scrollTop) {
@@ -413,7 +414,7 @@ fn a_link_leads_to_its_section_at_once() {
             let found = chromium.run(&follow).as_i64().unwrap();
             assert!((0..80).contains(&found), "{name}: {found}");
         }
-        // As it is opened by somebody who was sent the address of a section.
+        // Opens the address of a section directly.
         chromium.open("about:blank", (width, height));
         chromium.open(&format!("{url}#figures"), (width, height));
         let found = chromium.run(&format!("{HELPERS} const name = 'figures'; {away}"));

@@ -1,4 +1,4 @@
-//! Runs and sweeps whose files have a few bytes changed: there is a page of each, or a line that names it.
+//! Runs and sweeps whose files have a few bytes changed: each gets a page, or a line that names it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ fn changed_files_make_a_page_all_the_same() {
         fs::write(path, dice.mutated(whole)).unwrap();
         let mut book = Book::open(std::slice::from_ref(&sweep)).unwrap();
         data(&book.page());
-        // One that was open before goes on too.
+        // A book that was open before also continues.
         lived.poll();
         data(&lived.page());
         lived.components(0);

@@ -1,4 +1,4 @@
-//! A real Chromium, without a window, told what to do over a pair of pipes (the DevTools protocol).
+//! A headless Chromium, driven over a pair of pipes (the DevTools protocol).
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -17,15 +17,16 @@ pub(crate) struct Chromium {
     from: Receiver<Value>,
     session: Option<String>,
     next: u64,
-    /// Where the page lies.
+    /// The address of the page.
     home: String,
-    /// What the page complained of, and what it asked the network for.
+    /// Errors and network requests of the page.
     pub(crate) complaints: Vec<String>,
     _profile: TempDir,
 }
 
 impl Chromium {
-    /// Starts that of `SPD_CHROMIUM`, or one under a name of the distributions; where there is none, says that the named test is skipped.
+    /// Starts the browser of `SPD_CHROMIUM`, or one by its name in the distributions. Without one,
+    /// the named test is skipped.
     pub(crate) fn start(test: &str) -> Option<Self> {
         let named = std::env::var_os("SPD_CHROMIUM").map(PathBuf::from);
         let usual = ["chromium", "chromium-browser", "google-chrome"]
@@ -35,7 +36,7 @@ impl Chromium {
             return None;
         };
         let profile = tempfile::tempdir().unwrap();
-        // The protocol is spoken on the descriptors 3 and 4.
+        // The protocol uses the descriptors 3 and 4.
         let mut child = Command::new("sh")
             .args([
                 "-c",
@@ -100,7 +101,7 @@ impl Chromium {
         self.run("if (document.readyState !== 'complete') await new Promise(done => addEventListener('load', done));");
     }
 
-    /// Runs the body of an asynchronous function in the page, and returns what it returns.
+    /// Runs the body of an asynchronous function in the page, and returns its result.
     pub(crate) fn run(&mut self, script: &str) -> Value {
         let expression = format!("(async () => {{ {script} }})()");
         let asked = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
@@ -135,7 +136,7 @@ impl Chromium {
     fn hear(&mut self, event: &Value) {
         let params = &event["params"];
         match event["method"].as_str().unwrap_or_default() {
-            // It advises scripts of tests, which look at pixels.
+            // Advice on the scripts of tests, which read pixels.
             "Log.entryAdded" if params["entry"]["source"] == "rendering" => {}
             "Runtime.exceptionThrown" | "Runtime.consoleAPICalled" | "Log.entryAdded" => {
                 self.complaints.push(params.to_string())

@@ -1,4 +1,4 @@
-//! What a page that looks on is told.
+//! Answers to a live page.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use spd_tracker::{Mark, Spool};
 
 use crate::sample::{behind, curve, make, run, sweep, train};
 
-/// A page that asks again and again.
+/// A page that polls.
 struct Page {
     book: Book,
     since: String,
@@ -22,7 +22,7 @@ impl Page {
         Self { book, since }
     }
 
-    /// What is new, and from then on is not.
+    /// All data that is new since the last call.
     fn ask(&mut self) -> Value {
         self.book.poll();
         let news: Value = serde_json::from_str(&self.book.news(&self.since)).unwrap();
@@ -42,7 +42,7 @@ impl Page {
 }
 
 #[test]
-fn only_what_is_new_is_told() {
+fn live_page_gets_only_new_data() {
     let (_dir, run) = run("x");
     let mut page = Page::of(std::slice::from_ref(&run));
     let first = page.ask();
@@ -78,7 +78,7 @@ fn a_run_that_is_cut_starts_over_or_goes_away_is_followed() {
     let (_dir, run) = run("x");
     let mut page = Page::of(std::slice::from_ref(&run));
     page.ask();
-    // Rows that will be made again are gone at once, and come as they are made.
+    // Rows that will be made again disappear at once, and return as they are made.
     let spool = Spool::start(&run, &Mark::default(), 0).unwrap();
     let cut = page.ask();
     assert_eq!(cut["runs"][0]["reset"], true);
@@ -95,7 +95,7 @@ fn a_run_that_is_cut_starts_over_or_goes_away_is_followed() {
     let others = page.ask();
     assert_eq!(others["runs"][0]["reset"], false);
     assert_eq!(curve(&others["runs"][0], "loss/total")["of"], 99);
-    // Moved aside, and begun anew under the same name.
+    // Moved away, and started again under the same name.
     fs::rename(&run, run.with_extension("old-1")).unwrap();
     assert_eq!(page.ask()["runs"][0]["curves"], json!([]));
     make(&run, 1);
@@ -125,7 +125,7 @@ fn members_of_a_sweep_come_as_they_begin() {
 }
 
 #[test]
-fn whatever_is_asked_is_answered() {
+fn every_request_is_answered() {
     let (_dir, run) = run("x");
     let book = Book::open(&[run]).unwrap();
     let huge = "18446744073709551615";
@@ -157,7 +157,7 @@ fn whatever_is_asked_is_answered() {
 }
 
 #[test]
-fn another_server_begins_anew_with_a_page() {
+fn another_server_sends_all_data() {
     let (_dir, run) = run("x");
     let mut page = Page::of(std::slice::from_ref(&run));
     let first = page.ask();

@@ -1,4 +1,4 @@
-//! Pages of runs, told through the public interface, and looked at by a real browser.
+//! Tests of pages through the public interface, and in a real browser.
 #![cfg(test)]
 #![expect(
     clippy::disallowed_methods,

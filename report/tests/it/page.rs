@@ -1,4 +1,4 @@
-//! What the file holds.
+//! Contents of the page as a file.
 
 use std::fs;
 
@@ -30,7 +30,7 @@ fn a_page_asks_no_network_for_anything() {
 }
 
 #[test]
-fn what_a_run_holds_is_on_its_page() {
+fn page_has_everything_of_a_run() {
     let (_dir, run) = run("x");
     let data = data(&page(std::slice::from_ref(&run)).unwrap());
     assert_eq!(data["book"]["names"], json!(["x"]));
@@ -146,19 +146,21 @@ fn a_sweep_is_one_page_of_its_runs() {
 }
 
 #[test]
-fn what_is_no_run_is_named_in_one_line() {
+fn path_without_run_is_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "").unwrap();
     for (name, found) in [
-        ("nothing", "there is nothing"),
-        ("file", "a file is there"),
-        (".", "a directory without either is there"),
+        ("nothing", "found nothing"),
+        ("file", "found a file"),
+        (".", "found a directory without either"),
     ] {
         let path = dir.path().join(name);
         let error = write(&path).unwrap_err().to_string();
         assert!(
-            error.starts_with(&format!("{}: a run directory", path.display()))
-                && error.contains(found),
+            error.starts_with(&format!(
+                "{}: expected the directory of a run",
+                path.display()
+            )) && error.contains(found),
             "{error}"
         );
         assert!(

@@ -1,4 +1,4 @@
-//! Run directories with all that a page shows.
+//! Run directories with everything that a page shows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use spd_tracker::{Cursor, Histogram, Kind, Mark, Reader, Row, Spool, Value as Held};
 use tempfile::TempDir;
 
-/// What would end a script, a comment or a title if it were put into the page as it is.
+/// Text that would end a script, a comment or a title if it were not escaped.
 pub(crate) const EVIL: &str = "</script></title><!--<script>document.body.dataset.evil=1</script><img src=x onerror='document.body.dataset.evil=1'>";
 
-/// A run directory of a name in a directory of its own.
+/// A run directory with a name, in a temporary directory.
 pub(crate) fn run(name: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join(name);
@@ -18,7 +18,7 @@ pub(crate) fn run(name: &str) -> (TempDir, PathBuf) {
     (dir, run)
 }
 
-/// A spool behind the rows that a run directory has.
+/// A spool that continues after the rows of a run directory.
 pub(crate) fn behind(run: &Path) -> Spool {
     let mut reader = Reader::of_metrics(run, &Cursor::default()).unwrap();
     while reader.next().unwrap().is_some() {}
@@ -124,13 +124,13 @@ pub(crate) fn sweep() -> (TempDir, PathBuf) {
     (dir, sweep)
 }
 
-/// The data that a page holds.
+/// The data in a page.
 pub(crate) fn data(page: &str) -> Value {
     let (_, rest) = page.split_once("id=\"data\">").unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
-/// A curve in what a page holds of a run.
+/// A curve in the data of a run.
 pub(crate) fn curve<'d>(part: &'d Value, name: &str) -> &'d Value {
     let curves = part["curves"].as_array().unwrap();
     let found = curves.iter().find(|curve| curve["name"] == name);

@@ -1,4 +1,4 @@
-//! How a run is, from what its directory holds.
+//! States of runs, from their directories.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ fn word(state: State, note: &str) -> String {
     .line()
 }
 
-/// Says an event as a rank does, at a time.
+/// Adds an event as a rank does, at a time.
 fn event(run: &Path, note: &str, is_stop: bool, time: f64) {
     let row = Row::new(40, Kind::Event).with_note(note);
     let row = if is_stop {
@@ -34,7 +34,7 @@ fn event(run: &Path, note: &str, is_stop: bool, time: f64) {
 }
 
 #[test]
-fn what_its_lock_summary_and_last_word_say_is_how_a_run_is() {
+fn state_comes_from_lock_summary_and_last_word() {
     let (_dir, run) = run("x");
     let state = || {
         let status = Status::of(&run);
@@ -44,20 +44,20 @@ fn what_its_lock_summary_and_last_word_say_is_how_a_run_is() {
     let lock = Lock::take(&logs).unwrap();
     let (now_state, note) = state();
     assert_eq!(now_state, State::Running);
-    // Its rows are of 2001.
-    assert!(note.unwrap().starts_with("no word of it for "));
+    // Its rows are from 2001.
+    assert!(note.unwrap().starts_with("silent for "));
     lock.leave(&word(State::Failed, "loss is NaN")).unwrap();
-    // From its last word on it is over, though its launcher still tells trackers.
+    // From its last line on it is over, though its launcher still ships rows.
     let failed = (State::Failed, Some("loss is NaN".to_owned()));
     assert!(state() == failed && Status::of(&run).is_leaving);
     drop(lock);
     assert!(state() == failed && !Status::of(&run).is_leaving);
     let status = Status::of(&run);
     assert_eq!((status.began, status.seconds), (Some(1e9), Some(90.0)));
-    // The next launch says nothing.
+    // The next launch leaves no line.
     drop(Lock::take(&logs).unwrap());
     let killed = format!(
-        "its launcher (process {}) left no word: it was killed, or its machine went down; the same command begins again",
+        "its launcher (process {}) exited without a message: it was killed, or its machine went down; the same command begins again",
         std::process::id()
     );
     assert_eq!(state(), (State::Killed, Some(killed)));
@@ -79,7 +79,7 @@ fn what_its_lock_summary_and_last_word_say_is_how_a_run_is() {
 }
 
 #[test]
-fn a_rank_that_said_that_it_stops_is_believed_where_its_launcher_said_nothing() {
+fn stop_of_a_rank_counts_if_its_launcher_left_no_line() {
     let (_dir, run) = run("x");
     event(&run, "stopped long ago", true, 1e9);
     drop(Lock::take(&run.join("logs")).unwrap());
@@ -113,7 +113,7 @@ fn numbers_are_those_of_the_last_rows() {
     // The last row is the event.
     assert_eq!(status.heard, Some(1e9 + 7.0));
     assert!(status.problems.is_empty(), "{:?}", status.problems);
-    // Long rows of an evaluation are in nobody's way.
+    // Long rows of an evaluation hide nothing.
     let spool = behind(&run);
     spool.append(train(40));
     (0..30).for_each(|_| spool.append(Row::new(41, Kind::Eval).with_note("x".repeat(50_000))));
@@ -122,7 +122,7 @@ fn numbers_are_those_of_the_last_rows() {
     spool.sync().unwrap();
     let status = Status::of(&run);
     assert_eq!(status.of_phase, Some((7, 20)));
-    // A look at the target between its steps.
+    // An evaluation between the steps of the target.
     let eval = Row::new(8, Kind::System).with_note("eval");
     spool.append(eval.with("steps", 0.0).with("steps_per_s", 9.0));
     spool.sync().unwrap();
@@ -132,7 +132,7 @@ fn numbers_are_those_of_the_last_rows() {
         ("target", Some((7, 20)))
     );
     assert_eq!(status.step, 0);
-    // The next launch counts no steps yet.
+    // The next launch has no steps yet.
     spool.append(
         Row::new(0, Kind::System)
             .with_note("planning")
@@ -156,18 +156,18 @@ fn a_run_of_another_machine_is_told_as_far_as_it_is_known() {
         status
             .note
             .unwrap()
-            .starts_with("its launcher (process 7 on elsewhere) left no word")
+            .starts_with("its launcher (process 7 on elsewhere) exited without a message")
     );
     let machine = format!("{{\"step\":3,\"kind\":\"system\",\"time\":{}}}\n", now());
     fs::write(run.join("machine.jsonl"), machine).unwrap();
     let status = Status::of(&run);
     assert_eq!(status.state, State::Running);
-    let note = "it runs on elsewhere, as far as can be told: its lock is not seen from here";
+    let note = "it seems to run on elsewhere; its lock cannot be seen from here";
     assert_eq!(status.note.as_deref(), Some(note));
 }
 
 #[test]
-fn what_cannot_be_read_is_named_and_the_rest_is_known() {
+fn unreadable_files_are_named_and_the_rest_is_read() {
     let (_dir, run) = run("x");
     fs::write(run.join("config.toml"), "name = ").unwrap();
     fs::write(run.join("metrics.jsonl"), "junk\n\n{}\n").unwrap();
@@ -182,14 +182,14 @@ fn what_cannot_be_read_is_named_and_the_rest_is_known() {
     );
     let problems = status.problems.join("\n");
     for part in [
-        "config.toml: is no run file that can be read",
+        "config.toml: is not a readable run file",
         "metrics.jsonl: no row can be read: ",
         "system.jsonl: ",
         "logs/lock: ",
     ] {
         assert!(problems.contains(part), "{part}: {problems}");
     }
-    // A pipe that nobody writes is not waited for.
+    // A pipe without a writer does not block.
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
     rustix_fifo(&run.join("metrics.jsonl"));
     let problems = Status::of(&run).problems.join("\n");
@@ -244,7 +244,7 @@ fn runs_are_found_where_they_lie_and_once() {
         assert_eq!(
             Listing::of(&path).unwrap_err().to_string(),
             format!(
-                "{}: a directory with runs is wanted, and {found} is there; give one, like runs",
+                "{}: expected a directory with runs, found {found}; give one, like runs",
                 path.display()
             )
         );
@@ -265,7 +265,7 @@ fn a_sweep_counts_its_runs() {
         killed
             .note
             .unwrap()
-            .starts_with("1 done, 1 killed, 1 waiting; its launcher left no word")
+            .starts_with("1 done, 1 killed, 1 waiting; its launcher exited without a message")
     );
     let lock = Lock::take(&path.join("logs")).unwrap();
     let running = sweep();
