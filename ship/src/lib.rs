@@ -5,7 +5,7 @@
 //!                                              RUN/sinks/NAME.json      (what was sent)
 //! ```
 //!
-//! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `cursor`, `feed`, `driver`, `shipper`, `picture`, `system_row`, then a folder for each sink, and `machine`,
+//! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `cursor`, `feed`, `driver`, `trackers`, `shipper`, `picture`, `system_row`, then a folder for each tracker, and `machine`,
 //! which measures.
 
 mod credentials;
@@ -22,6 +22,7 @@ mod shipper;
 mod sink;
 mod system_row;
 mod tensorboard;
+mod trackers;
 mod wandb;
 
 pub use run::About;

@@ -6,17 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use spd_configs::Destination;
 use spd_tracker::Start;
 use tokio::sync::watch;
 
-use crate::credentials::Environment;
-use crate::driver::{Link, Status, drive, owed};
-use crate::mlflow::Mlflow;
+use crate::driver::{Link, Status, owed};
 use crate::run::{About, RunInfo};
 use crate::sink::End;
-use crate::tensorboard::TensorBoard;
-use crate::wandb::Wandb;
+use crate::trackers::Registered;
 
 /// Time between two looks whether the run has begun, or the sinks are done.
 const LOOK: Duration = Duration::from_millis(50);
@@ -174,24 +170,19 @@ impl Work {
             .map_err(|found| format!("no runtime can be made: {found}"))?;
         let tasks = tokio::task::LocalSet::new();
         let run = Arc::new(run);
-        for (destination, (_, status)) in run.tracker.to.iter().zip(&self.sinks) {
+        for (name, status) in &self.sinks {
+            let tracker =
+                Registered::find(name).ok_or_else(|| format!("no tracker is called {name:?}"))?;
             let link = Link {
                 over: self.over.clone(),
                 status: Arc::clone(status),
                 say: Arc::clone(&self.say),
             };
-            let (run, destination) = (Arc::clone(&run), *destination);
-            let stop = Arc::clone(&self.stop);
-            tasks.spawn_local(async move {
-                match destination {
-                    Destination::Wandb => {
-                        let wandb = Wandb::new(Environment::of_process(), stop);
-                        drive(wandb, &run, link).await;
-                    }
-                    Destination::Mlflow => drive(Mlflow::default(), &run, link).await,
-                    Destination::Tensorboard => drive(TensorBoard::default(), &run, link).await,
-                }
-            });
+            tasks.spawn_local((tracker.ship)(
+                Arc::clone(&run),
+                link,
+                Arc::clone(&self.stop),
+            ));
         }
         runtime.block_on(tasks);
         Ok(())

@@ -4,6 +4,8 @@
 //! place in the spool, together and after the server has taken what was sent. So a sink that is killed in between sends the same
 //! rows again, from the same state.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -92,6 +94,14 @@ pub(crate) trait Sink {
         state: &mut Self::State,
         end: End,
     ) -> Result<(), Refusal>;
+}
+
+/// A sink under the name of [`Sink::NAME`] in run files.
+pub(crate) trait Tracker: Sink {
+    /// The tracker, with credentials from the environment of the process.
+    ///
+    /// - `stop`: set when somebody presses Stop on the page of the run
+    fn new(stop: Arc<AtomicBool>) -> Self;
 }
 
 /// Where a run went back to.

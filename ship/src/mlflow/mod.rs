@@ -12,6 +12,8 @@ mod server;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -22,7 +24,7 @@ use spd_tracker::{Kind, Value, now};
 use crate::credentials::Environment;
 use crate::cursor::Files;
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
 use about::tag;
 use address::Address;
 use batch::Metric;
@@ -245,6 +247,12 @@ impl Mlflow {
             body["end_time"] = json!(end);
         }
         self.server()?.tell("runs/update", &body).await
+    }
+}
+
+impl Tracker for Mlflow {
+    fn new(_: Arc<AtomicBool>) -> Self {
+        Self::default()
     }
 }
 

@@ -11,13 +11,15 @@ mod stories;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use spd_tracker::Kind;
 
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
 use crate::system_row;
 use segment::{Segment, Written};
 
@@ -89,6 +91,12 @@ impl TensorBoard {
             files.append(&mut state.metrics, &record)?;
         }
         Ok(())
+    }
+}
+
+impl Tracker for TensorBoard {
+    fn new(_: Arc<AtomicBool>) -> Self {
+        Self::default()
     }
 }
 

@@ -48,7 +48,7 @@ use self::state::State;
 use self::stream::{CONSOLE, EVENTS, HISTORY, chunk, summary};
 use crate::credentials::Environment;
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
 
 /// Time between two requests, of which servers take two a second.
 const GAP: Duration = Duration::from_millis(500);
@@ -98,7 +98,7 @@ pub(crate) struct Wandb {
 
 impl Wandb {
     /// With the keys and settings of `environment`. `stop` becomes true when somebody presses Stop on the page of the run.
-    pub(crate) fn new(environment: Environment, stop: Arc<AtomicBool>) -> Self {
+    pub(crate) fn of(environment: Environment, stop: Arc<AtomicBool>) -> Self {
         Self {
             environment,
             server: None,
@@ -179,6 +179,12 @@ impl Wandb {
         });
         let asked = ("NotifyScriptableRunAlert", "notifyScriptableRunAlert");
         let _ = server.ask(asked, ALERT, variables).await;
+    }
+}
+
+impl Tracker for Wandb {
+    fn new(stop: Arc<AtomicBool>) -> Self {
+        Self::of(Environment::of_process(), stop)
     }
 }
 

@@ -164,7 +164,7 @@ fn a_key_is_asked_for_and_found_later() {
     let run = a_run(folder.path());
     let address = server.address();
     let variables = [("WANDB_BASE_URL", address.as_str())];
-    let mut sink = Wandb::new(
+    let mut sink = Wandb::of(
         Environment::of(&variables, Some(folder.path())),
         Arc::default(),
     );
@@ -198,7 +198,7 @@ fn a_key_is_asked_for_and_found_later() {
 fn nothing_is_sent_where_the_mode_says_so() {
     for mode in ["offline", "disabled", "dryrun"] {
         let environment = Environment::of(&[("WANDB_MODE", mode), ("WANDB_API_KEY", KEY)], None);
-        let mut sink = Wandb::new(environment, Arc::default());
+        let mut sink = Wandb::of(environment, Arc::default());
         let run = a_run(Path::new("/nowhere"));
         let refused = on_runtime(sink.open(&run, &mut State::default()));
         let why = format!("WANDB_MODE is {mode}: nothing is sent");
@@ -206,7 +206,7 @@ fn nothing_is_sent_where_the_mode_says_so() {
         assert_eq!(refused, Err(Refusal::Unauthorized { why }));
     }
     let online = Environment::of(&[("WANDB_MODE", "online")], None);
-    assert_eq!(Wandb::new(online, Arc::default()).off(), None);
+    assert_eq!(Wandb::of(online, Arc::default()).off(), None);
 }
 
 #[test]

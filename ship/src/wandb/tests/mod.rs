@@ -121,7 +121,7 @@ impl Recorder {
 
     /// A sink that waits for nothing.
     fn sink(&self) -> Wandb {
-        let mut sink = Wandb::new(self.environment(), Arc::default());
+        let mut sink = Wandb::of(self.environment(), Arc::default());
         (sink.gap, sink.patience) = (Duration::ZERO, Duration::from_millis(10));
         sink
     }

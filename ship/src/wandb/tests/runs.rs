@@ -370,7 +370,7 @@ fn the_environment_says_what_the_run_file_does_not() {
         .collect();
     let mut run = a_run(folder.path());
     run.tracker = Tracker::default();
-    let mut sink = Wandb::new(
+    let mut sink = Wandb::of(
         Environment::of(&variables, Some(folder.path())),
         Arc::default(),
     );
