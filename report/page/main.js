@@ -33,6 +33,8 @@ function show(all, isByItself = false) {
   }
   show.focus = view.focus;
   showHead();
+  // The bar covers no heading, also where no frame was drawn since it has its links.
+  clearBar();
   // A link may have led here before there was the section that it names.
   if (!show.wasHere) byId(location.hash.slice(1))?.scrollIntoView();
   show.wasHere = true;
@@ -81,6 +83,11 @@ function showHead() {
   const chip = run => el("button", { type: "button", class: "chip", "aria-pressed": !view.hidden.includes(run.id), onclick: toggle(run), title: run.head?.path }, dotOf(run), book.names[run.id]);
   byId("chips").replaceChildren(...all.length > 1 ? all.map(chip) : []);
   if (!isLive) byId("state").textContent = `as of ${clockTime(given.made)}`;
+}
+
+/** Has headings that are scrolled to stand below the bar. */
+function clearBar() {
+  document.documentElement.style.scrollPaddingTop = `${byId("bar").offsetHeight + 4}px`;
 }
 
 /** Says over how many steps curves are smoothed: more, as a run gets longer than planned. */
@@ -154,8 +161,7 @@ function connect() {
       event.preventDefault();
     } else if (event.key === "t") changeTheme();
   });
-  const bar = byId("bar");
-  new ResizeObserver(() => document.documentElement.style.scrollPaddingTop = `${bar.offsetHeight + 4}px`).observe(bar);
+  new ResizeObserver(clearBar).observe(byId("bar"));
   new ResizeObserver(() => soon(() => charts.forEach(chart => chart.resize()))).observe(byId("main"));
   if (innerWidth < 700) byId("view").open = false;
 }
