@@ -159,10 +159,7 @@ impl DecompositionTask {
     pub(crate) fn site_norms(&self, store: &Store) -> Vec<(Group, usize, f64)> {
         let decomposition = &self.decomposition;
         let mut all = Vec::new();
-        for (group, kind) in [
-            (Group::Components, "_components"),
-            (Group::Importance, "_ci_fns"),
-        ] {
+        for group in [Group::Components, Group::Importance] {
             let output = format!("norms/{}", group.name());
             if !self
                 .program
@@ -174,12 +171,11 @@ impl DecompositionTask {
             }
             let squares = self.program.program.output(&output, store);
             let names: Vec<&str> = decomposition.parameters.names(store, group).collect();
-            for (index, site) in decomposition.sites.iter().enumerate() {
-                let own = format!("{kind}.{}.", site.dashed());
+            for (index, own) in decomposition.site_tensors(group).iter().enumerate() {
                 let of_site = names
                     .iter()
                     .zip(squares)
-                    .filter(|(name, _)| name.starts_with(&own));
+                    .filter(|(name, _)| own.iter().any(|own| own == *name));
                 let of_site: Vec<f64> = of_site.map(|(_, &square)| square.into()).collect();
                 // A tied site has no components of its own.
                 if !of_site.is_empty() {

@@ -262,12 +262,6 @@ fn rows(
         .iter()
         .map(|loss| format!("{} {}", brief(loss.coeff), loss.term))
         .collect();
-    let kind = serde_json::to_value(run.importance.kind).ok();
-    let kind = kind
-        .as_ref()
-        .and_then(|kind| kind.as_str())
-        .unwrap_or("mlp")
-        .to_owned();
     let mut weights = target::origin(run, network)?;
     if run.target.dtype == Dtype::Bf16 {
         weights += "; held in bf16";
@@ -278,7 +272,7 @@ fn rows(
         row("target", network.describe()),
         row("weights", weights),
         row("data", data),
-        row("importance", format!("{kind} {:?}", run.importance.hidden)),
+        row("importance", run.importance.kind.describe()),
         row("losses", losses.join(" + ")),
         row(
             "steps",

@@ -19,8 +19,12 @@ use spd_engine::{BuildError, Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 use importance::SeenSite;
-pub(crate) use importance::read as read_importance;
-pub use importance::{Importance, ImportanceKind, Sampling, Sigmoid};
+pub use importance::{
+    GlobalSharedMlp, Importance, ImportanceKind, Mlp, Sampling, SharedMlp, Sigmoid, VectorMlp,
+};
+pub(crate) use importance::{
+    KINDS as IMPORTANCES, Kind as ImportanceWord, read as read_importance,
+};
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
 pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS};
 pub use routing::{Routing, Sites};
@@ -388,19 +392,31 @@ impl ComponentModel {
     /// Number of parameters of each site, of its components and of its importance function if it has its own; and of what gives
     /// importances to all sites together.
     pub fn parameter_counts(&self, store: &Store) -> (Vec<usize>, usize) {
-        let mut of_importances: BTreeMap<&str, usize> = BTreeMap::new();
-        for parameter in self.parameters.of(&[Group::Importance]).iter() {
-            // `_ci_fns.SITE.TENSOR`
-            let of = store.name(parameter.slot).split('.').nth(1);
-            *of_importances.entry(of.unwrap_or_default()).or_default() +=
-                store.ty(parameter.slot).len();
-        }
         let len = |name: &str| store.slot(name).map_or(0, |slot| store.ty(slot).len());
-        let sites = self.sites.iter().map(|site| {
-            let of_importance = of_importances.remove(&*site.dashed());
-            len(&site.v_name()) + len(&site.u_name()) + of_importance.unwrap_or(0)
-        });
-        (sites.collect(), of_importances.values().sum())
+        let sites = self.sites.iter();
+        let components = sites.map(|site| len(&site.v_name()) + len(&site.u_name()));
+        let mut counts: Vec<usize> = components.chain([0]).collect();
+        for (site, _, len) in importance::tensors(&self.settings.importance, &self.sites) {
+            counts[site] += len;
+        }
+        let of_all = counts.pop().unwrap_or(0);
+        (counts, of_all)
+    }
+
+    /// Names of the tensors of each site in a group, of components or importance functions; those of all sites together are in none.
+    pub(crate) fn site_tensors(&self, group: Group) -> Vec<Vec<String>> {
+        let sites = self.sites.iter();
+        if group == Group::Components {
+            return sites
+                .map(|site| vec![site.v_name(), site.u_name()])
+                .collect();
+        }
+        let mut names = vec![Vec::new(); self.sites.len() + 1];
+        for (site, name, _) in importance::tensors(&self.settings.importance, &self.sites) {
+            names[site].push(name);
+        }
+        names.truncate(self.sites.len());
+        names
     }
 }
 

@@ -9,7 +9,6 @@ use spd_files::atomic::{make_dir, write_file};
 
 use super::names::{self, MOMENTS, TARGET};
 use super::torch_save::{self, Saved};
-use crate::component_model::ImportanceKind;
 use crate::fault::Fault;
 use crate::networks::{LayerKind, Target, pre_identity, shipped};
 use crate::resume::CHECKPOINTS;
@@ -162,7 +161,7 @@ fn open_there(
             left_out.join(", ")
         ));
     }
-    if run.importance.kind == ImportanceKind::GlobalSharedMlp {
+    if run.importance.kind.kind().is_over_all_sites() {
         notes.push(
             "one importance function over all sites is of the reference's branch `dev`: its `main` does not open the checkpoint"
                 .to_owned(),

@@ -1,6 +1,10 @@
 //! `global_shared_mlp`: one network for all sites, from their inputs side by side to the logits of all their components. Sites are in
 //! the order of their names; an embedding shows its activations `V[x]`. Exact GELU between layers.
 
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::Widths;
 use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
@@ -8,11 +12,14 @@ use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers
 use crate::networks::LayerKind;
 use crate::sites::Site;
 
-pub(super) struct GlobalSharedMlp<'a> {
-    pub(super) hidden: &'a [usize],
+/// One MLP from the inputs of all sites, side by side, to the components of all sites.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GlobalSharedMlp {
+    /// Widths of the hidden layers.
+    pub hidden: Vec<usize>,
 }
 
-impl GlobalSharedMlp<'_> {
+impl GlobalSharedMlp {
     fn layers<'s>(&self, sites: impl Iterator<Item = &'s Site>) -> Vec<MlpLayer> {
         let width = |site: &Site| match site.layer.kind {
             LayerKind::Embedding => site.components,
@@ -21,11 +28,30 @@ impl GlobalSharedMlp<'_> {
         let (d_in, c) = sites.fold((0, 0), |(d_in, c), site| {
             (d_in + width(site), c + site.components)
         });
-        mlp_layers("_global_ci_fn", d_in, self.hidden, c)
+        mlp_layers("_global_ci_fn", d_in, &self.hidden, c)
     }
 }
 
-impl ImportanceFunction for GlobalSharedMlp<'_> {
+impl ImportanceFunction for GlobalSharedMlp {
+    fn read(table: &mut Table<'_>) -> Option<Self> {
+        let hidden = table.need("hidden", Widths)?;
+        Some(Self { hidden })
+    }
+
+    fn details(&self) -> String {
+        format!("{:?}", self.hidden)
+    }
+
+    fn is_over_all_sites() -> bool {
+        true
+    }
+
+    fn to_reference(&self) -> Json {
+        json!({
+            "ci_config": { "mode": "global", "fn_type": "global_shared_mlp", "hidden_dims": self.hidden },
+        })
+    }
+
     fn refuses(&self, _site: &Site) -> Option<String> {
         None
     }

@@ -1,22 +1,42 @@
 //! `mlp`: a network for each component, from its own activation `x V` to its logit. Exact GELU between layers.
 
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::Widths;
 use spd_engine::ops::{ComponentMlpWeights, GeluKind};
 use spd_engine::{Builder, Result, Value};
 
 use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
 use crate::sites::Site;
 
-pub(super) struct Mlp<'a> {
-    pub(super) hidden: &'a [usize],
+/// Per component a scalar MLP of its own activation `x V`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Mlp {
+    /// Widths of the hidden layers.
+    pub hidden: Vec<usize>,
 }
 
-impl Mlp<'_> {
+impl Mlp {
     fn layers(&self, site: &Site) -> Vec<MlpLayer> {
-        mlp_layers(&site.dashed(), 1, self.hidden, 1)
+        mlp_layers(&site.dashed(), 1, &self.hidden, 1)
     }
 }
 
-impl ImportanceFunction for Mlp<'_> {
+impl ImportanceFunction for Mlp {
+    fn read(table: &mut Table<'_>) -> Option<Self> {
+        let hidden = table.need("hidden", Widths)?;
+        Some(Self { hidden })
+    }
+
+    fn details(&self) -> String {
+        format!("{:?}", self.hidden)
+    }
+
+    fn to_reference(&self) -> Json {
+        json!({ "ci_fn_type": "mlp", "ci_fn_hidden_dims": self.hidden })
+    }
+
     fn refuses(&self, _site: &Site) -> Option<String> {
         None
     }

@@ -7,8 +7,7 @@
 //! | `shared_mlp` | the input `x` `[.., d_in]` | one network d_in -> hidden.. -> c                         |
 //! | `global_shared_mlp` | the inputs of all sites, side by side | one network for all sites: sum of d_in -> hidden.. -> sum of c |
 //!
-//! Each is a file here that implements [`ImportanceFunction`], and a line of [`function`]; its word in a run file is one of
-//! [`ImportanceKind`].
+//! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of `functions!`.
 //!
 //! Layers are linear, with biases and the exact GELU between them. The gates make importances of logits: with the default ones
 //! (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and the penalty gets the same, but `1 + 0.01 (z - 1)` above 1 (upper leaky).
@@ -19,15 +18,20 @@
 //! GELUs.
 
 mod global_shared_mlp;
-mod keys;
 mod mlp;
 mod shared_mlp;
 mod vector_mlp;
 
+use serde::Serialize;
+use serde_json::Value as Json;
+use spd_configs::reader::Table;
+use spd_configs::values::OneOf;
 use spd_engine::{Builder, Result, Store, Value};
 
-pub(crate) use keys::read;
-pub use keys::{Importance, ImportanceKind, Sampling, Sigmoid};
+pub use global_shared_mlp::GlobalSharedMlp;
+pub use mlp::Mlp;
+pub use shared_mlp::SharedMlp;
+pub use vector_mlp::VectorMlp;
 
 use super::components::{SiteValues, stream};
 use crate::fault::Fault;
@@ -35,8 +39,165 @@ use crate::networks::{LayerKind, Start};
 use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
 
+macro_rules! functions {
+    ($($word:literal => $Struct:ident;)*) => {
+        /// An importance function by its word in a run file.
+        #[derive(Debug, Clone, PartialEq, Serialize)]
+        #[serde(tag = "kind")]
+        #[expect(missing_docs, reason = "each struct has its own")]
+        pub enum ImportanceKind {
+            $(#[serde(rename = $word)] $Struct($Struct),)*
+        }
+
+        /// The same without its numbers.
+        #[derive(Clone, Copy, PartialEq)]
+        pub(crate) enum Kind {
+            $($Struct,)*
+        }
+
+        pub(crate) const KINDS: OneOf<Kind> = OneOf(&[$(($word, Kind::$Struct),)*]);
+
+        impl Kind {
+            fn read(self, table: &mut Table<'_>) -> Option<ImportanceKind> {
+                match self {
+                    $(Self::$Struct => $Struct::read(table).map(ImportanceKind::$Struct),)*
+                }
+            }
+
+            /// Whether it is one network over all sites.
+            pub(crate) fn is_over_all_sites(self) -> bool {
+                match self {
+                    $(Self::$Struct => $Struct::is_over_all_sites(),)*
+                }
+            }
+        }
+
+        impl ImportanceKind {
+            /// The word without its numbers.
+            pub(crate) fn kind(&self) -> Kind {
+                match self {
+                    $(Self::$Struct(_) => Kind::$Struct,)*
+                }
+            }
+
+            fn function(&self) -> &dyn ImportanceFunction {
+                match self {
+                    $(Self::$Struct(function) => function,)*
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    "mlp" => Mlp;
+    "vector_mlp" => VectorMlp;
+    "shared_mlp" => SharedMlp;
+    "global_shared_mlp" => GlobalSharedMlp;
+}
+
+impl ImportanceKind {
+    /// Its word in a run file.
+    pub fn name(&self) -> &'static str {
+        KINDS.word(self.kind())
+    }
+
+    /// Its word, and what tells it from others of its kind.
+    pub fn describe(&self) -> String {
+        format!("{} {}", self.name(), self.function().details())
+    }
+
+    /// Its keys in a run file of the SPD reference.
+    pub(crate) fn to_reference(&self) -> Json {
+        self.function().to_reference()
+    }
+}
+
+/// The causal-importance functions.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Importance {
+    /// What the functions see and how they are wired.
+    #[serde(flatten)]
+    pub kind: ImportanceKind,
+    /// From logits to importances.
+    pub sigmoid: Sigmoid,
+    /// How masks are drawn.
+    pub sampling: Sampling,
+}
+
+/// From logits to importances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sigmoid {
+    /// Lower-leaky for masks, upper-leaky for the penalty.
+    LeakyHard,
+    /// Logistic.
+    Normal,
+    /// `clamp(z, 0, 1)`.
+    Hard,
+    /// Upper-leaky for both.
+    UpperLeakyHard,
+    /// Smooth hard sigmoid made of two swishes.
+    SwishHard,
+}
+
+/// How masks are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sampling {
+    /// Uniform sources.
+    Continuous,
+    /// Fair coins, and noise on the logits.
+    Binomial,
+}
+
+const SIGMOIDS: OneOf<Sigmoid> = OneOf(&[
+    ("leaky_hard", Sigmoid::LeakyHard),
+    ("normal", Sigmoid::Normal),
+    ("hard", Sigmoid::Hard),
+    ("upper_leaky_hard", Sigmoid::UpperLeakyHard),
+    ("swish_hard", Sigmoid::SwishHard),
+]);
+
+const SAMPLINGS: OneOf<Sampling> = OneOf(&[
+    ("continuous", Sampling::Continuous),
+    ("binomial", Sampling::Binomial),
+]);
+
+/// Reads `[importance]`.
+pub(crate) fn read(table: &mut Table<'_>) -> Option<Importance> {
+    let kind = table.need_kind("kind", KINDS);
+    let kind = kind.and_then(|kind| kind.read(table));
+    let sigmoid = table.or("sigmoid", SIGMOIDS, Sigmoid::LeakyHard);
+    let sampling = table.or("sampling", SAMPLINGS, Sampling::Continuous);
+    Some(Importance {
+        kind: kind?,
+        sigmoid: sigmoid?,
+        sampling: sampling?,
+    })
+}
+
 /// An importance function over all sites of a run.
 trait ImportanceFunction {
+    /// Reads its keys.
+    fn read(table: &mut Table<'_>) -> Option<Self>
+    where
+        Self: Sized;
+
+    /// What tells it from others of its kind.
+    fn details(&self) -> String;
+
+    /// Whether it is one network over all sites.
+    fn is_over_all_sites() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// Its keys in a run file of the SPD reference.
+    fn to_reference(&self) -> Json;
+
     /// Why a site cannot be seen by it, if so.
     fn refuses(&self, site: &Site) -> Option<String> {
         (site.layer.kind == LayerKind::Embedding).then(|| {
@@ -89,24 +250,21 @@ struct ImportanceTensor {
     draws: (usize, usize),
 }
 
-/// The function of a run file.
-fn function(said: &Importance) -> Box<dyn ImportanceFunction + '_> {
-    let hidden = &said.hidden;
-    match said.kind {
-        ImportanceKind::Mlp => Box::new(mlp::Mlp { hidden }),
-        ImportanceKind::VectorMlp => Box::new(vector_mlp::VectorMlp { hidden }),
-        ImportanceKind::SharedMlp => Box::new(shared_mlp::SharedMlp { hidden }),
-        ImportanceKind::GlobalSharedMlp => Box::new(global_shared_mlp::GlobalSharedMlp { hidden }),
-    }
-}
-
 /// Refuses sites that the function cannot see.
 pub(super) fn check(said: &Importance, sites: &[Site]) -> std::result::Result<(), Fault> {
-    let function = function(said);
+    let function = said.kind.function();
     match sites.iter().find_map(|site| function.refuses(site)) {
         None => Ok(()),
         Some(reason) => Err(Fault::BadInput(format!("[importance] kind: {reason}"))),
     }
+}
+
+/// Names and lengths of its tensors, each with the number of its site; those of a network over all sites have that behind the last.
+pub(super) fn tensors(said: &Importance, sites: &[Site]) -> Vec<(usize, String, usize)> {
+    let tensors = said.kind.function().tensors(sites).into_iter();
+    tensors
+        .map(|tensor| (tensor.draws.0, tensor.name, tensor.dims.iter().product()))
+        .collect()
 }
 
 pub(super) fn add(
@@ -115,13 +273,13 @@ pub(super) fn add(
     said: &Importance,
     sites: &[Site],
 ) {
-    for tensor in function(said).tensors(sites) {
+    for tensor in said.kind.function().tensors(sites) {
         parameters.add(store, &tensor.name, &tensor.dims, Group::Importance);
     }
 }
 
 pub(super) fn start(store: &mut Store, said: &Importance, sites: &[Site], seed: u64) {
-    for tensor in function(said).tensors(sites) {
+    for tensor in said.kind.function().tensors(sites) {
         let slot = store.slot(&tensor.name).expect("made by `add`");
         let (site, part) = tensor.draws;
         parameters::start(store, slot, stream(site, part), seed, tensor.start);
@@ -139,7 +297,7 @@ pub(super) fn logits(
         let value = b.persistent(store, store.slot(name).expect("made by `add`"));
         b.per_block(value).expect("a tensor in f32")
     };
-    function(said).logits(b, &weight, seen)
+    said.kind.function().logits(b, &weight, seen)
 }
 
 /// One layer of a network of a site: weight and bias, and the length of its input.

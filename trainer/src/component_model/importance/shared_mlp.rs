@@ -1,27 +1,47 @@
 //! `shared_mlp`: one network for each site, from its input `x` to the logits of all its components. Exact GELU between layers.
 
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::Widths;
 use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
 use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
 use crate::sites::Site;
 
-pub(super) struct SharedMlp<'a> {
-    pub(super) hidden: &'a [usize],
+/// One MLP from `x` to all components.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SharedMlp {
+    /// Widths of the hidden layers.
+    pub hidden: Vec<usize>,
 }
 
-impl SharedMlp<'_> {
+impl SharedMlp {
     fn layers(&self, site: &Site) -> Vec<MlpLayer> {
         mlp_layers(
             &site.dashed(),
             site.layer.d_in,
-            self.hidden,
+            &self.hidden,
             site.components,
         )
     }
 }
 
-impl ImportanceFunction for SharedMlp<'_> {
+impl ImportanceFunction for SharedMlp {
+    fn read(table: &mut Table<'_>) -> Option<Self> {
+        let hidden = table.need("hidden", Widths)?;
+        Some(Self { hidden })
+    }
+
+    fn details(&self) -> String {
+        format!("{:?}", self.hidden)
+    }
+
+    fn to_reference(&self) -> Json {
+        json!({ "ci_fn_type": "shared_mlp", "ci_fn_hidden_dims": self.hidden })
+    }
+
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
         let sites = sites.iter().enumerate();
         sites

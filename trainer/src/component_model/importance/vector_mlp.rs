@@ -1,22 +1,42 @@
 //! `vector_mlp`: a network for each component, from the site's input `x` to its logit. Exact GELU between layers.
 
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::Widths;
 use spd_engine::{Builder, Result, Value};
 
 use super::mlp::per_component;
 use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
 use crate::sites::Site;
 
-pub(super) struct VectorMlp<'a> {
-    pub(super) hidden: &'a [usize],
+/// Per component an MLP of the site's input `x`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct VectorMlp {
+    /// Widths of the hidden layers.
+    pub hidden: Vec<usize>,
 }
 
-impl VectorMlp<'_> {
+impl VectorMlp {
     fn layers(&self, site: &Site) -> Vec<MlpLayer> {
-        mlp_layers(&site.dashed(), site.layer.d_in, self.hidden, 1)
+        mlp_layers(&site.dashed(), site.layer.d_in, &self.hidden, 1)
     }
 }
 
-impl ImportanceFunction for VectorMlp<'_> {
+impl ImportanceFunction for VectorMlp {
+    fn read(table: &mut Table<'_>) -> Option<Self> {
+        let hidden = table.need("hidden", Widths)?;
+        Some(Self { hidden })
+    }
+
+    fn details(&self) -> String {
+        format!("{:?}", self.hidden)
+    }
+
+    fn to_reference(&self) -> Json {
+        json!({ "ci_fn_type": "vector_mlp", "ci_fn_hidden_dims": self.hidden })
+    }
+
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
         let sites = sites.iter().enumerate();
         sites

@@ -1,11 +1,13 @@
 //! `ci_config` of the branch `dev`, `ci_fn_type` and `ci_fn_hidden_dims` of `main`, `gate_...` of older files.
 
-use super::made::Made;
 use spd_configs::{
     reader::Table,
     values::{Flag, OneOf, Text},
     yaml::{Node, Value},
 };
+
+use super::made::Made;
+use crate::component_model::{IMPORTANCES, ImportanceWord as Kind};
 
 const MODES: OneOf<bool> = OneOf(&[("layerwise", false), ("global", true)]);
 
@@ -39,15 +41,11 @@ fn of_table(of: &mut Table<'_>, made: &mut Made) {
     let (Some(is_global), Some(word)) = (is_global, word) else {
         return;
     };
-    let fits = match word.as_str() {
-        "mlp" | "vector_mlp" | "shared_mlp" => !is_global,
-        "global_shared_mlp" => is_global,
-        _ => {
-            of.pass_over();
-            return refuse(of, "fn_type", &word);
-        }
+    let Some(kind) = known(&word) else {
+        of.pass_over();
+        return refuse(of, "fn_type", &word);
     };
-    if !fits {
+    if kind.is_over_all_sites() != is_global {
         let message = format!("`mode` and `fn_type` do not go together, found {word:?}");
         of.refuse::<()>("fn_type", message);
     }
@@ -69,11 +67,10 @@ fn of_keys(table: &mut Table<'_>, made: &mut Made) {
         (Some(true), Some(_)) => Some("global_shared_mlp".to_owned()),
         (_, word) => word,
     };
-    match word.as_deref() {
-        Some("mlp" | "vector_mlp" | "shared_mlp" | "global_shared_mlp") | None => {}
-        Some(word) => refuse(table, key, word),
-    }
     if let Some(word) = word {
+        if known(&word).is_none() {
+            refuse(table, key, &word);
+        }
         made.text("kind", place, &word);
     }
     let key = ["gate_hidden_dims", "ci_fn_hidden_dims"]
@@ -90,6 +87,14 @@ fn of_keys(table: &mut Table<'_>, made: &mut Made) {
             made.put("hidden", place, Value::List(vec![eight]));
         }
     }
+}
+
+/// The importance function of a word.
+fn known(word: &str) -> Option<Kind> {
+    let mut known = IMPORTANCES.0.iter();
+    known
+        .find(|(known, _)| *known == word)
+        .map(|(_, kind)| *kind)
 }
 
 fn refuse(table: &mut Table<'_>, key: &'static str, word: &str) {

@@ -11,7 +11,7 @@ use std::{
 
 use spd_configs::Faults;
 
-use crate::component_model::{ImportanceKind, Routing};
+use crate::component_model::Routing;
 use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, Term};
 use crate::run_file::tests::{CONFIGS, huggingface, load, reference};
 use crate::run_file::{KnownSolution, Run, Shape, TiedUpdate};
@@ -95,7 +95,7 @@ struct Toy {
     name: &'static str,
     /// Pattern and components.
     sites: &'static [(&'static str, usize)],
-    importance: (ImportanceKind, usize),
+    importance: (&'static str, usize),
     /// Coefficient and exponent of the penalty.
     minimality: (f64, f64),
     /// The other terms.
@@ -123,7 +123,7 @@ const TOYS: [Toy; 7] = [
     Toy {
         name: "tms_5-2-reference",
         sites: &[(TMS.0, 20), (TMS.1, 20)],
-        importance: (ImportanceKind::Mlp, 16),
+        importance: ("mlp", 16),
         minimality: (3e-3, 1.0),
         losses: TOGETHER,
         decay: 0.1,
@@ -134,7 +134,7 @@ const TOYS: [Toy; 7] = [
     Toy {
         name: "tms_5-2-id-reference",
         sites: &[(TMS.0, 20), (TMS.1, 20), (TMS.2, 20)],
-        importance: (ImportanceKind::Mlp, 16),
+        importance: ("mlp", 16),
         minimality: (3e-3, 1.0),
         losses: TOGETHER,
         decay: 0.1,
@@ -145,7 +145,7 @@ const TOYS: [Toy; 7] = [
     Toy {
         name: "tms_40-10",
         sites: &[(TMS.0, 200), (TMS.1, 200)],
-        importance: (ImportanceKind::Mlp, 16),
+        importance: ("mlp", 16),
         minimality: (1e-4, 2.0),
         losses: TOGETHER,
         decay: 0.1,
@@ -156,7 +156,7 @@ const TOYS: [Toy; 7] = [
     Toy {
         name: "tms_40-10-id-reference",
         sites: &[(TMS.0, 200), (TMS.1, 200), (TMS.2, 200)],
-        importance: (ImportanceKind::Mlp, 16),
+        importance: ("mlp", 16),
         minimality: (1e-4, 2.0),
         losses: TOGETHER,
         decay: 0.1,
@@ -167,7 +167,7 @@ const TOYS: [Toy; 7] = [
     Toy {
         name: "resid_mlp1",
         sites: &[(RESID.0, 100), (RESID.1, 100)],
-        importance: (ImportanceKind::Mlp, 16),
+        importance: ("mlp", 16),
         minimality: (1e-5, 2.0),
         losses: [TOGETHER[1], TOGETHER[0]],
         decay: 0.1,
@@ -178,7 +178,7 @@ const TOYS: [Toy; 7] = [
     Toy {
         name: "resid_mlp2",
         sites: &[(RESID.0, 400), (RESID.1, 400)],
-        importance: (ImportanceKind::SharedMlp, 256),
+        importance: ("shared_mlp", 256),
         minimality: (1e-4, 2.0),
         losses: [("stochastic_recon_subset", 2.0), ("pgd_recon_subset", 2.0)],
         decay: 0.0,
@@ -189,7 +189,7 @@ const TOYS: [Toy; 7] = [
     Toy {
         name: "resid_mlp3-reference",
         sites: &[(RESID.0, 500), (RESID.1, 500)],
-        importance: (ImportanceKind::Mlp, 128),
+        importance: ("mlp", 128),
         minimality: (1e-5, 2.0),
         losses: [TOGETHER[1], TOGETHER[0]],
         decay: 0.1,
@@ -215,10 +215,8 @@ fn the_toys_have_the_numbers_of_the_reference() {
         let separate = run.decomposition.tied_update == TiedUpdate::Separate;
         assert_eq!(separate, as_theirs, "{name}");
         let (kind, hidden) = toy.importance;
-        assert_eq!(
-            (run.importance.kind, run.importance.hidden),
-            (kind, vec![hidden])
-        );
+        let expected = format!("{kind} [{hidden}]");
+        assert_eq!(run.importance.kind.describe(), expected);
         let lr = run.train.lr;
         let train = (run.train.batch_size, run.train.steps, lr.start, lr.shape);
         assert_eq!(train, toy.train, "{name}");
@@ -283,16 +281,14 @@ fn a_run_beside_a_reference_differs_in_its_exponent_and_in_what_it_costs() {
         };
         assert_eq!((*p, *p_final, *anneal_end), (2.0, Some(1.0), 0.5), "{name}");
         (*p, *p_final, *anneal_end) = (exponent, None, 1.0);
-        let cost = (ours.train.steps, ours.importance.hidden.as_slice());
-        assert_eq!(cost, (steps, &[16][..]), "{name}");
+        let cost = (ours.train.steps, ours.importance.kind.describe());
+        assert_eq!(cost, (steps, "mlp [16]".to_owned()), "{name}");
         // Fewer steps are looked at more often.
         if steps != reference.train.steps {
             ours.train.steps = reference.train.steps;
             ours.eval.every = reference.eval.every;
         }
-        ours.importance
-            .hidden
-            .clone_from(&reference.importance.hidden);
+        ours.importance.kind.clone_from(&reference.importance.kind);
         ours.decomposition.tied_update = reference.decomposition.tied_update;
         ours.name.clone_from(&reference.name);
         assert_eq!(ours, reference);

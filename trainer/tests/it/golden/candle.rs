@@ -246,14 +246,14 @@ impl Oracle {
         seen: &Tensor,
         parameters: &BTreeMap<String, Var>,
     ) -> Result<Tensor> {
-        let kind = self.run.importance.kind;
-        let mut x = match kind {
-            ImportanceKind::Mlp => seen.unsqueeze(2)?,
-            ImportanceKind::VectorMlp => seen.unsqueeze(1)?,
-            ImportanceKind::SharedMlp => seen.clone(),
-            ImportanceKind::GlobalSharedMlp => panic!("is recorded, and in no case here"),
+        let kind = &self.run.importance.kind;
+        let (mut x, hidden) = match kind {
+            ImportanceKind::Mlp(mlp) => (seen.unsqueeze(2)?, &mlp.hidden),
+            ImportanceKind::VectorMlp(mlp) => (seen.unsqueeze(1)?, &mlp.hidden),
+            ImportanceKind::SharedMlp(mlp) => (seen.clone(), &mlp.hidden),
+            ImportanceKind::GlobalSharedMlp(_) => panic!("is recorded, and in no case here"),
         };
-        for depth in 0..=self.run.importance.hidden.len() {
+        for depth in 0..=hidden.len() {
             let name = format!("{}.layers.{}", self.sites[index].importance, 2 * depth);
             let weight = parameters[&format!("{name}.W")].as_tensor();
             let bias = parameters[&format!("{name}.b")].as_tensor();
@@ -261,14 +261,14 @@ impl Oracle {
                 x = x.gelu_erf()?;
             }
             x = match kind {
-                ImportanceKind::SharedMlp => x.matmul(weight)?,
+                ImportanceKind::SharedMlp(_) => x.matmul(weight)?,
                 // [b, c, i, 1] times [c, i, o], summed over i.
                 _ => x.unsqueeze(3)?.broadcast_mul(weight)?.sum(2)?,
             };
             x = x.broadcast_add(bias)?;
         }
         match kind {
-            ImportanceKind::SharedMlp => Ok(x),
+            ImportanceKind::SharedMlp(_) => Ok(x),
             _ => x.squeeze(2),
         }
     }
@@ -455,7 +455,7 @@ impl Oracle {
         let (mut logits, mut noisy, mut g, mut above) = (vec![], vec![], vec![], vec![]);
         for (index, site) in self.sites.iter().enumerate() {
             let seen = match run.importance.kind {
-                ImportanceKind::Mlp => clean.inputs[index]
+                ImportanceKind::Mlp(_) => clean.inputs[index]
                     .matmul(components[&format!("{}.V", site.path)].as_tensor())?,
                 _ => clean.inputs[index].clone(),
             };

@@ -12,7 +12,6 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::component_model::ImportanceKind;
 use crate::networks::Model;
 use crate::run_file::{Active, Data, OutputLoss, Precision, Run, Schedule};
 
@@ -104,20 +103,7 @@ impl Run {
                 "n_mask_samples": self.train.mask_samples,
             }),
         );
-        put(
-            config,
-            match importance.kind {
-                // Of the branch `dev` alone.
-                ImportanceKind::GlobalSharedMlp => json!({
-                    "ci_config": {
-                        "mode": "global",
-                        "fn_type": importance.kind,
-                        "hidden_dims": importance.hidden,
-                    },
-                }),
-                kind => json!({ "ci_fn_type": kind, "ci_fn_hidden_dims": importance.hidden }),
-            },
-        );
+        put(config, importance.kind.to_reference());
         put(
             config,
             json!({ "sampling": importance.sampling, "sigmoid_type": importance.sigmoid }),
