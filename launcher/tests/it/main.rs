@@ -3,6 +3,7 @@
 
 mod against_pytorch;
 mod bad_input;
+mod begun_run;
 mod bench;
 mod blocked_output;
 #[path = "../both/mod.rs"]
@@ -11,6 +12,7 @@ mod changed_inputs;
 #[path = "../../../report/tests/it/chromium.rs"]
 mod chromium;
 mod completions;
+mod damaged_run;
 mod doctor;
 mod eval;
 mod exchange;

@@ -1,0 +1,65 @@
+//! Small finished runs, for tests of commands on a run.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files need no atomic writes"
+)]
+
+use std::fs;
+
+use crate::scratch::{Ended, Scratch, launch};
+
+/// Settings of a toy of 12 steps.
+pub(crate) const TOY: [&str; 6] = [
+    "train.steps=12",
+    "train.batch_size=64",
+    "train.faithfulness_warmup.steps=2",
+    "target.train.steps=20",
+    "eval.batches=2",
+    "eval.batch_size=64",
+];
+
+/// Settings of a language model of two steps.
+const LANGUAGE_MODEL: [&str; 9] = [
+    "train.steps=2",
+    "train.batch_size=2",
+    "train.faithfulness_warmup.steps=1",
+    "target.n_layer=1",
+    "target.d_model=32",
+    "target.d_mlp=64",
+    "target.train.steps=2",
+    "data.seq_len=16",
+    "eval.batches=2",
+];
+
+/// The text of [`language_model`], which is repeated.
+pub(crate) const TEXT: &str = "some text to be read byte by byte, over and over\n";
+
+/// Finishes a toy in `runs/x` with further `set`s.
+pub(crate) fn toy(scratch: &Scratch, set: &[&str]) -> Ended {
+    real(scratch, "tms_5-2-id.toml", "runs/x", &[&TOY, set].concat())
+}
+
+/// Finishes a language model on [`TEXT`] in `out` with further `set`s.
+pub(crate) fn language_model(scratch: &Scratch, out: &str, set: &[&str]) -> Ended {
+    tokenize(scratch, TEXT, "data/shakespeare");
+    let set = [&LANGUAGE_MODEL, set].concat();
+    real(scratch, "shakespeare.toml", out, &set)
+}
+
+/// Makes a dataset from a repeated text, if `out` does not exist.
+pub(crate) fn tokenize(scratch: &Scratch, text: &str, out: &str) {
+    if scratch.path().join(out).is_dir() {
+        return;
+    }
+    fs::write(scratch.path().join("text.txt"), text.repeat(400)).unwrap();
+    let arguments = ["tokenize", "text.txt", "--tokenizer", "bytes", "--out", out];
+    let ended = launch(scratch.launcher(&arguments));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+/// Finishes a run with a real rank.
+fn real(scratch: &Scratch, config: &str, out: &str, set: &[&str]) -> Ended {
+    let ended = launch(scratch.real(config, out, set));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    ended
+}
