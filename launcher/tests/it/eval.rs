@@ -14,15 +14,7 @@ use serde_json::Value;
 
 use crate::both::is_gone;
 use crate::scratch::{Ended, Scratch, end, launch, names, send, start, wait_until_it_trains};
-
-const SHORT: [&str; 6] = [
-    "train.steps=12",
-    "train.batch_size=64",
-    "train.faithfulness_warmup.steps=2",
-    "target.train.steps=20",
-    "eval.batches=2",
-    "eval.batch_size=64",
-];
+use crate::small_run::{TOY, language_model, tokenize, toy};
 
 fn done(scratch: &Scratch, arguments: &[&str]) -> Ended {
     let ended = launch(scratch.launcher(arguments));
@@ -37,47 +29,6 @@ fn refused(scratch: &Scratch, arguments: &[&str], expected: &str) {
         (Some(2), format!("error: {expected}\n").as_str(), ""),
         "{arguments:?}"
     );
-}
-
-/// A finished toy in `runs/x`.
-fn toy(scratch: &Scratch, set: &[&str]) {
-    let set = [&SHORT[..], set].concat();
-    let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &set));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-}
-
-/// Makes `train` and `val` from a text in a directory.
-fn tokenized(scratch: &Scratch, text: &str, out: &str) {
-    let file = scratch.path().join("text.txt");
-    fs::write(&file, text.repeat(400)).unwrap();
-    let tokenizer = ["--tokenizer", "bytes", "--out", out];
-    done(
-        scratch,
-        &[&["tokenize", "text.txt"], &tokenizer[..]].concat(),
-    );
-}
-
-/// A finished language model in `runs/x`.
-fn language_model(scratch: &Scratch) {
-    tokenized(
-        scratch,
-        "some text to be read byte by byte, over and over\n",
-        "data/shakespeare",
-    );
-    let set = [
-        "train.steps=2",
-        "train.batch_size=2",
-        "train.faithfulness_warmup.steps=1",
-        "target.n_layer=1",
-        "target.d_model=32",
-        "target.d_mlp=64",
-        "target.train.steps=2",
-        "data.seq_len=16",
-        "eval.batches=2",
-        "eval.components=3",
-    ];
-    let ended = launch(scratch.real("shakespeare.toml", "runs/x", &set));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
 /// Every file of a directory except its evaluations, with its content.
@@ -263,7 +214,7 @@ fn keys_outside_of_the_evaluation_are_refused() {
 #[test]
 fn a_language_model_is_evaluated_on_other_text_and_shows_more_components() {
     let scratch = Scratch::new();
-    language_model(&scratch);
+    language_model(&scratch, "runs/x", &["eval.components=3"]);
     // With the run's settings, its row and its components are the same.
     let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
     let last = rows.lines().rfind(|row| row.contains("\"kind\":\"eval\""));
@@ -274,7 +225,7 @@ fn a_language_model_is_evaluated_on_other_text_and_shows_more_components() {
         fs::read(place.join("figures/step-00000002/components.json")).unwrap()
     });
     assert!(drawn == own);
-    tokenized(
+    tokenize(
         &scratch,
         "QUITE OTHER WORDS, IN CAPITALS AND 0123456789\n",
         "data/other",
@@ -333,7 +284,7 @@ fn a_language_model_is_evaluated_on_other_text_and_shows_more_components() {
 #[test]
 fn a_running_run_can_be_evaluated() {
     let scratch = Scratch::new();
-    let set = [&SHORT[..], &["train.steps=100000000", "checkpoint.every=5"]].concat();
+    let set = [&TOY[..], &["train.steps=100000000", "checkpoint.every=5"]].concat();
     let mut run = scratch.real("tms_5-2-id.toml", "runs/x", &set);
     run.args(["--threads", "1"]);
     let run = start(run);

@@ -10,15 +10,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use crate::scratch::{Scratch, launch, names};
-
-const SHORT: [&str; 6] = [
-    "train.steps=12",
-    "train.batch_size=64",
-    "train.faithfulness_warmup.steps=2",
-    "target.train.steps=20",
-    "eval.batches=2",
-    "eval.batch_size=64",
-];
+use crate::small_run::{TEXT, TOY, language_model, toy};
 
 const OF_ALL: [&str; 4] = [
     "activation_density",
@@ -48,9 +40,7 @@ fn rows(matrix: &Value) -> Vec<Vec<f64>> {
 #[test]
 fn a_toy_is_drawn_at_its_end_and_by_spd_launch_figures() {
     let scratch = Scratch::new();
-    let set = [&SHORT[..], &["eval.slow_every=5"]].concat();
-    let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &set));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = toy(&scratch, &["eval.slow_every=5"]);
     assert!(
         ended.stdout.contains("runs/x/figures/step-00000012\n"),
         "{}",
@@ -100,8 +90,7 @@ fn a_toy_is_drawn_at_its_end_and_by_spd_launch_figures() {
 #[test]
 fn the_numbers_match_the_checkpoint() {
     let scratch = Scratch::new();
-    let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &SHORT));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    toy(&scratch, &[]);
     let summary = fs::read(scratch.run_dir().join("summary.json")).unwrap();
     let summary: Value = serde_json::from_slice(&summary).unwrap();
 
@@ -200,30 +189,7 @@ fn the_numbers_match_the_checkpoint() {
 #[test]
 fn a_language_model_has_the_figures_that_need_no_features() {
     let scratch = Scratch::new();
-    let text = "some text to be read byte by byte, over and over\n".repeat(400);
-    fs::write(scratch.path().join("text.txt"), text).unwrap();
-    let tokenize = [
-        "tokenize",
-        "text.txt",
-        "--tokenizer",
-        "bytes",
-        "--out",
-        "data/shakespeare",
-    ];
-    assert_eq!(launch(scratch.launcher(&tokenize)).code, Some(0));
-    let set = [
-        "train.steps=2",
-        "train.batch_size=2",
-        "train.faithfulness_warmup.steps=1",
-        "target.n_layer=1",
-        "target.d_model=32",
-        "target.d_mlp=64",
-        "target.train.steps=2",
-        "data.seq_len=16",
-        "eval.batches=2",
-    ];
-    let ended = launch(scratch.real("shakespeare.toml", "runs/x", &set));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    language_model(&scratch, "runs/x", &[]);
     let names = names(&figures(&scratch, 2));
     assert_eq!(names.len(), 9);
     assert!(
@@ -250,7 +216,7 @@ fn a_language_model_has_the_figures_that_need_no_features() {
         for context in component["contexts"].as_array().unwrap() {
             let tokens: Vec<String> = serde_json::from_value(context["tokens"].clone()).unwrap();
             let stretch = tokens.concat();
-            let twice = "some text to be read byte by byte, over and over\n".repeat(2);
+            let twice = TEXT.repeat(2);
             assert!(twice.contains(&stretch), "{stretch:?}");
             let peak = usize::try_from(context["position"].as_u64().unwrap()).unwrap();
             let importances: Vec<f64> =
@@ -265,9 +231,7 @@ fn a_language_model_has_the_figures_that_need_no_features() {
     let ended = launch(scratch.launcher(&["figures", "runs/x", "--threads", "1"]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(components == fs::read(&file).unwrap());
-    let none = [&set[..], &["eval.components=0"]].concat();
-    let ended = launch(scratch.real("shakespeare.toml", "runs/none", &none));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    language_model(&scratch, "runs/none", &["eval.components=0"]);
     let none = scratch
         .path()
         .join("runs/none/figures/step-00000002/components.json");
@@ -277,14 +241,14 @@ fn a_language_model_has_the_figures_that_need_no_features() {
 #[test]
 fn unwritable_figures_do_not_end_a_run() {
     let scratch = Scratch::new();
-    let mut first = scratch.real("tms_5-2.toml", "runs/x", &SHORT);
+    let mut first = scratch.real("tms_5-2.toml", "runs/x", &TOY);
     let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake_rank.sh");
     first
         .args(["--rank-program", fake])
         .env("FAKE_RANK", "fail");
     assert_eq!(launch(first).code, Some(1));
     fs::write(scratch.run_dir().join("figures"), "in the way").unwrap();
-    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
+    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &TOY));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
         ended.stderr.contains(
@@ -305,7 +269,7 @@ fn unwritable_figures_do_not_end_a_run() {
             ""
         )
     );
-    let whole = launch(scratch.real("tms_5-2.toml", "runs/y", &SHORT));
+    let whole = launch(scratch.real("tms_5-2.toml", "runs/y", &TOY));
     assert_eq!(whole.code, Some(0), "{}", whole.stderr);
     let other = scratch.path().join("runs/y/figures/step-00000012");
     let all = names(&other);

@@ -42,6 +42,7 @@ mod runs;
 mod scratch;
 mod shipped;
 mod signals;
+mod small_run;
 mod stop_runs;
 mod sweep;
 mod tail;

@@ -8,6 +8,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::scratch::{Scratch, launch};
+use crate::small_run::toy;
 
 /// The output of a command on a terminal of this width.
 fn shown(mut command: Command, columns: u16) -> String {
@@ -42,17 +43,7 @@ fn shown(mut command: Command, columns: u16) -> String {
 #[test]
 fn runs_and_rows_have_one_line_each() {
     let scratch = Scratch::new();
-    let set = [
-        "train.steps=12",
-        "train.batch_size=64",
-        "train.faithfulness_warmup.steps=2",
-        "target.train.steps=20",
-        "eval.batches=2",
-        "eval.batch_size=64",
-        "log.every=4",
-    ];
-    let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &set));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    toy(&scratch, &["log.every=4"]);
     for command in [&["runs"][..], &["tail", "runs/x", "-n", "20"]] {
         let whole = launch(scratch.launcher(command)).stdout;
         assert!(
