@@ -19,9 +19,9 @@ use spd_trainer::{Fault, SharedMemory, World};
 
 use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
+use crate::gpus::gpu;
 use crate::rank::inherited;
 use crate::ranks::{command, die_with_launcher, own_program, share_memory};
-use crate::run::gpu;
 use crate::table::{Align, Table};
 use crate::{screen, stop};
 

@@ -349,6 +349,11 @@ impl RunArgs {
         self.cpus.max(self.gpus)
     }
 
+    /// CPU threads of each rank.
+    pub(crate) fn threads_of_rank(&self) -> usize {
+        (threads(self.threads) / self.ranks()).max(1)
+    }
+
     /// The flag that sets the ranks.
     pub(crate) fn flag(&self) -> &'static str {
         if self.gpus > 0 { "--gpus" } else { "--cpus" }

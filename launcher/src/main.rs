@@ -39,6 +39,7 @@ mod doctor;
 mod exchange;
 mod exit;
 mod failure;
+mod gpus;
 mod hub;
 mod inspect;
 mod launched;

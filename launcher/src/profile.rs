@@ -10,8 +10,8 @@ use spd_trainer::{Fault, World};
 
 use crate::cli::{self, ProfileArgs};
 use crate::exit::Exit;
+use crate::gpus::gpu;
 use crate::hub::RunFiles;
-use crate::run::gpu;
 use crate::{bench, plan, screen};
 
 /// Default number of profiled steps.

@@ -12,8 +12,8 @@ use crate::channel::{Channel, Message};
 use crate::cli::RankArgs;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::gpus::gpus;
 use crate::nodes::mesh::{self, Peers};
-use crate::run::gpus;
 use crate::stop;
 
 /// Runs this process's rank to its end, and reports the result to the launcher.

@@ -149,6 +149,21 @@ impl Node {
         ]
     }
 
+    /// The node of a launcher that must be the only one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::from_env`], and when it is one of several.
+    pub(crate) fn only() -> Result<Self, String> {
+        let node = Self::from_env()?;
+        if node.count > 1 {
+            return Err(format!(
+                "{node}: several runs at once share the cores of one node; start one launcher"
+            ));
+        }
+        Ok(node)
+    }
+
     /// The first of `count` nodes, for a plan.
     pub(crate) fn planned(count: u64) -> Self {
         Self {

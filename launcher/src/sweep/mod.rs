@@ -35,12 +35,15 @@ use self::rows::Rows;
 use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
+use crate::gpus::gpu;
 use crate::hub::RunFiles;
 use crate::launched::Launched;
-use crate::run::{check_memory, checkpoint_bytes, create, goes_on, gpu, only_node};
+use crate::run::check::{check_memory, checkpoint_bytes, goes_on};
+use crate::run::create;
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, StopRequest};
 use crate::track::Track;
+use crate::world::Node;
 use crate::{plan, screen};
 
 /// Interval of reading the members' rows.
@@ -65,7 +68,7 @@ struct Sweep<'a> {
 /// Bad input, before anything is created; failures of this machine. Failures of members are in the
 /// table and the exit.
 pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
-    only_node()?;
+    Node::only().map_err(Fault::BadInput)?;
     if gpu(asked.gpus)?.is_some() {
         return Err(Fault::BadInput(
             "--gpus 1: several runs use the CPU; run them one after the other, or leave it out"
