@@ -23,7 +23,10 @@ pub enum DataError {
         fault: String,
     },
     /// A token is outside of the vocabulary: the wrong tokenizer, or the wrong dtype.
-    #[error("{}: token {offset} is {id}, but the vocabulary has {vocab} ids; {hint}", path.display())]
+    #[error(
+        "{}: token {offset} is {id}, but the vocabulary has {vocab} ids; {hint}",
+        path.display()
+    )]
     Vocabulary {
         /// The file that holds the token.
         path: PathBuf,

@@ -8,7 +8,7 @@
 //! handler.
 #![expect(
     unsafe_code,
-    reason = "memory that others may cut, and a handler of the signal that tells it"
+    reason = "memory that other processes may cut, and a handler of the signal it raises"
 )]
 
 use std::cell::Cell;

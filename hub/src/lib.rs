@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! hf://owner/name[@revision] -> Repository
-//! HF_ENDPOINT, HF_HOME, ...  -> Hub -> resolve: asks for a commit -> Snapshot -> fetch -> its directory
+//! HF_ENDPOINT, HF_HOME, ...  -> Hub -> resolve -> Snapshot of a commit -> fetch -> its directory
 //! ```
 //!
 //! The cache is the one of Hugging Face's own tools; its layout comes from the crate `hf-hub`. Its

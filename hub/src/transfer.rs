@@ -118,7 +118,7 @@ impl Transfer<'_> {
                     if failed >= TRIES {
                         let bytes = self.file.bytes;
                         return Err(format!(
-                            "{line}; {there} of {bytes} bytes are kept, and the same command goes on with them"
+                            "{line}; {there} of {bytes} bytes are kept; the same command resumes there"
                         ));
                     }
                 }

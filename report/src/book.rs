@@ -3,11 +3,14 @@
 //! The data in a page that is a file, and the answers to a live page, have one form:
 //!
 //! ```text
-//! {"book":  {"version", "title", "names": [run..], "sweeps": [{"name", "solved", "runs": [{.., "run": id}]}]},
-//!  "runs":  [{"id", "generation", "rows", "reset", "version", "head": {..}, "clock": [[step, s]..],
-//!             "curves": [{"name", "system", "smooth", "of", "x": [step..], "y": [value..], "t": [s..],
-//!                         "means": {"x": [step..], "y": [value..], "t": [s..], "n": [rows..]}}],
-//!             "histograms": [{"name", "x": [step..], "edges": [[edge..]..], "counts": [[count..]..]}]}]}
+//! {"book": {"version", "title", "names": [run..],
+//!           "sweeps": [{"name", "solved", "runs": [{.., "run": id}]}]},
+//!  "runs": [{"id", "generation", "rows", "reset", "version", "head": {..}, "clock": [[step, s]..],
+//!            "curves": [{"name", "system", "smooth", "of",
+//!                        "x": [step..], "y": [value..], "t": [s..],
+//!                        "means": {"x": [step..], "y": [value..], "t": [s..], "n": [rows..]}}],
+//!            "histograms": [{"name", "x": [step..],
+//!                            "edges": [[edge..]..], "counts": [[count..]..]}]}]}
 //! ```
 //!
 //! A reader sends its place (`id.generation.rows.version` of each run), and gets everything newer.

@@ -7,7 +7,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The path is neither a run nor a sweep.
-    #[error("{}: expected the directory of a run (with config.toml) or a sweep (with sweep.json), found {found}; give one, like runs/tms_5-2", path.display())]
+    #[error(
+        "{}: expected the directory of a run (with config.toml) or a sweep (with sweep.json), found {found}; give one, like runs/tms_5-2",
+        path.display()
+    )]
     NoRun {
         /// The given path.
         path: PathBuf,
@@ -16,7 +19,10 @@ pub enum ReportError {
     },
 
     /// The path is not a directory.
-    #[error("{}: expected a directory with runs, found {found}; give one, like runs", path.display())]
+    #[error(
+        "{}: expected a directory with runs, found {found}; give one, like runs",
+        path.display()
+    )]
     NoDirectory {
         /// The given path.
         path: PathBuf,
@@ -25,7 +31,11 @@ pub enum ReportError {
     },
 
     /// The page cannot be written.
-    #[error("{}: cannot write the page: {found}; {}", path.display(), spd_files::advice(found).unwrap_or("is the disk there, writable and not full?"))]
+    #[error(
+        "{}: cannot write the page: {found}; {}",
+        path.display(),
+        spd_files::advice(found).unwrap_or("is the disk there, writable and not full?")
+    )]
     Write {
         /// The page.
         path: PathBuf,

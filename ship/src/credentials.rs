@@ -1,19 +1,20 @@
-//! Where keys and addresses of servers are found. They are read anew at each `open`, and written nowhere.
+//! The environment variables with keys and addresses of servers. They are read again at each
+//! `open`, and stored nowhere.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// The environment of this process, or one of a test.
+/// The environment of this process, or of a test.
 #[derive(Clone, Default)]
 pub(crate) struct Environment {
     variables: BTreeMap<String, String>,
-    /// Where `.netrc` lies.
+    /// The directory of `.netrc`.
     pub(crate) home: Option<PathBuf>,
 }
 
 impl Environment {
-    /// That of this process.
+    /// The environment of this process.
     pub(crate) fn of_process() -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -23,13 +24,13 @@ impl Environment {
         Self { variables, home }
     }
 
-    /// A variable that is set to something.
+    /// A variable that is set and not empty.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let value = self.variables.get(name)?;
         Some(value.as_str()).filter(|value| !value.is_empty())
     }
 
-    /// One of a test.
+    /// The environment of a test.
     #[cfg(test)]
     pub(crate) fn of(variables: &[(&str, &str)], home: Option<&std::path::Path>) -> Self {
         let variables = variables.iter();
@@ -42,7 +43,7 @@ impl Environment {
     }
 }
 
-/// Its variables hold keys, so none is shown.
+/// Shows nothing: the variables hold keys.
 impl fmt::Debug for Environment {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Environment { .. }")

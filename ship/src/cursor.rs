@@ -1,4 +1,4 @@
-//! `RUN/sinks/NAME.json`: how far a sink is, and what it knows of its server.
+//! `RUN/sinks/NAME.json`: the progress of a sink, and its state.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use spd_tracker::{Cursor, Mark};
 
-/// The directory of all sinks in that of a run.
+/// The directory of all sinks in a run directory.
 const SINKS: &str = "sinks";
 
-/// How far a sink is. It is written after the server has taken what was sent, and before more is tried.
+/// The progress of a sink. It is written after the server has accepted rows, and before more are
+/// sent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(bound(deserialize = "S: Default + Deserialize<'de>"), default)]
 pub(crate) struct Place<S> {
     /// The metrics rows that the server has.
     pub(crate) metrics: Cursor,
-    /// Those that it may have: they were sent, and nobody knows what became of that.
+    /// The metrics rows that it may have: they were sent, with an unknown outcome.
     pub(crate) tried: Cursor,
     /// The system rows that it has, by the name of their file.
     pub(crate) system: BTreeMap<String, Mark>,
@@ -24,7 +25,7 @@ pub(crate) struct Place<S> {
     pub(crate) refused: u64,
     /// System rows that it refused.
     pub(crate) refused_system: u64,
-    /// What the sink knows of the server.
+    /// The sink's state.
     pub(crate) state: S,
 }
 
@@ -46,16 +47,16 @@ impl<S: Default> Default for Place<S> {
 pub(crate) struct Files {
     dir: PathBuf,
     name: &'static str,
-    /// Held as long as this process sends for that sink.
+    /// Held while this process sends for the sink.
     _lock: File,
 }
 
 impl Files {
-    /// Those of a sink, which no other process sends for meanwhile.
+    /// Locks the files of a sink.
     ///
     /// # Errors
     ///
-    /// One line, where another does, or the disk refuses.
+    /// One line, if another process holds them, or the disk refuses.
     pub(crate) fn hold(run: &Path, name: &'static str) -> Result<Self, String> {
         let dir = run.join(SINKS);
         let refused = |found: std::io::Error| format!("{}: {found}", dir.display());
@@ -81,24 +82,24 @@ impl Files {
         })
     }
 
-    /// Whether another process sends for a sink of a run now.
+    /// Whether a process sends for a sink of a run now.
     pub(crate) fn is_held(run: &Path, name: &str) -> bool {
         let path = run.join(SINKS).join(format!("{name}.lock"));
         let lock = spd_files::open(&path);
         lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
-    /// How far the sink is; at the beginning where nothing says so, or what does is damaged.
+    /// The progress of the sink; the beginning if there is no file, or a damaged one.
     pub(crate) fn read<S: Default + for<'de> Deserialize<'de>>(&self) -> Place<S> {
         let bytes = spd_files::read(&self.path()).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or_default()
     }
 
-    /// Writes down how far it is.
+    /// Writes the progress.
     ///
     /// # Errors
     ///
-    /// One line, where the disk refuses.
+    /// One line, if the disk refuses.
     pub(crate) fn write<S: Serialize>(&self, place: &Place<S>) -> Result<(), String> {
         let path = self.path();
         let text = serde_json::to_vec(place).map_err(|found| found.to_string())?;
@@ -106,11 +107,11 @@ impl Files {
         written.map_err(|found| format!("{}: {found}", path.display()))
     }
 
-    /// Puts rows that the server refused into a file of their own.
+    /// Appends rows that the server refused to a file of their own.
     ///
     /// # Errors
     ///
-    /// One line, where the disk refuses.
+    /// One line, if the disk refuses.
     pub(crate) fn refuse(&self, lines: &str) -> Result<(), String> {
         let path = self.dir.join(format!("{}.refused.jsonl", self.name));
         let mut options = OpenOptions::new();

@@ -1,12 +1,12 @@
-//! Sends the rows of a run by one sink until they have arrived, whatever the server does meanwhile.
+//! Sends the rows of a run by one sink until they have arrived, through all failures of the server.
 //!
-//! | answer | what is done |
+//! | answer | action |
 //! |---|---|
-//! | later | the same again, after 2, 4, 8, ... 60 seconds or when the server says, an hour at most |
-//! | unauthorized | credentials are read again after 1, 5, 15, 60, 60, ... minutes, until the run is over |
+//! | later | the same again, after 2, 4, 8, ... 60 seconds or the server's time, an hour at most |
+//! | unauthorized | credentials are read again, during the run, after 1, 5, 15, 60, ... minutes |
 //! | gone | the run is opened again, once; then as later |
 //! | too large | half of it |
-//! | invalid | halves, down to the steps that are refused by themselves: they go to `sinks/NAME.refused.jsonl` |
+//! | invalid | halves, down to single steps, which go to `sinks/NAME.refused.jsonl` |
 
 #[cfg(test)]
 mod tests;
@@ -27,36 +27,36 @@ use crate::feed::{Fed, Feed, Steps};
 use crate::run::RunInfo;
 use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
 
-/// Time between two looks at the spool where there is nothing to send.
+/// Time between two polls of the spool if there is nothing to send.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How a sink is doing, for whoever asks.
+/// The status of a sink.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Status {
     /// Metrics rows that the server has.
     pub(crate) sent: u64,
-    /// How many of them this process sent.
+    /// Rows of these that this process sent.
     pub(crate) now: u64,
-    /// Those that it refused.
+    /// Metrics rows that it refused.
     pub(crate) refused: u64,
     /// System rows that it refused.
     pub(crate) refused_system: u64,
-    /// Everything is sent, and the server knows how the run ended.
+    /// Everything is sent, and the server knows the outcome of the run.
     pub(crate) is_closed: bool,
-    /// Why not all is sent.
+    /// The reason why not all rows are sent.
     pub(crate) trouble: Option<String>,
 }
 
-/// What a driver and its owner share.
+/// The shared state of a driver and its owner.
 pub(crate) struct Link {
-    /// How the run ended, once it has.
+    /// The end of the run; `None` before it.
     pub(crate) over: watch::Receiver<Option<End>>,
     pub(crate) status: Arc<Mutex<Status>>,
-    /// Where a line for people goes.
+    /// Takes lines for the user.
     pub(crate) say: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
-/// Sends until the run is over and all is sent; what cannot go on says why in the status.
+/// Sends until the run is over and all rows are sent. The status holds the reason if it gives up.
 pub(crate) async fn drive<S: Sink>(sink: S, run: &RunInfo, mut link: Link) {
     let status = Arc::clone(&link.status);
     let driven = match hold(&run.dir, S::NAME, &mut link).await {
@@ -75,21 +75,21 @@ struct Driver<'r, S: Sink> {
     link: Link,
     files: Files,
     place: Place<S::State>,
-    /// Failures in a row.
+    /// Consecutive failures.
     failures: u32,
     is_open: bool,
-    /// A part of what was tried has arrived: the state is ahead of the place, and is not written down.
+    /// A part of the current rows has arrived: the state is ahead of the place, and is not written.
     is_partial: bool,
-    /// The server has none of the rows any more: all are to be read again, from the first.
+    /// The server has lost all rows: they are read again from the first.
     is_anew: bool,
     warned: Option<Instant>,
-    /// What was wrong then is wrong still, for all that is known.
+    /// The last warning still holds.
     is_named: bool,
-    /// It has been woken by the end of the run: from then on it waits as long as servers want.
+    /// The end of the run was noticed: it now waits as long as servers ask.
     knows_end: bool,
-    /// Where people look at the run, as they were told.
+    /// The page of the run, as it was shown to the user.
     page: Option<String>,
-    /// Metrics rows that were taken to be sent.
+    /// Metrics rows that were taken for sending.
     sent: u64,
 }
 
@@ -147,7 +147,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             }
             if is_new || is_more {
                 spoken = Instant::now();
-                // A server is not asked more often than it likes while a run goes on.
+                // The interval limits the rate of requests while the run goes on.
                 if end.is_none() {
                     self.rest(S::EVERY).await;
                 }
@@ -158,9 +158,9 @@ impl<'r, S: Sink> Driver<'r, S> {
                 feed = self.feed().await?;
             } else if spoken.elapsed() >= S::EVERY {
                 spoken = Instant::now();
-                // What a heartbeat says is worth no warning.
+                // A failed heartbeat is worth no warning.
                 let _ = self.sink.idle(self.run, &mut self.place.state).await;
-                // A disk that does not take this may take the next.
+                // The next write may succeed.
                 let _ = self.files.write(&self.place);
             } else {
                 self.rest(LOOK).await;
@@ -199,7 +199,8 @@ impl<'r, S: Sink> Driver<'r, S> {
         self.place.system.clear();
     }
 
-    /// The rows that are still to be sent. What was tried when an earlier process ended must hold before others follow it.
+    /// The rows that are still to be sent. Rows that an earlier process may have sent must hold
+    /// before others follow.
     async fn feed(&mut self) -> Result<Feed, String> {
         self.is_anew = false;
         loop {
@@ -223,7 +224,8 @@ impl<'r, S: Sink> Driver<'r, S> {
                     break;
                 }
                 if self.link.over.borrow().is_some() {
-                    // The run ended before it had made as many rows again: it has those before, which hold.
+                    // The run ended before it made as many rows again: the rows before its end
+                    // hold.
                     break;
                 }
                 self.rest(LOOK).await;
@@ -232,7 +234,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         Feed::of(dir, &self.place.metrics, &self.place.system).map(Ok)
     }
 
-    /// Rows behind a start are void: the server is told, where it has some of them.
+    /// Rolls back to a start, after which rows are void. The server is told if it has some of them.
     async fn go_back(&mut self, start: &Start, cursor: Cursor) -> Result<(), String> {
         let to = RollBack {
             generation: cursor.generation,
@@ -268,7 +270,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         self.save().await
     }
 
-    /// Sends steps in as many pieces as the server likes.
+    /// Sends steps in as many requests as the server needs.
     async fn send_steps(&mut self, steps: Steps) -> Result<(), String> {
         self.place.tried = steps.end.clone();
         self.save().await?;
@@ -302,7 +304,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         Ok(())
     }
 
-    /// Puts aside what the server refuses by itself.
+    /// Sets rows aside that the server refuses.
     async fn refuse(&mut self, rows: Vec<Stamped>, why: &str) -> Result<(), String> {
         let mut lines = String::new();
         for Stamped { row, .. } in &rows {
@@ -317,7 +319,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             let skipped = self.sink.skip(self.run, &mut self.place.state, &rows).await;
             match skipped {
                 Ok(()) => return Ok(()),
-                // What is refused even as a gap is left out.
+                // A gap that is refused too is left out.
                 Err(Refusal::TooLarge { .. } | Refusal::Invalid { .. }) => return Ok(()),
                 Err(refusal) => self.recover(&refusal).await?,
             }
@@ -327,7 +329,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         }
     }
 
-    /// Sends system rows, if there are any; whether there were.
+    /// Sends system rows; returns whether there were any.
     async fn send_system(&mut self, feed: &mut Feed) -> Result<bool, String> {
         let mut is_any = false;
         loop {
@@ -350,7 +352,7 @@ impl<'r, S: Sink> Driver<'r, S> {
                         is_any = true;
                         break;
                     }
-                    // They are in the run directory for whoever misses them.
+                    // They stay in the run directory.
                     Err(Refusal::TooLarge { why } | Refusal::Invalid { why }) => {
                         self.place.refused_system += rows.len() as u64;
                         self.warn(&format!("{} system rows are refused: {why}", rows.len()));
@@ -369,7 +371,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         }
     }
 
-    /// Says how the run ended; not so where all its rows are to be sent again first.
+    /// Sends the end of the run. Returns false if all its rows are to be sent again first.
     async fn close(&mut self, end: End) -> Result<bool, String> {
         loop {
             let closed = self.sink.close(self.run, &mut self.place.state, end).await;
@@ -393,7 +395,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         Ok(true)
     }
 
-    /// Writes down how far it is, before anything else is sent.
+    /// Writes the progress, before anything else is sent.
     async fn save(&mut self) -> Result<(), String> {
         while let Err(line) = self.files.write(&self.place) {
             self.wait_for_disk(line).await?;
@@ -413,7 +415,7 @@ impl<'r, S: Sink> Driver<'r, S> {
     }
 }
 
-/// Two parts of whole steps; nothing where there is one step.
+/// Two parts of whole steps; `None` for a single step.
 fn halves(rows: &[Stamped]) -> Option<(Vec<Stamped>, Vec<Stamped>)> {
     let starts: Vec<usize> = (1..rows.len())
         .filter(|&row| rows[row].row.step != rows[row - 1].row.step)
@@ -422,7 +424,7 @@ fn halves(rows: &[Stamped]) -> Option<(Vec<Stamped>, Vec<Stamped>)> {
     Some((first.to_vec(), second.to_vec()))
 }
 
-/// How many rows of a run a sink has still to send.
+/// Number of rows of a run that a sink has not sent yet.
 pub(crate) fn owed(dir: &Path, sent: u64) -> u64 {
     let rows = spd_files::read(&dir.join(METRICS)).unwrap_or_default();
     let rows = rows.iter().filter(|&&byte| byte == b'\n').count() as u64;

@@ -1,4 +1,4 @@
-//! The rows that a sink has still to send, as its driver takes them.
+//! The rows that a sink has not sent yet, in the form in which its driver takes them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,20 +7,20 @@ use spd_tracker::{Cursor, Kind, Mark, Read, ReadError, Reader, Start, system_fil
 
 use crate::sink::Stamped;
 
-/// Seconds of which one row of progress is sent; they come twice a second.
+/// Seconds for each row of progress that is sent; the spool has two a second.
 const PROGRESS_EVERY: f64 = 10.0;
 
-/// Metrics rows of whole steps, and the place behind them.
+/// Metrics rows of whole steps, and the place after them.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     pub(crate) rows: Vec<Stamped>,
     pub(crate) end: Cursor,
 }
 
-/// What there is to send.
+/// The next rows.
 pub(crate) enum Fed {
     Steps(Steps),
-    /// Rows that were read are void; the place where others begin.
+    /// Rows that were read are void; the place at which others begin.
     RolledBack(Start, Cursor),
 }
 
@@ -31,12 +31,12 @@ pub(crate) struct Feed {
     /// Rows of a step that may get more rows.
     open: Vec<Stamped>,
     system: BTreeMap<String, Reader>,
-    /// The last stretch of time of which a row of progress was sent, by file.
+    /// The last interval of which a row of progress was sent, by file.
     progress: BTreeMap<String, f64>,
 }
 
 impl Feed {
-    /// The rows behind a place.
+    /// The rows after a place.
     pub(crate) fn of(
         dir: &Path,
         metrics: &Cursor,
@@ -56,7 +56,8 @@ impl Feed {
         Ok(feed)
     }
 
-    /// Whole steps: about `most` rows at most. A step is whole when a row of another follows, or nothing will follow.
+    /// Whole steps of about `most` rows. A step is complete when a row of another step follows, or
+    /// none can follow.
     pub(crate) fn steps(&mut self, most: usize, is_over: bool) -> Result<Fed, ReadError> {
         let mut steps = Steps::default();
         while steps.rows.len() < most {
@@ -81,7 +82,7 @@ impl Feed {
                     }
                     break;
                 }
-                // It has been said by whoever shows the run.
+                // The report names such lines.
                 Err(ReadError::Junk { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -89,7 +90,7 @@ impl Feed {
         Ok(Fed::Steps(steps))
     }
 
-    /// System rows of one file: at most `most`, and the place behind them.
+    /// At most `most` system rows of one file, and the place after them.
     pub(crate) fn system(
         &mut self,
         most: usize,

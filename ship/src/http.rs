@@ -24,7 +24,7 @@ const LONGEST: usize = 16 << 20;
 /// Whose certificates servers may have.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Trust {
-    /// Those that this machine trusts.
+    /// The certificates that this machine trusts.
     #[default]
     Machine,
     /// These, and no others.
@@ -57,7 +57,7 @@ pub(crate) fn client_of(trust: Trust) -> Result<Client, String> {
         .map_err(|found| format!("no HTTP client can be made: {found}"))
 }
 
-/// The body of a good answer.
+/// The body of a successful answer.
 ///
 /// # Errors
 ///
@@ -79,7 +79,7 @@ pub(crate) struct Answer {
     secrets: Secrets,
 }
 
-/// Sends a request, whatever the answer is.
+/// Sends a request and returns any answer.
 ///
 /// # Errors
 ///
@@ -145,7 +145,7 @@ fn secrets(request: &Request) -> Secrets {
 }
 
 impl Answer {
-    /// Its body, where the status is a good one.
+    /// Its body, if the status is a success.
     pub(crate) fn good(self) -> Result<Vec<u8>, Refusal> {
         if self.status.is_success() {
             return Ok(self.body);
@@ -153,7 +153,7 @@ impl Answer {
         Err(self.refusal())
     }
 
-    /// What a status that is not good means.
+    /// The meaning of a status other than success.
     pub(crate) fn refusal(&self) -> Refusal {
         let why = self.why();
         match self.status.as_u16() {
@@ -179,12 +179,12 @@ impl Answer {
         }
     }
 
-    /// A text of the server, as people may see it.
+    /// A text of the server without secrets.
     pub(crate) fn said(&self, text: &str) -> String {
         self.secrets.line(text, SHOWN)
     }
 
-    /// The body, where it is JSON. A text in it that holds a secret is not kept.
+    /// The body, if it is JSON. Strings with secrets are hidden.
     pub(crate) fn json(&self) -> Option<Json> {
         let mut body = serde_json::from_slice(&self.body).ok()?;
         self.hide(&mut body);
@@ -200,8 +200,8 @@ impl Answer {
         }
     }
 
-    /// Whether it is what a server answers that has taken something: nothing, or an object of JSON that names no error. A page to log in
-    /// by has a good status too.
+    /// Whether the server accepted the request: a successful status with an empty body, or a JSON
+    /// object that names no error. A login page also has a successful status.
     pub(crate) fn is_receipt(&self) -> bool {
         let names_error = |body: &Json| {
             let mut names = ["error", "errors", "error_code"].iter();
@@ -214,9 +214,9 @@ impl Answer {
                     .is_some_and(|body| body.is_object() && !names_error(&body)))
     }
 
-    /// The refusal of an answer whose status is good and whose body is not what was promised: it may be right later.
+    /// The refusal of a successful answer with an unexpected body. It may be right later.
     ///
-    /// - `advice`: what may be wrong
+    /// - `advice`: a possible mistake
     pub(crate) fn nonsense(&self, advice: &str) -> Refusal {
         Refusal::Later {
             why: format!("{}; {advice}", self.why()),
@@ -256,8 +256,9 @@ pub(crate) mod tests {
 
     use super::*;
 
-    // Until 2126: `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 36500 -subj /CN=localhost
-    // -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:localhost,IP:127.0.0.1`.
+    // Until 2126: `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes
+    // -days 36500 -subj /CN=localhost -addext basicConstraints=critical,CA:FALSE
+    // -addext subjectAltName=DNS:localhost,IP:127.0.0.1`.
     pub(crate) const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----
 MIIBmTCCAT6gAwIBAgIUOBUPDTw8cM2L3OkNYwwC5h5C2cgwCgYIKoZIzj0EAwIw
 FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyNDA4MjYwMFoYDzIxMjYxMDMx
@@ -277,7 +278,7 @@ qRuSTCLN9OnwkDRslLPc/gHf0H1tg3xCouYB+iTeLmGRH8mZ+NsXD3RZ
 -----END PRIVATE KEY-----
 ";
 
-    /// Asks a server with a certificate that nobody has signed, and trusts that much.
+    /// Asks a server that has a self-signed certificate.
     fn ask(trust: Trust) -> Result<Vec<u8>, Refusal> {
         let client = client_of(trust).unwrap();
         let certificate = CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).unwrap();
@@ -290,7 +291,7 @@ qRuSTCLN9OnwkDRslLPc/gHf0H1tg3xCouYB+iTeLmGRH8mZ+NsXD3RZ
             let (stream, _) = listener.accept().unwrap();
             let connection = ServerConnection::new(Arc::new(config)).unwrap();
             let mut stream = StreamOwned::new(connection, stream);
-            // Where the certificate is refused there is no request.
+            // No request comes if the certificate is refused.
             if matches!(stream.read(&mut [0; 4096]), Ok(1..)) {
                 let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi");
             }
@@ -304,7 +305,7 @@ qRuSTCLN9OnwkDRslLPc/gHf0H1tg3xCouYB+iTeLmGRH8mZ+NsXD3RZ
     }
 
     #[test]
-    fn a_certificate_that_nobody_signed_is_refused_unless_it_is_trusted() {
+    fn self_signed_certificate_is_refused_unless_it_is_trusted() {
         let refused = ask(Trust::Machine);
         assert!(
             matches!(&refused, Err(Refusal::Later { why, .. }) if why.contains("certificate")),

@@ -1,12 +1,14 @@
-//! What ships the metrics spool, and may be slow, wrong or dead without a run noticing.
+//! Ships the metrics spool to trackers, which may be slow, wrong or dead without an effect on the
+//! run.
 //!
 //! ```text
-//! RUN/metrics.jsonl, system.jsonl -> reader -> driver, one a sink -> sink: tensorboard, wandb, mlflow
-//!                                              RUN/sinks/NAME.json      (what was sent)
+//! RUN/metrics.jsonl, system.jsonl -> reader -> driver -> sink: tensorboard, wandb, mlflow
+//!                                              RUN/sinks/NAME.json      (the rows that were sent)
 //! ```
 //!
-//! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `cursor`, `feed`, `driver`, `trackers`, `shipper`, `picture`, `system_row`, then a folder for each tracker, and `machine`,
-//! which measures.
+//! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `cursor`, `feed`,
+//! `driver`, `trackers`, `shipper`, `picture`, `system_row`, then a folder for each tracker, and
+//! `machine`, which measures.
 
 mod credentials;
 mod cursor;

@@ -1,4 +1,4 @@
-//! `.netrc`: which user and password a host is given, as curl, git and the trackers' own programs keep them.
+//! `.netrc`: the user and password of a host, as curl, git and the trackers' own clients keep them.
 
 use std::fmt;
 use std::io::Read;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::credentials::Environment;
 
-/// Bytes of such a file that are read at most.
+/// Most bytes of the file.
 const LONGEST: u64 = 1 << 20;
 
-/// A user and a password. It is never shown.
+/// A user and a password. They are never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Login {
     pub(crate) user: String,
@@ -22,7 +22,8 @@ impl fmt::Debug for Login {
     }
 }
 
-/// The files that are looked at, in order: the one that `NETRC` names, or `.netrc` and `_netrc` at home.
+/// The candidate files in order: the one that `NETRC` names, or `.netrc` and `_netrc` in the home
+/// directory.
 pub(crate) fn places(environment: &Environment) -> Vec<PathBuf> {
     match environment.get("NETRC") {
         Some(path) => vec![PathBuf::from(path)],
@@ -34,7 +35,7 @@ pub(crate) fn places(environment: &Environment) -> Vec<PathBuf> {
     }
 }
 
-/// What the first file that there is says of a host. A file that cannot be read says nothing.
+/// The entry of a host in the first file that exists. A file that cannot be read has no entry.
 pub(crate) fn login(environment: &Environment, host: &str) -> Option<Login> {
     let text = places(environment).iter().find_map(|path| read(path))?;
     find(&String::from_utf8_lossy(&text), host)
@@ -47,7 +48,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The entry of a host, or else the default one.
+/// The entry of a host, otherwise the default entry.
 fn find(text: &str, host: &str) -> Option<Login> {
     let (mut of_host, mut of_all) = (None, None);
     let words = words(text);
@@ -85,7 +86,7 @@ fn find(text: &str, host: &str) -> Option<Login> {
     of_host.or(of_all)
 }
 
-/// All words that are neither in a comment nor in a macro, which ends at an empty line.
+/// All words outside of comments and macros; a macro ends at an empty line.
 fn words(text: &str) -> Vec<&str> {
     let (mut words, mut in_macro) = (Vec::new(), false);
     for line in text.lines() {
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn netrc_is_looked_for_where_the_variable_says() {
+    fn netrc_variable_names_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
         crate::wandb::tests::put(&path, "machine h login u password fromfile").unwrap();

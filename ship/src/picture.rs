@@ -1,8 +1,8 @@
-//! Figures as PNG, for the trackers that show no SVG.
+//! Figures as PNG, for trackers that cannot show SVG.
 //!
-//! It draws the elements that figures are made of and refuses others. Text is drawn by a font of ours, so that a figure is the same on
-//! every machine, and a cluster node without fonts draws it too. It has Latin, Greek, Cyrillic and mathematical letters; others are left
-//! out.
+//! It draws the elements that our figures use and refuses others. Text is drawn with a font of
+//! ours, so a figure is the same on every machine, also on a node without fonts. The font has
+//! Latin, Greek, Cyrillic and mathematical letters; others are left out.
 
 use std::str::FromStr;
 
@@ -13,23 +13,23 @@ use ttf_parser::{Face, OutlineBuilder};
 /// DejaVu Sans; its licence lies beside it.
 const FONT: &[u8] = include_bytes!("../assets/DejaVuSans.ttf");
 
-/// Pixels a picture has at most: a quarter of a gigabyte while it is drawn.
+/// Most pixels of a picture: a quarter of a gigabyte while it is drawn.
 const MOST_PIXELS: u64 = 1 << 26;
 
 #[cfg(test)]
 thread_local! {
-    /// How many figures this thread has drawn.
+    /// Number of figures that this thread has drawn.
     pub(crate) static DRAWN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 /// A picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Png {
-    /// The file.
+    /// The bytes of the file.
     pub(crate) bytes: Vec<u8>,
-    /// Pixels from left to right.
+    /// Width in pixels.
     pub(crate) width: u32,
-    /// Pixels from top to bottom.
+    /// Height in pixels.
     pub(crate) height: u32,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Png {
 ///
 /// # Errors
 ///
-/// What is wrong with the figure, or that it is larger than memory should hold.
+/// The fault of the figure, or that it is too large for memory.
 pub(crate) fn png(svg: &[u8]) -> Result<Png, String> {
     #[cfg(test)]
     DRAWN.set(DRAWN.get() + 1);
@@ -98,7 +98,7 @@ impl Element<'_> {
         Ok(())
     }
 
-    /// Its outline; `None` where there is nothing to draw.
+    /// Its outline; `None` if it is empty.
     fn outline(&self, face: &Face<'_>) -> Result<Option<Path>, String> {
         let number = |name| self.number(name, 0.0);
         Ok(match self.name() {
@@ -152,7 +152,7 @@ impl Element<'_> {
         Ok(path.and_then(|path| path.transform(Transform::from_translate(x, y))))
     }
 
-    /// `rotate(DEGREES, X, Y)`, or nothing.
+    /// `rotate(DEGREES, X, Y)`, or empty.
     fn transform(&self) -> Result<Transform, String> {
         self.read("transform", |text| {
             if text.is_empty() {
@@ -191,30 +191,30 @@ impl Element<'_> {
         }
     }
 
-    /// - `read`: what a value means, if it means something
+    /// - `read`: the meaning of a value, if it has one
     fn read<T>(&self, name: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<T, String> {
         let text = self.attribute(name);
         let shown: String = text.chars().take(80).collect();
         read(text).ok_or_else(|| format!("no figure: {name}={shown:?}"))
     }
 
-    /// The value of an attribute; empty where it has none.
+    /// The value of an attribute; empty if it is not set.
     fn attribute(&self, name: &str) -> &str {
         self.0.attribute(name).unwrap_or_default()
     }
 }
 
-/// Letters side by side, from 0 on.
+/// Outlines of letters side by side, from x = 0 on.
 struct Text {
     path: PathBuilder,
     /// Pixels of a unit of the font.
     scale: f32,
-    /// Where the next letter begins.
+    /// Left edge of the next letter.
     x: f32,
 }
 
 impl Text {
-    /// A point of a letter in pixels, which are counted downwards.
+    /// A point of a letter in pixels, with y downwards.
     fn at(&self, x: f32, y: f32) -> (f32, f32) {
         (self.x + x * self.scale, -y * self.scale)
     }
@@ -253,7 +253,7 @@ fn numbers(text: &str) -> Option<Vec<f32>> {
     words.map(|word| word.parse().ok()).collect()
 }
 
-/// The outline of `points`; the outer `None` where they are none.
+/// The outline of `points`; the outer `None` if they cannot be parsed.
 fn polyline(points: &str, is_closed: bool) -> Option<Option<Path>> {
     let mut line = PathBuilder::new();
     for (index, point) in numbers(points)?.chunks(2).enumerate() {
@@ -269,7 +269,7 @@ fn polyline(points: &str, is_closed: bool) -> Option<Option<Path>> {
     Some(line.finish())
 }
 
-/// The outline of `d`, which moves and draws straight lines; the outer `None` where it does something else.
+/// The outline of `d`, which has moves and straight lines; the outer `None` for anything else.
 fn path(d: &str) -> Option<Option<Path>> {
     let mut path = PathBuilder::new();
     let ((mut x, mut y), mut start) = ((0.0, 0.0), (0.0, 0.0));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_drawn_whatever_fonts_the_machine_has() {
+    fn text_is_drawn_without_fonts_of_the_machine() {
         for family in ["sans-serif", "monospace", "Helvetica"] {
             for text in ["step 300", "ΔW · 10⁻³", "Ж"] {
                 let text = format!(
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_figure_is_refused() {
+    fn bad_figures_are_refused() {
         for (bytes, reason) in [
             (&b""[..], "no figure: "),
             (b"\x89PNG", "no figure: "),
@@ -436,7 +436,7 @@ mod tests {
         }
     }
 
-    /// `SPD_FIGURE=in.svg SPD_PICTURE=out.png` to look at one.
+    /// Draws `SPD_FIGURE=in.svg` as `SPD_PICTURE=out.png`, for inspection.
     #[test]
     fn a_figure_to_look_at() {
         let (Some(from), Some(to)) = (

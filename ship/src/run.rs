@@ -1,4 +1,4 @@
-//! What every sink knows of the run whose rows it sends.
+//! The run, as every sink knows it.
 
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
@@ -8,31 +8,31 @@ use serde_json::Value as Json;
 use spd_configs::Tracker;
 use spd_tracker::Start;
 
-/// Bytes of a file that are sent at most.
+/// Most bytes of a file that is sent.
 const LARGEST: u64 = 64 << 20;
 
-/// The file that makes a directory one of a sweep.
+/// The file that marks the directory of a sweep.
 const SWEEP: &str = "sweep.json";
 
-/// What trackers are told of a run beside its rows: where it goes, and what it is.
+/// The description of a run for trackers, beside its rows.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// Trackers, project, entity, group, tags, notes, what is done about roll-backs.
+    /// Trackers, project, entity, group, tags, notes, and the policy for roll-backs.
     pub tracker: Tracker,
-    /// What it is called, where the tracker's settings say nothing.
+    /// Its name, unless the tracker's settings have one.
     pub name: String,
-    /// What is known of it from its start.
+    /// Its settings, known from the start.
     pub config: Json,
-    /// What its process does: the job type of W&B, a tag of MLflow.
+    /// The kind of its process: the job type of W&B, a tag of MLflow.
     pub job: &'static str,
 }
 
 impl About {
-    /// A run of training, which is called by its directory, or else `name`.
+    /// A training run, named after its directory, or else `name`.
     ///
     /// # Panics
     ///
-    /// When `config`, the resolved run file, is no JSON, which none that was read from TOML is.
+    /// When `config`, the resolved run file, is not JSON. A value read from TOML always is.
     pub fn run(dir: &Path, name: &str, tracker: &Tracker, config: &impl Serialize) -> Self {
         let of_dir = dir.file_name().and_then(|name| name.to_str());
         Self {
@@ -43,7 +43,7 @@ impl About {
         }
     }
 
-    /// A sweep, whose rows are what came of its runs.
+    /// A sweep, whose rows are the results of its runs.
     pub fn sweep(name: &str, tracker: &Tracker, config: Json) -> Self {
         let tracker = Tracker {
             name: None,
@@ -62,28 +62,28 @@ impl About {
 /// A run, as trackers see it.
 #[derive(Debug, Clone)]
 pub(crate) struct RunInfo {
-    /// Its directory, which files of rows are in.
+    /// Its directory, with the files of rows.
     pub(crate) dir: PathBuf,
-    /// Twelve letters and digits that no other run has; the same wherever its directory is copied.
+    /// Twelve letters and digits, unique to the run, and the same in copies of its directory.
     pub(crate) id: String,
-    /// Project, entity, group, name, tags, notes, what is done about roll-backs.
+    /// Project, entity, group, name, tags, notes, and the policy for roll-backs.
     pub(crate) tracker: Tracker,
     /// The name that is shown.
     pub(crate) name: String,
-    /// The resolved run file, or what is swept, as JSON.
+    /// The resolved run file, or the swept values, as JSON.
     pub(crate) config: Json,
-    /// What its process does.
+    /// The kind of its process.
     pub(crate) job: &'static str,
-    /// When its first start was, in seconds since 1970.
+    /// Time of its first start, in seconds since 1970.
     pub(crate) started: f64,
-    /// The machine of its launcher.
+    /// Host name of its launcher.
     pub(crate) host: String,
-    /// The id of the sweep whose directory its own is in.
+    /// The id of the sweep whose directory holds it.
     pub(crate) sweep: Option<String>,
 }
 
 impl RunInfo {
-    /// What is in `dir`, of which `first` was the first start.
+    /// The run in `dir`, whose first start was `first`.
     pub(crate) fn of(dir: &Path, about: About, first: Start) -> Self {
         let About {
             tracker,
@@ -112,7 +112,7 @@ impl RunInfo {
         self.tracker.project.as_deref().unwrap_or("spd")
     }
 
-    /// A file of its directory, by its path from there.
+    /// A file of its directory, by its relative path.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl RunInfo {
     }
 }
 
-/// The id of the sweep that a directory is of, if it is of one.
+/// The id of the sweep in a directory, if there is one.
 fn sweep_of(dir: &Path) -> Option<String> {
     let first = Start::all(dir).ok()?.into_iter().next()?;
     dir.join(SWEEP).is_file().then_some(first.run)
@@ -145,7 +145,7 @@ fn sweep_of(dir: &Path) -> Option<String> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A run that tests send rows of.
+    /// A run for tests.
     pub(crate) fn run(dir: &Path) -> RunInfo {
         RunInfo {
             dir: dir.to_path_buf(),

@@ -1,4 +1,4 @@
-//! All sinks of a run, in a thread of their own.
+//! All sinks of a run, on a thread of their own.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -14,11 +14,12 @@ use crate::run::{About, RunInfo};
 use crate::sink::End;
 use crate::trackers::Registered;
 
-/// Time between two looks whether the run has begun, or the sinks are done.
+/// Time between two polls for the start of the run, or the end of the sinks.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Ships the rows of a run, or of a sweep, to the trackers of its `[tracker]`, while it goes on and afterwards. Nothing that a server does
-/// reaches the run: a shipper reads files, and is left behind where it is not done in time.
+/// Ships the rows of a run, or of a sweep, to the trackers of its `[tracker]`, during the run and
+/// afterwards. A server cannot affect the run: a shipper only reads files, and is abandoned if it
+/// is not done in time.
 pub struct Shipper {
     dir: PathBuf,
     over: watch::Sender<Option<End>>,
@@ -28,13 +29,14 @@ pub struct Shipper {
 }
 
 impl Shipper {
-    /// Starts to ship the run in `dir`, which need not have begun; nothing where it names no tracker.
+    /// Starts shipping the run in `dir`, which need not have begun. Returns `None` if it names no
+    /// tracker.
     ///
-    /// - `say`: takes a line for people: what a server answers, at most once in five minutes for each
+    /// - `say`: takes lines for the user: answers of servers, at most one in five minutes for each
     ///
     /// # Errors
     ///
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn start(
         dir: &Path,
         about: About,
@@ -71,13 +73,13 @@ impl Shipper {
         }))
     }
 
-    /// Becomes true when somebody presses Stop on the page of the run, at a tracker whose pages have that: W&B.
+    /// Set when somebody presses Stop on the page of the run, which only W&B has.
     pub fn stop(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
     }
 
-    /// Says how the run ended, by the launcher's exit code, waits for `patience` until all is sent, and returns a line for each tracker
-    /// that says what became of its rows.
+    /// Reports the launcher's exit code, waits for at most `patience` until all is sent, and
+    /// returns a line for each tracker.
     pub fn finish(mut self, code: u8, patience: Duration) -> Vec<Told> {
         let _ = self.over.send(Some(End { code }));
         let begun = Instant::now();
@@ -94,12 +96,12 @@ impl Shipper {
     }
 }
 
-/// What became of the rows of a run at one tracker.
+/// The outcome for the rows of a run at one tracker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// All of them are there, and the tracker knows how the run ended.
+    /// All rows are there, and the tracker knows the outcome of the run.
     pub is_done: bool,
-    /// That, for people.
+    /// The outcome as a line for the user.
     pub line: String,
 }
 
@@ -123,7 +125,7 @@ impl Told {
                 _ => format!("{name}: all {sent} rows are sent{refused}"),
             },
             Some(trouble) if owed == 0 && sent > 0 => format!(
-                "{name}: all {sent} rows are sent{refused}, and what closes the run is not: {trouble}; `spd-launch ship {}` sends it",
+                "{name}: all {sent} rows are sent{refused}, but the end of the run is not: {trouble}; `spd-launch ship {}` sends it",
                 dir.display()
             ),
             trouble => format!(
@@ -139,7 +141,7 @@ impl Told {
     }
 }
 
-/// What the thread does.
+/// The work of the thread.
 struct Work {
     dir: PathBuf,
     about: About,
@@ -167,7 +169,7 @@ impl Work {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|found| format!("no runtime can be made: {found}"))?;
+            .map_err(|found| format!("cannot start a runtime: {found}"))?;
         let tasks = tokio::task::LocalSet::new();
         let run = Arc::new(run);
         for (name, status) in &self.sinks {
@@ -188,7 +190,7 @@ impl Work {
         Ok(())
     }
 
-    /// The first start of the run, which is waited for as long as the run may begin.
+    /// The first start of the run; waits while the run may still begin.
     fn begun(&self) -> Result<Option<Start>, String> {
         loop {
             let is_over = self.over.borrow().is_some();
@@ -207,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_refused_is_told_by_its_kind() {
+    fn refused_rows_are_counted_by_kind() {
         let status = |refused, refused_system| Status {
             sent: 9,
             now: 9,
@@ -237,7 +239,7 @@ mod tests {
         };
         assert_eq!(
             line(open),
-            "mlflow: all 9 rows are sent, and what closes the run is not: no; `spd-launch ship /nowhere` sends it"
+            "mlflow: all 9 rows are sent, but the end of the run is not: no; `spd-launch ship /nowhere` sends it"
         );
     }
 }

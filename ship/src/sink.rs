@@ -1,8 +1,8 @@
-//! What a sink is: one way to send rows, which its driver tries until they have arrived.
+//! The interface of a sink, which sends rows to one tracker.
 //!
-//! A sink keeps no rows and counts nothing by itself: what it knows of the server is its state, which the driver writes down beside the
-//! place in the spool, together and after the server has taken what was sent. So a sink that is killed in between sends the same
-//! rows again, from the same state.
+//! A sink keeps no rows and no counts. Everything that it knows of the server is its state, which
+//! the driver writes together with the place in the spool after the server has accepted rows. A
+//! sink that is killed in between sends the same rows again, from the same state.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -14,45 +14,45 @@ use spd_tracker::Row;
 
 use crate::run::RunInfo;
 
-/// A row, and when it was made.
+/// A row with its time.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Stamped {
     /// The row.
     pub(crate) row: Row,
-    /// Seconds since 1970; the same at every attempt to send it.
+    /// Seconds since 1970; the same at every attempt.
     pub(crate) time: f64,
 }
 
-/// One way to send rows.
+/// Sends rows to one tracker.
 pub(crate) trait Sink {
-    /// What is known of the server.
+    /// The knowledge of the server.
     type State: Clone + Default + Serialize + DeserializeOwned;
 
-    /// Its name: of its cursor's file, and in what is said of it.
+    /// Its name, in run files, messages and the name of its cursor's file.
     const NAME: &'static str;
 
-    /// Time between two sends while a run goes on.
+    /// Time between two sends during the run.
     const EVERY: Duration;
 
-    /// The most rows that one send takes.
+    /// Most rows of one send.
     const ROWS: usize;
 
-    /// Makes the run known to the server, or finds it there. Called at first, and again where the server has lost it or credentials
-    /// were refused: they are read anew.
+    /// Makes the run known to the server, or finds it there. Called at the start, and again after
+    /// the server lost the run or refused the credentials, which are then read again.
     async fn open(&mut self, run: &RunInfo, state: &mut Self::State) -> Result<(), Refusal>;
 
-    /// Whether the last `open` made a run that has none of the rows that were sent before, in place of one that the server lost: the
-    /// driver then sends all of them again, from the first.
+    /// Whether the last `open` made a run without the rows that were sent before, in place of a
+    /// lost one. The driver then sends all rows again.
     fn starts_anew(&self) -> bool {
         false
     }
 
-    /// Where people look at the run, once that is known.
+    /// The address of the run's page, once it is known.
     fn page(&self, _state: &Self::State) -> Option<String> {
         None
     }
 
-    /// Sends train and eval rows. The rows of a step come together, whole steps only, mostly rising.
+    /// Sends train and eval rows: whole steps, mostly ascending.
     async fn send_metrics(
         &mut self,
         run: &RunInfo,
@@ -60,7 +60,7 @@ pub(crate) trait Sink {
         rows: &[Stamped],
     ) -> Result<(), Refusal>;
 
-    /// Sends rows of [`spd_tracker::Kind::System`], `Event` and `Alert`: of the machine, of what happened.
+    /// Sends rows of [`spd_tracker::Kind::System`], `Event` and `Alert`.
     async fn send_system(
         &mut self,
         run: &RunInfo,
@@ -68,7 +68,8 @@ pub(crate) trait Sink {
         rows: &[Stamped],
     ) -> Result<(), Refusal>;
 
-    /// Takes the place of metrics rows that the server refuses each by itself, where it counts them.
+    /// Fills the place of metrics rows that the server refuses one by one, if the server counts
+    /// rows.
     async fn skip(
         &mut self,
         run: &RunInfo,
@@ -76,7 +77,7 @@ pub(crate) trait Sink {
         rows: &[Stamped],
     ) -> Result<(), Refusal>;
 
-    /// Rows from `to` on were sent, and the run has made others since.
+    /// Rolls back: rows from `to` on were sent, and the run has made others since.
     async fn roll_back(
         &mut self,
         run: &RunInfo,
@@ -84,10 +85,11 @@ pub(crate) trait Sink {
         to: RollBack,
     ) -> Result<After, Refusal>;
 
-    /// Says that the run is alive, where the server wants to hear that; called when nothing was sent for [`Sink::EVERY`].
+    /// Sends a heartbeat, if the server expects one. Called when nothing was sent for
+    /// [`Sink::EVERY`].
     async fn idle(&mut self, run: &RunInfo, state: &mut Self::State) -> Result<(), Refusal>;
 
-    /// Says how the run ended. A run may go on after that: then `open` is called again.
+    /// Sends the end of the run. If the run continues later, `open` is called again.
     async fn close(
         &mut self,
         run: &RunInfo,
@@ -96,7 +98,7 @@ pub(crate) trait Sink {
     ) -> Result<(), Refusal>;
 }
 
-/// A sink under the name of [`Sink::NAME`] in run files.
+/// A sink that run files name by [`Sink::NAME`].
 pub(crate) trait Tracker: Sink {
     /// The tracker, with credentials from the environment of the process.
     ///
@@ -104,59 +106,59 @@ pub(crate) trait Tracker: Sink {
     fn new(stop: Arc<AtomicBool>) -> Self;
 }
 
-/// Where a run went back to.
+/// The place that a run rolled back to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RollBack {
-    /// How often it has been started before.
+    /// Number of its earlier starts.
     pub(crate) generation: u64,
-    /// Metrics rows that hold.
+    /// Number of metrics rows that hold.
     pub(crate) rows: u64,
     /// The first step whose rows are made again.
     pub(crate) step: u64,
 }
 
-/// What the driver does after a roll-back.
+/// The driver's action after a roll-back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum After {
     /// Sends the rows that were made since.
     GoOn,
-    /// Sends all rows, from the first, to what is another run at the server.
+    /// Sends all rows to another run at the server.
     FromStart,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct End {
     /// Exit code of the launcher: 0 done, 3 stopped on request.
     pub(crate) code: u8,
 }
 
-/// Why a server did not take what was sent.
+/// The reason why a server refused a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It may later: no connection, an overload, a failure of its own. It may say when.
+    /// It may accept it later: no connection, an overload, an error of its own. It may name a time.
     Later {
         /// In words.
         why: String,
-        /// What it asked to wait.
+        /// The time that it asked to wait.
         after: Option<Duration>,
     },
-    /// The credentials are missing, wrong or not enough. They are read again now and then.
+    /// The credentials are missing, wrong or insufficient. They are read again from time to time.
     Unauthorized {
-        /// In words, without them.
+        /// In words, without the credentials.
         why: String,
     },
-    /// The request is too large; half of it may do.
+    /// The request is too large; half of it may be accepted.
     TooLarge {
         /// In words.
         why: String,
     },
-    /// Something in the request is not taken, and will not be.
+    /// A part of the request is invalid, and stays so.
     Invalid {
         /// In words.
         why: String,
     },
-    /// The run is not there any more; `open` may bring it back.
+    /// The server has lost the run; `open` may restore it.
     Gone {
         /// In words.
         why: String,

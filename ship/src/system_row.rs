@@ -1,15 +1,16 @@
-//! What rows of [`Kind::System`](spd_tracker::Kind::System) are called at trackers, and where they stand on the axis.
+//! Names and steps of rows of [`Kind::System`](spd_tracker::Kind::System) at trackers.
 
 use crate::run::RunInfo;
 use crate::sink::Stamped;
 
-/// What samples of the machine begin with.
+/// Prefix of samples of the machine.
 const MACHINE: &str = "system/";
 
-/// Values that say nothing by themselves: the time, which every row has, and the length of a part of the run.
+/// Values that are left out: the time, which every row has, and the length of a phase.
 const LEFT_OUT: [&str; 2] = ["time", "steps"];
 
-/// Seconds since the run's first start for samples of the machine, and the row's own step for the others.
+/// The step at a tracker: seconds since the run's first start for samples of the machine, otherwise
+/// the row's own step.
 pub(crate) fn step(run: &RunInfo, row: &Stamped) -> u64 {
     if row
         .row
@@ -22,7 +23,8 @@ pub(crate) fn step(run: &RunInfo, row: &Stamped) -> u64 {
     row.row.step
 }
 
-/// Names and numbers. All names begin with `system/`; then comes the part of the run, where the row is of one.
+/// Names and numbers. A name is `system/`, then the phase if the row has one, then the name of the
+/// value.
 pub(crate) fn numbers(row: &Stamped) -> impl Iterator<Item = (String, f64)> {
     let part = row.row.note.as_ref();
     let part = part.map_or_else(String::new, |note| format!("{note}/"));
@@ -34,7 +36,7 @@ pub(crate) fn numbers(row: &Stamped) -> impl Iterator<Item = (String, f64)> {
     })
 }
 
-/// Whole seconds, none where the clock went back.
+/// Whole seconds; 0 if the clock went back.
 fn seconds(elapsed: f64) -> u64 {
     std::time::Duration::try_from_secs_f64(elapsed).map_or(0, |elapsed| elapsed.as_secs())
 }

@@ -1,4 +1,5 @@
-//! The trackers that a run may be sent to. A new one is a [`Tracker`] in its own folder and a line in [`TRACKERS`].
+//! The trackers that a run can be sent to. A new one is a [`Tracker`] in its own folder and a line
+//! in [`TRACKERS`].
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The operating system refused.
-    #[error("{}: cannot {doing}: {found}; {}", path.display(), spd_files::advice(found).unwrap_or("is the disk there, writable and not full?"))]
+    #[error(
+        "{}: cannot {doing}: {found}; {}",
+        path.display(),
+        spd_files::advice(found).unwrap_or("is the disk there, writable and not full?")
+    )]
     Io {
         /// The file.
         path: PathBuf,
@@ -44,7 +48,10 @@ pub enum ReadError {
 
     /// The line is longer than any row, so the file is not a spool. Every further call returns
     /// this.
-    #[error("{}: line {line} is longer than {longest} bytes; is this a metrics spool?", path.display())]
+    #[error(
+        "{}: line {line} is longer than {longest} bytes; is this a metrics spool?",
+        path.display()
+    )]
     Endless {
         /// The file.
         path: PathBuf,

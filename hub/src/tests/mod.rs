@@ -325,8 +325,8 @@ fn a_silent_server_is_not_waited_for() {
     .impatient();
     assert_eq!(
         house.fetch().unwrap_err(),
-        "hf://o/n@main: model.safetensors: the transfer breaks off: it is silent; 0 of 2800000 bytes are kept, and the same command \
-         goes on with them"
+        "hf://o/n@main: model.safetensors: the transfer breaks off: it is silent; 0 of 2800000 bytes are kept; the same command \
+         resumes there"
     );
 }
 

@@ -31,7 +31,7 @@ fn interrupted_transfer_is_resumed() {
         _ => Answer::Right,
     });
     let line = house.fetch().unwrap_err();
-    let end = "500 of 2800000 bytes are kept, and the same command goes on with them";
+    let end = "500 of 2800000 bytes are kept; the same command resumes there";
     assert!(line.ends_with(end), "{line}");
     assert_whole(&house.fetch().unwrap());
     assert_eq!(house.asked_for_weights().last().unwrap().start, 500);
@@ -46,8 +46,8 @@ fn a_hub_that_drips_is_given_up() {
     });
     assert_eq!(
         house.fetch().unwrap_err(),
-        "hf://o/n@main: model.safetensors: the transfer breaks off: Peer disconnected; 3 of 2800000 bytes are kept, and the same \
-         command goes on with them"
+        "hf://o/n@main: model.safetensors: the transfer breaks off: Peer disconnected; 3 of 2800000 bytes are kept; the same \
+         command resumes there"
     );
     assert_eq!(house.asked_for_weights().len(), 3);
     // Single bytes, never silent for long; of the listing too.

@@ -330,7 +330,7 @@ fn an_export_for_wandb_sync_is_complete_or_absent() {
     assert_eq!(
         again.error(),
         format!(
-            "{place}: something is there; an export of this run? Name another directory by --out"
+            "{place}: already exists, perhaps from an earlier export; name another directory with --out"
         )
     );
     assert_eq!(names(&scratch.path().join("out")).len(), 1);

@@ -1,4 +1,4 @@
-//! A driver against a server that answers as it is told to.
+//! A driver with a server that follows a script.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -11,18 +11,18 @@ use spd_tracker::{Kind, Mark, Row, Spool};
 use super::*;
 use crate::run;
 
-/// A server that keeps lines by their numbers, as W&B does, and answers as it was told to.
+/// A server that keeps lines by number, as W&B does, and answers as scripted.
 #[derive(Default)]
 struct Server {
     lines: Vec<String>,
     answers: Vec<Refusal>,
-    /// A step that is not taken.
+    /// A step that is refused.
     bad: Option<u64>,
     takes_no_system_rows: bool,
     most: usize,
     takes_before_it_refuses: bool,
     opened: u32,
-    /// It loses the run at this many calls from now, whichever they are.
+    /// It loses the run at this many calls from now, of any kind.
     loses: Option<u32>,
     is_anew: bool,
     went_back: Vec<RollBack>,
@@ -163,7 +163,7 @@ fn write(dir: &Path, behind: u64, steps: impl IntoIterator<Item = u64>) -> Mark 
     spool.mark().wait().unwrap()
 }
 
-/// Ships a run that is over, on a clock that does not wait; what was said.
+/// Ships a finished run on a clock that does not wait; returns the lines for the user.
 fn ship(dir: &Path, server: &Rc<RefCell<Server>>) -> (Status, Vec<String>) {
     let (status, said, _) = ship_beside(dir, server, async |over| {
         let _ = over.send(Some(End { code: 0 }));
@@ -172,7 +172,7 @@ fn ship(dir: &Path, server: &Rc<RefCell<Server>>) -> (Status, Vec<String>) {
     (status, said)
 }
 
-/// Ships a run beside what happens to it; what was said, and how long that took.
+/// Ships a run during `beside`; returns the lines for the user, and the time that it took.
 fn ship_beside(
     dir: &Path,
     server: &Rc<RefCell<Server>>,
@@ -215,7 +215,7 @@ fn numbers(steps: std::ops::RangeInclusive<u64>) -> Vec<String> {
 }
 
 #[test]
-fn every_row_arrives_once_whatever_a_server_answers() {
+fn every_row_arrives_once_for_any_answers() {
     let later = || Refusal::Later {
         why: "busy".into(),
         after: None,
@@ -242,7 +242,7 @@ fn every_row_arrives_once_whatever_a_server_answers() {
 
 #[test]
 fn a_server_that_lost_the_run_has_all_of_it_again() {
-    // At any of its calls: sends of rows, of a step that is refused and its gap, the end.
+    // At any call: sends of rows, of a refused step and its gap, the end.
     for loses in 0..16 {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), 0, 1..=12);
@@ -276,7 +276,7 @@ fn a_person_is_not_waited_for_once_the_run_is_over() {
 }
 
 #[test]
-fn what_is_too_large_is_cut_and_what_is_refused_is_put_aside() {
+fn large_sends_are_halved_and_refused_rows_set_aside() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), 0, 1..=9);
     let server = Rc::new(RefCell::new(Server {
@@ -285,7 +285,7 @@ fn what_is_too_large_is_cut_and_what_is_refused_is_put_aside() {
         ..Server::default()
     }));
     let (status, _) = ship(dir.path(), &server);
-    // Its place is kept, so that the lines behind it keep their numbers.
+    // Its place is kept, so later lines keep their numbers.
     assert_eq!(server.borrow().lines, numbers(1..=9));
     assert_eq!((status.sent, status.refused), (9, 1));
     let refused = dir.path().join("sinks/fake.refused.jsonl");
@@ -328,7 +328,7 @@ fn rows_that_are_made_again_to_the_same_bytes_are_kept() {
 }
 
 #[test]
-fn other_rows_take_the_place_of_those_that_were_rolled_back() {
+fn new_rows_replace_rolled_back_rows() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), 0, 1..=9);
     let server = Rc::default();
@@ -403,7 +403,7 @@ fn one_that_works_now_and_then_is_no_news_each_time() {
     assert_eq!(said, [busy, again, busy, again, busy, again]);
 }
 
-/// The rows that there are.
+/// Number of rows.
 fn all(mut reader: Reader) -> u64 {
     while let Ok(Some(_)) = reader.next() {}
     reader.mark().lines
@@ -447,7 +447,7 @@ fn a_disk_without_room_is_waited_for_while_the_run_goes_on() {
     let in_the_way = dir.path().join("sinks/fake.json");
     std::fs::create_dir_all(in_the_way.join("x")).unwrap();
     let server = Rc::default();
-    // Once the run is over it is not: `ship` sends what is left.
+    // Not once the run is over: `ship` sends the rest.
     let (status, _) = ship(dir.path(), &server);
     assert!(status.trouble.unwrap().contains("fake.json"));
     assert!(server.borrow().lines.is_empty());

@@ -1,5 +1,5 @@
-//! What a driver waits for: a server that is slow, wrong or dead, a person who mends credentials, a disk with room; and what it says of
-//! that meanwhile.
+//! Waits of a driver: for a slow, wrong or dead server, for new credentials, for space on the disk;
+//! and the warnings meanwhile.
 
 use std::path::Path;
 use std::sync::PoisonError;
@@ -12,17 +12,18 @@ use super::{Driver, LOOK, Link};
 use crate::cursor::Files;
 use crate::sink::{Refusal, Sink};
 
-/// What is waited at most where a server asks for more: it may not know what it says.
+/// Longest wait that a server may ask for.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// Time between two warnings of one sink.
 const WARN_EVERY: Duration = Duration::from_secs(300);
 
-/// The files of a sink, which another process may have for a while, and a full disk may refuse.
+/// Locks the files of a sink. Another process may hold them for a while, and a full disk may refuse
+/// them.
 ///
 /// # Errors
 ///
-/// Why they are not to be had, once the run is over.
+/// The reason for failing, once the run is over.
 pub(super) async fn hold(dir: &Path, name: &'static str, link: &mut Link) -> Result<Files, String> {
     let mut failures = 0;
     loop {
@@ -44,7 +45,7 @@ pub(super) async fn hold(dir: &Path, name: &'static str, link: &mut Link) -> Res
 }
 
 impl<S: Sink> Driver<'_, S> {
-    /// Waits as long as a refusal asks for, and opens the run again where that may help.
+    /// Waits as long as a refusal asks for, and opens the run again if that may help.
     pub(super) async fn recover(&mut self, refusal: &Refusal) -> Result<(), String> {
         let is_gone = matches!(refusal, Refusal::Gone { .. });
         if !is_gone || !self.is_open {
@@ -53,13 +54,14 @@ impl<S: Sink> Driver<'_, S> {
         if matches!(refusal, Refusal::Gone { .. } | Refusal::Unauthorized { .. }) {
             self.is_open = false;
             self.open().await?;
-            // One that is gone again at once is waited for.
+            // A run that is gone again at once is waited for.
             self.is_open = !is_gone;
         }
         Ok(())
     }
 
-    /// Waits as long as a refusal asks for. What waits for a person is not waited for once the run is over: it is shipped later.
+    /// Waits as long as a refusal asks for. After the end of the run it does not wait for new
+    /// credentials: the rows are shipped later.
     pub(super) async fn pause(&mut self, refusal: &Refusal) -> Result<(), String> {
         self.failures += 1;
         let (why, wait) = match refusal {
@@ -86,7 +88,7 @@ impl<S: Sink> Driver<'_, S> {
         }
     }
 
-    /// A disk that is full may have room soon. It is not waited for once the run is over.
+    /// Waits for space on a full disk. After the end of the run it does not wait.
     pub(super) async fn wait_for_disk(&mut self, line: String) -> Result<(), String> {
         self.failures += 1;
         self.warn(&line);
@@ -97,13 +99,13 @@ impl<S: Sink> Driver<'_, S> {
         Ok(())
     }
 
-    /// A file that cannot be read now may be readable soon.
+    /// Waits before a file is read again.
     pub(super) async fn wait_for(&mut self, error: &ReadError) {
         self.warn(&error.to_string());
         self.rest(backoff(1)).await;
     }
 
-    /// Waits, until something has to be done sooner: the run is over.
+    /// Waits, at most until the end of the run.
     pub(super) async fn rest(&mut self, time: Duration) {
         if self.knows_end {
             tokio::time::sleep(time).await;
@@ -128,7 +130,7 @@ impl<S: Sink> Driver<'_, S> {
         status.trouble = None;
     }
 
-    /// Says what is wrong, now and then.
+    /// Warns, at most once in five minutes.
     pub(super) fn warn(&mut self, why: &str) {
         let mut status = self
             .link

@@ -1,4 +1,4 @@
-//! GPUs, by NVIDIA's library, which is loaded where it is there.
+//! GPUs, by NVIDIA's library, which is loaded at run time.
 
 use std::ffi::OsStr;
 
@@ -7,10 +7,10 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::Values;
 
-/// The names of the library: with the driver alone there is only the first.
+/// Names of the library. The driver alone installs only the first.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// The GPUs of this machine, as `nvidia-smi` counts them.
+/// The GPUs of this machine, numbered as by `nvidia-smi`.
 #[derive(Debug)]
 pub(super) struct Gpus {
     library: Nvml,
@@ -26,7 +26,7 @@ impl Gpus {
         Some(Self { library, count })
     }
 
-    /// Measures each.
+    /// Measures all GPUs.
     pub(super) fn sample(&self, values: &mut Values) {
         for index in 0..self.count {
             if let Ok(gpu) = self.library.device_by_index(index) {
@@ -36,7 +36,7 @@ impl Gpus {
     }
 }
 
-/// Measures one. Not all have all sensors.
+/// Measures one GPU, which may lack some sensors.
 fn sample(gpu: &Device<'_>, name: &str, values: &mut Values) {
     let at = |what: &str| format!("{name}/{what}");
     if let Ok(found) = gpu.utilization_rates() {
@@ -63,7 +63,7 @@ fn sample(gpu: &Device<'_>, name: &str, values: &mut Values) {
             values.push(&at(what), found);
         }
     }
-    // Those since the driver was loaded.
+    // Totals since the driver was loaded.
     for (what, error) in [
         ("corrected_memory_errors", MemoryError::Corrected),
         ("uncorrected_memory_errors", MemoryError::Uncorrected),

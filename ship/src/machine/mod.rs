@@ -1,10 +1,12 @@
-//! What the machine does while a run goes on: processors, memory, disk, network, the processes of the ranks, GPUs.
+//! Measurements of the machine during a run: processors, memory, disk, network, the processes of
+//! the ranks, GPUs.
 //!
-//! Names are those of `system/cpu_percent`, `system/gpu0/power_watts`, `system/rank3/rss_bytes`. Where a run has several nodes, what is not
-//! of a rank is of one of them: `system/node1/cpu_percent`.
+//! Names are `system/cpu_percent`, `system/gpu0/power_watts`, `system/rank3/rss_bytes` and so on.
+//! In a run of several nodes, values of a node, not of a rank, are named
+//! `system/node1/cpu_percent`.
 //!
-//! What cannot be measured is left out, without a word. A driver of GPUs that hangs holds a sample up, so that samples are for a thread
-//! of their own.
+//! Values that cannot be measured are left out. A hanging GPU driver blocks a sample, so samples
+//! belong on a thread of their own.
 
 mod gpus;
 
@@ -19,14 +21,14 @@ use sysinfo::{Networks, Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
 use gpus::Gpus;
 
-/// Bytes of what the kernel counts disks in.
+/// Bytes of a sector, in which the kernel counts disk transfers.
 const SECTOR: u64 = 512;
 
 /// Takes samples of the machine.
 #[derive(Debug)]
 pub struct Sampler {
     dir: PathBuf,
-    /// What names of this machine begin with.
+    /// Prefix of the names of this machine.
     machine: String,
     ranks: BTreeMap<usize, Rank>,
     system: Option<System>,
@@ -39,13 +41,13 @@ pub struct Sampler {
 #[derive(Debug)]
 struct Rank {
     pid: Pid,
-    /// When it began, so that another one of the same number is not taken for it.
+    /// Its start time, which distinguishes it from a later process with the same number.
     begun: Option<u64>,
-    /// Milliseconds of processors that it had at the last sample.
+    /// Its CPU time in milliseconds at the last sample.
     busy_ms: u64,
 }
 
-/// What rates are made from.
+/// The counters that rates are computed from.
 #[derive(Debug, Clone, Copy)]
 struct Last {
     at: Instant,
@@ -54,9 +56,10 @@ struct Last {
 }
 
 impl Sampler {
-    /// Looks at the disk that the directory of a run is on, and at the processes of the ranks of this machine, by their numbers.
+    /// Prepares measurements of the disk of a run directory, and of the processes of the ranks of
+    /// this machine, by process id.
     ///
-    /// - `node`: number of this machine, where the run has several
+    /// - `node`: number of this machine in a run of several nodes
     pub fn new(dir: &Path, node: Option<u64>, ranks: &BTreeMap<usize, u32>) -> Self {
         let rank = |(&rank, &pid)| {
             let pid = Pid::from_u32(pid);
@@ -79,12 +82,12 @@ impl Sampler {
             gpus: Gpus::find(),
             last: None,
         };
-        // Rates are those since now.
+        // Rates count from now on.
         sampler.sample();
         sampler
     }
 
-    /// What the machine does, and has done on average since the last sample. The row is of step 0.
+    /// Measures now, with rates since the last sample. The row has step 0.
     pub fn sample(&mut self) -> Row {
         let now = Instant::now();
         let disk = bytes_of_disk(&self.dir);
@@ -171,9 +174,9 @@ impl Sampler {
             let busy_ms = process.accumulated_cpu_time();
             let more_ms = busy_ms.saturating_sub(rank.busy_ms);
             rank.busy_ms = busy_ms;
-            // No two nodes have a rank of one number.
+            // Rank numbers are unique over all nodes.
             values.of = format!("rank{number}/");
-            // Of one processor: what has several threads may have more than 100.
+            // In percent of one processor: a process with several threads may have more than 100.
             values.push_rate("cpu_percent", more_ms as f64 / 10.0);
             let mut push = |name: &str, value| values.push_f64(name, value);
             push("rss_bytes", process.memory() as f64);
@@ -191,7 +194,7 @@ impl Sampler {
 #[derive(Debug)]
 struct Values {
     row: Row,
-    /// What the names of values begin with: of which node or rank they are.
+    /// Prefix of the names: node or rank.
     of: String,
     /// Seconds since the last sample; 0 at the first.
     elapsed_s: f64,
@@ -226,7 +229,7 @@ impl Values {
     }
 }
 
-/// Bytes that were read from and written to the disk that a directory is on; none where that is no single one.
+/// Bytes read from and written to the disk of a directory; `None` unless it is a single disk.
 fn bytes_of_disk(dir: &Path) -> Option<(u64, u64)> {
     let device = std::fs::metadata(dir).ok()?.dev();
     let name = format!("{} {}", major(device), minor(device));
@@ -243,7 +246,7 @@ fn bytes_of_disk(dir: &Path) -> Option<(u64, u64)> {
     })
 }
 
-/// The threads of a process. What sysinfo does is to read a file of each.
+/// Number of threads of a process; sysinfo would read a file for each.
 fn threads(pid: Pid) -> Option<usize> {
     Some(std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.count())
 }
@@ -255,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that waits for its input to end.
+    /// A process that waits for the end of its input.
     fn idle() -> std::process::Child {
         let mut command = Command::new("cat");
         command.stdin(Stdio::piped()).spawn().unwrap()
@@ -357,7 +360,7 @@ mod tests {
             child.kill().unwrap();
             child.wait().unwrap();
         }
-        // 15 s are between two of them.
+        // There are 15 s between two samples.
         assert!(each_us < 20_000, "{each_us} us");
     }
 }

@@ -1,4 +1,4 @@
-//! What a run is, beside its numbers: parameters, tags, files.
+//! The description of a run beside its numbers: parameters, tags, files.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -10,13 +10,13 @@ use spd_tracker::{Kind, Row};
 use super::names::{cut, taken};
 use crate::run::RunInfo;
 
-/// Bytes of a parameter's value.
+/// Most bytes of a parameter's value.
 const LONGEST_PARAMETER: usize = 6000;
 
-/// Bytes of a tag's value, which the most careful of servers takes.
+/// Most bytes of a tag's value, by the strictest of servers.
 const LONGEST_TAG: usize = 5000;
 
-/// Lines of the log of events; the last ones.
+/// Most lines of the log of events; the last ones are kept.
 const MOST_EVENTS: usize = 10_000;
 
 /// A tag.
@@ -24,7 +24,7 @@ pub(super) fn tag(key: &str, value: &str) -> Json {
     json!({"key": taken(key), "value": cut(value, LONGEST_TAG)})
 }
 
-/// What is known of a run from its start.
+/// The tags that are known from the start.
 pub(super) fn tags(run: &RunInfo) -> Vec<Json> {
     let mut tags = vec![
         tag("mlflow.source.name", "spd"),
@@ -43,7 +43,7 @@ pub(super) fn tags(run: &RunInfo) -> Vec<Json> {
     tags
 }
 
-/// The config with the names of its tables before those of its values. Lists are one value.
+/// The config with dotted names. A list is one value.
 pub(super) fn parameters(config: &Json) -> Vec<Json> {
     let mut found = Vec::new();
     flatten("", config, &mut found);
@@ -65,7 +65,7 @@ fn flatten(before: &str, config: &Json, found: &mut Vec<(String, String)>) {
                 flatten(&key, value, found);
             }
         }
-        // Some servers take an empty value for none.
+        // Some servers treat an empty value as none.
         Json::String(text) if !text.is_empty() => found.push((before.to_owned(), text.clone())),
         value => found.push((before.to_owned(), value.to_string())),
     }
@@ -78,7 +78,7 @@ pub(super) fn events(run: &RunInfo) -> String {
         return String::new();
     };
     for line in BufReader::new(file).split(b'\n').map_while(Result::ok) {
-        // The last one may be torn.
+        // The last line may be torn.
         let Ok(row) = serde_json::from_slice::<Row>(&line) else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! Where the server is, and who asks: by the variables that MLflow's own client reads.
+//! Address and credentials of the server, from the variables of MLflow's own client.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use reqwest::{Certificate, RequestBuilder, Url};
 use crate::credentials::Environment;
 use crate::http::Trust;
 
-/// What to do where there is no address.
+/// Advice if there is no address.
 const ADVICE: &str = "set it to the address of an MLflow server, such as http://127.0.0.1:5000";
 
-/// Where the server is and who asks. It is not to be shown.
+/// Address and credentials of the server. They are not shown.
 pub(super) struct Address {
-    /// User and password may be in it, which reqwest takes out.
+    /// It may hold user and password, which reqwest moves into a header.
     url: Url,
     who: Who,
-    /// Whose certificate the server may have.
+    /// The certificates that the server may have.
     pub(super) trust: Trust,
 }
 
 enum Who {
-    /// Nobody, or who is in the address.
+    /// None, or those in the address.
     Nobody,
     User {
         name: String,
@@ -30,12 +30,14 @@ enum Who {
 }
 
 impl Address {
-    /// Reads `MLFLOW_TRACKING_URI`, and then `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`, `MLFLOW_TRACKING_TOKEN` or
-    /// `~/.mlflow/credentials`; `MLFLOW_TRACKING_INSECURE_TLS` and `MLFLOW_TRACKING_SERVER_CERT_PATH` say whose certificate is trusted.
+    /// Reads `MLFLOW_TRACKING_URI`, and then `MLFLOW_TRACKING_USERNAME` and
+    /// `MLFLOW_TRACKING_PASSWORD`, `MLFLOW_TRACKING_TOKEN` or `~/.mlflow/credentials`.
+    /// `MLFLOW_TRACKING_INSECURE_TLS` and `MLFLOW_TRACKING_SERVER_CERT_PATH` choose the trusted
+    /// certificates.
     ///
     /// # Errors
     ///
-    /// What is to be set, in words without what is set.
+    /// The variable to set, without any value.
     pub(super) fn of(environment: &Environment) -> Result<Self, String> {
         let Some(text) = environment.get("MLFLOW_TRACKING_URI") else {
             return Err(format!("MLFLOW_TRACKING_URI is not set; {ADVICE}"));
@@ -44,12 +46,12 @@ impl Address {
         let url = url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         let Some(mut url) = url else {
             return Err(format!(
-                "MLFLOW_TRACKING_URI is no http address; {ADVICE} (`mlflow server` serves files and databases)"
+                "MLFLOW_TRACKING_URI is not an http address; {ADVICE} (`mlflow server` serves files and databases)"
             ));
         };
         let who = who(environment, url.username().is_empty());
         if !matches!(who, Who::Nobody) {
-            // Both are possible where there is a host.
+            // Both setters work for an address with a host.
             let _ = (url.set_username(""), url.set_password(None));
         }
         url.set_query(None);
@@ -58,7 +60,7 @@ impl Address {
         Ok(Self { url, who, trust })
     }
 
-    /// The address of what lies below it.
+    /// The address of a path below it.
     pub(super) fn at<'t>(&self, path: impl IntoIterator<Item = &'t str>) -> Url {
         let mut url = self.url.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
@@ -67,7 +69,7 @@ impl Address {
         url
     }
 
-    /// The request with who asks.
+    /// The request with credentials.
     pub(super) fn signed(&self, request: RequestBuilder) -> RequestBuilder {
         match &self.who {
             Who::Nobody => request,
@@ -77,7 +79,7 @@ impl Address {
     }
 }
 
-/// Whose certificate the server may have: that of a file, or anybody's, or any that this machine trusts.
+/// The trusted certificates: those of a file, any, or those of this machine.
 fn trust(environment: &Environment) -> Result<Trust, String> {
     let insecure = environment.get("MLFLOW_TRACKING_INSECURE_TLS");
     let is_insecure = match insecure
@@ -97,7 +99,7 @@ fn trust(environment: &Environment) -> Result<Trust, String> {
     };
     if is_insecure {
         return Err(
-            "MLFLOW_TRACKING_INSECURE_TLS trusts anybody, MLFLOW_TRACKING_SERVER_CERT_PATH one file; unset one of them".into(),
+            "MLFLOW_TRACKING_INSECURE_TLS trusts any certificate, MLFLOW_TRACKING_SERVER_CERT_PATH one file; unset one of them".into(),
         );
     }
     let refused = |why: &dyn std::fmt::Display| {
@@ -148,7 +150,7 @@ mod tests {
 
     const URI: (&str, &str) = ("MLFLOW_TRACKING_URI", "http://h:5000/prefix/");
 
-    /// The address asked and what says who asks.
+    /// The address and credentials of a request.
     fn asked(variables: &[(&str, &str)], home: Option<&Path>) -> (String, Option<String>) {
         let address = Address::of(&Environment::of(variables, home));
         let address = address.unwrap_or_else(|why| panic!("{why}"));
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_found_where_the_official_client_finds_it() {
+    fn credentials_come_from_the_official_clients_places() {
         let user = ("MLFLOW_TRACKING_USERNAME", "ada");
         let password = ("MLFLOW_TRACKING_PASSWORD", "love");
         let token = ("MLFLOW_TRACKING_TOKEN", "abc");
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_certificate_is_trusted_is_found_where_the_official_client_finds_it() {
+    fn trust_comes_from_the_official_clients_variables() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("ca.pem");
         let path = file.to_str().unwrap();
@@ -209,7 +211,7 @@ mod tests {
         );
         assert_eq!(
             why(&[insecure("1"), only]),
-            "MLFLOW_TRACKING_INSECURE_TLS trusts anybody, MLFLOW_TRACKING_SERVER_CERT_PATH one file; unset one of them"
+            "MLFLOW_TRACKING_INSECURE_TLS trusts any certificate, MLFLOW_TRACKING_SERVER_CERT_PATH one file; unset one of them"
         );
         let named = format!("MLFLOW_TRACKING_SERVER_CERT_PATH: {path}: ");
         let advice = "; give a file of certificates in PEM";
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_server_is_told_without_being_shown() {
+    fn invalid_addresses_are_refused_without_being_shown() {
         let why = |variables: &[(&str, &str)]| {
             Address::of(&Environment::of(variables, None))
                 .err()
@@ -247,7 +249,7 @@ mod tests {
         ] {
             assert_eq!(
                 why(&[("MLFLOW_TRACKING_URI", uri)]),
-                "MLFLOW_TRACKING_URI is no http address; set it to the address of an MLflow server, such as http://127.0.0.1:5000 \
+                "MLFLOW_TRACKING_URI is not an http address; set it to the address of an MLflow server, such as http://127.0.0.1:5000 \
                  (`mlflow server` serves files and databases)"
             );
         }

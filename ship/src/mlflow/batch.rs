@@ -1,4 +1,4 @@
-//! Rows as metrics, in requests that the server takes.
+//! Rows as metrics, in requests within the server's limits.
 
 use serde_json::{Value as Json, json};
 use spd_tracker::{Histogram, Value};
@@ -8,17 +8,17 @@ use crate::run::RunInfo;
 use crate::sink::Stamped;
 use crate::system_row;
 
-/// Metrics that one request holds.
+/// Most metrics of one request.
 const MOST: usize = 1000;
 
-/// Bytes of metrics in one request, below the megabyte that servers take.
+/// Most bytes of metrics in one request; servers accept a megabyte.
 const MOST_BYTES: usize = 900_000;
 
-/// Values from which on the part of a histogram's values is a curve each: MLflow shows no histograms. They are edges of the bins of
-/// importances, so that nothing is guessed of what lies within a bin.
+/// Thresholds of a histogram. The fraction of its values above each is a curve, since MLflow shows
+/// no histograms. They are edges of the bins of importances, so the fractions are exact.
 const FROM: [f64; 4] = [0.02, 0.1, 0.5, 0.9];
 
-/// A number under its name, at its step and time: what the server tells repetitions by.
+/// A number with its name, step and time, by which the server recognises repetitions.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Metric {
     pub(super) name: String,
@@ -30,7 +30,7 @@ pub(super) struct Metric {
 
 impl Metric {
     fn json(&self) -> Json {
-        // A bare NaN would be taken, and kept as 0.
+        // A bare NaN would be accepted, and stored as 0.
         let value = match self.value {
             value if value.is_nan() => json!("NaN"),
             f64::INFINITY => json!("Infinity"),
@@ -41,7 +41,7 @@ impl Metric {
     }
 }
 
-/// The numbers of a train or eval row, and which parts of its histograms are large.
+/// The numbers of a train or eval row, and the fractions of its histograms.
 pub(super) fn of_row(row: &Stamped) -> Vec<Metric> {
     let mut metrics = Vec::new();
     let time = milliseconds(row.time);
@@ -83,7 +83,7 @@ pub(super) fn of_system_row(run: &RunInfo, row: &Stamped) -> Vec<Metric> {
     metrics.collect()
 }
 
-/// The bodies of requests that give a run metrics.
+/// The bodies of requests that add metrics to a run.
 pub(super) fn requests(run: &str, metrics: &[Metric]) -> Vec<Json> {
     let (mut requests, mut items, mut bytes) = (Vec::new(), Vec::new(), 0);
     for metric in metrics {
@@ -109,7 +109,8 @@ pub(super) fn milliseconds(seconds: f64) -> i64 {
     milliseconds
 }
 
-/// The part of the values that are at least `least`, which is an edge; nothing where it is none, or there are no values.
+/// The fraction of values that are at least `least`; `None` unless that is an edge, or without
+/// values.
 fn part_from(histogram: &Histogram, least: f64) -> Option<f64> {
     let is_edge = |edge: &f64| (edge - least).abs() < 1e-9;
     let first = histogram.edges.iter().position(is_edge)?;
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_histogram_is_the_parts_from_its_edges_on() {
-        // Of 50 bins, as those of importances are: 900 in the first, where most always are, 60 from 0.1 on, 40 at 1.
+        // Of 50 bins, as for importances: 900 in the first, as usual, 60 from 0.1 on, 40 at 1.
         let edges: Vec<f64> = (0..=50).map(|edge| f64::from(edge) / 50.0).collect();
         let mut counts = vec![0.0; 50];
         (counts[0], counts[5], counts[49]) = (900.0, 60.0, 40.0);
@@ -154,7 +155,7 @@ mod tests {
         let row = Row::new(1, Kind::Eval)
             .with("importance/a", of(&edges, &counts))
             .with("empty", of(&edges, &[0.0; 50]))
-            // Nothing is known of places within a bin.
+            // Places within a bin are unknown.
             .with("wide", of(&[0.0, 0.5, 1.0], &[3.0, 1.0]));
         let found = of_row(&Stamped { row, time: 0.0 });
         let found: Vec<_> = found

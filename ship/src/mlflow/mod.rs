@@ -1,7 +1,8 @@
 //! MLflow, by its REST interface.
 //!
-//! The server tells repetitions by name, time, step and value, so that rows whose answer was lost are sent again and nothing is there
-//! twice. It takes nothing back: after a roll-back another run begins, unless rows are to be kept.
+//! The server recognises repetitions by name, time, step and value, so rows whose answer was lost
+//! are sent again without duplicates. It takes nothing back: after a roll-back another run begins,
+//! unless rows are to be kept.
 
 mod about;
 mod address;
@@ -30,42 +31,42 @@ use address::Address;
 use batch::Metric;
 use server::{Run, Server};
 
-/// What a run is found by: the id of its directory, and how often it was rolled back.
+/// The tag that identifies a run: the id of its directory, and the number of roll-backs.
 const KEY: &str = "client.run_key";
 
-/// What all runs of a directory have.
+/// The tag that all runs of a directory share.
 const DIRECTORY: &str = "spd.run";
 
-/// The run that the page of the server shows a run below.
+/// The tag with the run that the server's page shows this run below.
 const PARENT: &str = "mlflow.parentRunId";
 
-/// Parameters, or tags, that one request holds.
+/// Most parameters, or tags, of one request.
 const MOST: usize = 100;
 
-/// What is known of the server's run.
+/// The knowledge of the server's run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct State {
-    /// Its id; none before it is made.
+    /// Its id; empty before it is made.
     run: String,
-    /// How often the directory's run had been started before this one was begun.
+    /// Number of starts of the directory's run before this one began.
     generation: u64,
-    /// Where the server keeps its files, if it does.
+    /// The place of its files at the server, if it stores files.
     files: Option<String>,
-    /// Whether it has its parameters.
+    /// Whether its parameters are set.
     has_parameters: bool,
-    /// Whether it is shown below that of its sweep.
+    /// Whether it is shown below the run of its sweep.
     has_parent: bool,
-    /// The time of the last row, in milliseconds since 1970: what is sent later did not happen later.
+    /// Time of the last row, in milliseconds since 1970, which is used for everything sent later.
     last: Option<i64>,
-    /// Names that the server does not take, by what they are there.
+    /// Names that the server refuses, with their replacements.
     names: BTreeMap<String, String>,
 }
 
-/// Sends to an MLflow server.
+/// Sends rows to an MLflow server.
 #[derive(Default)]
 pub(crate) struct Mlflow {
-    /// Another environment than that of the process.
+    /// Replaces the environment of the process.
     environment: Option<Environment>,
     server: Option<Server>,
     anew: bool,
@@ -85,7 +86,8 @@ impl Mlflow {
         Ok(())
     }
 
-    /// Stores a file of the run. One that the server will not take is named in a tag: it holds nothing up.
+    /// Stores a file of the run. A file that the server refuses is named in a tag, and delays
+    /// nothing.
     async fn store(&self, state: &State, path: &str, file: Vec<u8>) -> Result<(), Refusal> {
         let stored = match &state.files {
             Some(files) => self.server()?.put(&format!("{files}/{path}"), file).await,
@@ -104,7 +106,7 @@ impl Mlflow {
         self.server()?.tag(&state.run, &tags).await
     }
 
-    /// Stores a file of the run directory, if it is there.
+    /// Stores a file of the run directory, if it exists.
     async fn store_if_there(
         &self,
         run: &RunInfo,
@@ -117,7 +119,8 @@ impl Mlflow {
         }
     }
 
-    /// Says what the run is. Parameters are told once, since the server takes no other values for them.
+    /// Sends the description of the run. Parameters are sent once, since the server accepts no
+    /// other values for them.
     async fn describe(&self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
         let server = self.server()?;
         let mut tags = about::tags(run);
@@ -140,7 +143,7 @@ impl Mlflow {
                 continue;
             };
             for parameter in parameters {
-                // It has another value, from a start of which no answer came.
+                // It has another value, from a start whose answer was lost.
                 let body = json!({"run_id": state.run, "params": [parameter]});
                 match server.tell("runs/log-batch", &body).await {
                     Ok(()) | Err(Refusal::Invalid { .. }) => {}
@@ -155,7 +158,7 @@ impl Mlflow {
         self.store_if_there(run, state, "config.toml").await
     }
 
-    /// Has a run of a sweep shown below that of the sweep, where that one is there.
+    /// Shows a run of a sweep below the run of the sweep, if that exists.
     async fn join_sweep(&self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
         let Some(sweep) = run.sweep.as_deref().filter(|_| !state.has_parent) else {
             return Ok(());
@@ -171,7 +174,7 @@ impl Mlflow {
         Ok(())
     }
 
-    /// Notes which names the server does not take as they are.
+    /// Records names that the server would refuse.
     async fn note_names(&self, state: &mut State, metrics: &[Metric]) -> Result<(), Refusal> {
         let changed = metrics.iter().filter_map(|metric| {
             let taken = names::taken(&metric.name);
@@ -189,7 +192,8 @@ impl Mlflow {
         Ok(())
     }
 
-    /// The run of a generation, or the last one where none is known; it is made where there is none.
+    /// The run of a generation, or the last one if the generation is unknown. It is made if there
+    /// is none.
     async fn find_or_make(&self, run: &RunInfo, generation: Option<u64>) -> Result<State, Refusal> {
         let server = self.server()?;
         let environment = self.environment.clone();
@@ -221,8 +225,9 @@ impl Mlflow {
         Ok(state_of(&server.create(&body).await?, generation))
     }
 
-    /// Deletes runs of the same key that nothing was ever sent to. The server makes a run anew each time that it is asked: one that was
-    /// asked for by a process that ended may be made after the next process has looked for it, and made its own.
+    /// Deletes empty runs of the same key. The server makes a run at every request: the request of
+    /// a killed process may be served after the next process has looked for the run and made its
+    /// own.
     async fn delete_copies(&self, run: &RunInfo, state: &State) -> Result<(), Refusal> {
         let server = self.server()?;
         let experiment = server.run(&state.run).await?.info.experiment_id;
@@ -401,20 +406,20 @@ impl Sink for Mlflow {
         };
         self.set_status(state, status, Some(end_of(state))).await?;
         match self.delete_copies(run, state).await {
-            // One that may not delete leaves them.
+            // Without permission to delete they stay.
             Err(Refusal::Later { why, after }) => Err(Refusal::Later { why, after }),
             _ => Ok(()),
         }
     }
 }
 
-/// Whether another process ships the sweep that a run is of now: its run will be there.
+/// Whether another process ships the sweep of a run now, which means that its run will exist.
 fn is_sweep_shipped(run: &RunInfo) -> bool {
     let sweep = run.dir.parent();
     sweep.is_some_and(|sweep| Files::is_held(sweep, Mlflow::NAME))
 }
 
-/// What a run is found by.
+/// The key of a run.
 fn key(run: &RunInfo, generation: u64) -> String {
     match generation {
         0 => run.id.clone(),
@@ -422,7 +427,7 @@ fn key(run: &RunInfo, generation: u64) -> String {
     }
 }
 
-/// How often the directory's run had been started before one of the server was begun.
+/// Number of starts of the directory's run before a run of the server began.
 fn generation_of(found: &Run) -> u64 {
     let key = found.tag(KEY).unwrap_or_default();
     let generation = key.rsplit_once("-r");
@@ -430,10 +435,10 @@ fn generation_of(found: &Run) -> u64 {
     generation.unwrap_or(0)
 }
 
-/// What is known of a run that was just found or made.
+/// The state of a run that was just found or made.
 fn state_of(found: &Run, generation: u64) -> State {
     let path = found.info.artifact_uri.strip_prefix("mlflow-artifacts:");
-    // A server may be named before the path: that which is asked already.
+    // A path may begin with a server, which is the same one.
     let path = path.map(|path| match path.strip_prefix("//") {
         Some(named) => named.split_once('/').map_or("", |(_, path)| path),
         None => path,
@@ -446,12 +451,12 @@ fn state_of(found: &Run, generation: u64) -> State {
     }
 }
 
-/// When what was sent ended, in milliseconds since 1970.
+/// The end of the rows that were sent, in milliseconds since 1970.
 fn end_of(state: &State) -> i64 {
     state.last.unwrap_or_else(|| batch::milliseconds(now()))
 }
 
-/// Notes the time of rows that were sent.
+/// Records the time of rows that were sent.
 fn note_time(state: &mut State, rows: &[Stamped]) {
     let last = rows.iter().map(|row| batch::milliseconds(row.time)).max();
     state.last = state.last.max(last);

@@ -1,12 +1,14 @@
-//! Names that MLflow takes: letters, digits, `_`, `-`, `.`, `:`, space and `/`, at most 250, written as a path that needs no tidying.
+//! Names that MLflow accepts: letters, digits, `_`, `-`, `.`, `:`, space and `/`, at most 250, as a
+//! normalised path.
 
-/// The longest that all servers take.
+/// Longest name that all servers accept.
 const LONGEST: usize = 250;
 
 /// Letters of the checksum that keeps changed names apart.
 const CHECKSUM: usize = 9;
 
-/// The name as MLflow takes it. One that had to be changed ends in a checksum of what it was, so that no two become one.
+/// The name as MLflow accepts it. A changed name ends in a checksum of the original, so names stay
+/// distinct.
 pub(super) fn taken(name: &str) -> String {
     if is_taken(name) {
         return name.to_owned();
@@ -54,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_kept_where_they_can_be() {
+    fn accepted_names_are_kept() {
         for name in ["loss", "ci_l0/h.0.attn.q_proj", "a b:c-d", &"k".repeat(250)] {
             assert_eq!(taken(name), name);
         }

@@ -1,4 +1,4 @@
-//! Requests of MLflow's REST interface, and what its answers mean.
+//! Requests of MLflow's REST interface, and the meaning of the answers.
 
 use reqwest::{Client, Method, RequestBuilder, Url};
 use serde::Deserialize;
@@ -9,13 +9,13 @@ use super::address::Address;
 use crate::http::{self, Answer};
 use crate::sink::Refusal;
 
-/// What all calls begin with.
+/// Prefix of all calls.
 const CALLS: [&str; 3] = ["api", "2.0", "mlflow"];
 
-/// What all files that the server keeps begin with.
+/// Prefix of all files at the server.
 const FILES: [&str; 4] = ["api", "2.0", "mlflow-artifacts", "artifacts"];
 
-/// What is said of a server that answers as none of MLflow does.
+/// Advice about a server that does not answer as MLflow does.
 const STRANGE: &str = "is MLFLOW_TRACKING_URI the address of an MLflow server?";
 
 /// A server.
@@ -24,7 +24,7 @@ pub(super) struct Server {
     address: Address,
 }
 
-/// A run, as the server has it.
+/// A run at the server.
 #[derive(Debug, Deserialize)]
 pub(super) struct Run {
     pub(super) info: Info,
@@ -47,7 +47,7 @@ pub(super) struct Info {
 #[serde(default)]
 pub(super) struct Data {
     pub(super) tags: Vec<Tag>,
-    /// Of each name the last.
+    /// The last value of each name.
     pub(super) metrics: Vec<IgnoredAny>,
 }
 
@@ -107,17 +107,17 @@ impl Server {
         })
     }
 
-    /// The id of an experiment, which is made where there is none.
+    /// The id of an experiment, which is made if there is none.
     pub(super) async fn experiment(&self, name: &str) -> Result<String, Refusal> {
         if let Some(id) = self.find_experiment(name).await? {
             return Ok(id);
         }
-        // Otherwise the page shows what is there for language models first.
+        // Otherwise the page first shows views for language models.
         let kind = json!({"key": "mlflow.experimentKind", "value": "custom_model_development"});
         let body = json!({"name": name, "tags": [kind]});
         match self.post("experiments/create", &body).await {
             Ok(Created { experiment_id }) => Ok(experiment_id),
-            // Another one made it in between.
+            // Another process made it in between.
             Err(refusal) => self.find_experiment(name).await?.ok_or(refusal),
         }
     }
@@ -138,7 +138,7 @@ impl Server {
         }
     }
 
-    /// The runs of an experiment, not those that were deleted, whose tag has a value.
+    /// The runs of an experiment that have a tag with this value, without deleted ones.
     pub(super) async fn runs_by_tag(
         &self,
         experiment: &str,
@@ -154,7 +154,7 @@ impl Server {
         Ok(found.runs)
     }
 
-    /// A run by its id, or that it is gone.
+    /// A run by its id.
     pub(super) async fn run(&self, id: &str) -> Result<Run, Refusal> {
         let found: OneRun = self.get("runs/get", &[("run_id", id)]).await?;
         Ok(found.run)
@@ -166,7 +166,7 @@ impl Server {
         Ok(found.run)
     }
 
-    /// Sends what needs no answer.
+    /// Sends a request whose answer has no data.
     pub(super) async fn tell(&self, call: &str, body: &Json) -> Result<(), Refusal> {
         taken(
             &self
@@ -181,14 +181,14 @@ impl Server {
         self.tell("runs/log-batch", &body).await
     }
 
-    /// Stores a file, in place of an older one.
+    /// Stores a file, replacing an older one.
     pub(super) async fn put(&self, path: &str, bytes: Vec<u8>) -> Result<(), Refusal> {
         let at = self.address.at(FILES.into_iter().chain(path.split('/')));
         let request = self.client.request(Method::PUT, at).body(bytes);
         let request = request.header("content-type", "application/octet-stream");
         let answer = self.ask(request).await?;
         match answer.status.as_u16() {
-            // It keeps no files, or not this one.
+            // The server stores no files, or not this one.
             404 | 405 | 413 | 501 => Err(Refusal::Invalid { why: answer.why() }),
             _ => taken(&answer),
         }
@@ -230,7 +230,7 @@ fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Refusal> {
     found.ok_or_else(|| answer.nonsense(STRANGE))
 }
 
-/// The meaning of an answer that has nothing to say.
+/// The meaning of an answer without data.
 fn taken(answer: &Answer) -> Result<(), Refusal> {
     match answer.is_receipt() {
         true => Ok(()),
@@ -239,7 +239,8 @@ fn taken(answer: &Answer) -> Result<(), Refusal> {
     }
 }
 
-/// What an answer means: by its `error_code` where it has one, since servers and the proxies before them share statuses.
+/// The meaning of an answer, by its `error_code` if it has one, since servers and proxies share
+/// statuses.
 fn refusal(answer: &Answer) -> Refusal {
     #[derive(Deserialize)]
     struct Error {

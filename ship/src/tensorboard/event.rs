@@ -1,4 +1,5 @@
-//! Rows as TensorBoard's events, and events as records: the part of `event.proto` and `summary.proto` that rows need.
+//! Rows as TensorBoard's events, and events as records: the needed part of `event.proto` and
+//! `summary.proto`.
 
 use prost::Message;
 use spd_tracker::{Histogram, Value};
@@ -9,7 +10,7 @@ use crate::run::RunInfo;
 /// The first record of every file.
 pub(super) const VERSION: &str = "brain.Event:2";
 
-/// `SessionLog.START`: what was logged for its step and later ones holds no longer.
+/// `SessionLog.START`: everything logged for its step and later ones is void.
 const START: i32 = 1;
 
 /// `DT_STRING`.
@@ -117,11 +118,12 @@ pub(super) struct Strings {
     pub(super) strings: Vec<String>,
 }
 
-/// That of a single word, which has no axes; a list of one is shown as a table.
+/// The shape of a single string, which has no axes; a list of one is shown as a table.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Shape {}
 
-/// The first records of a file, after which nothing that an older file says holds: it is all of step 0 and later ones.
+/// The first records of a file. They void everything in older files, which is of step 0 and later
+/// ones.
 pub(super) fn head(time: f64) -> Vec<u8> {
     let version = Event {
         wall_time: time,
@@ -138,7 +140,7 @@ pub(super) fn head(time: f64) -> Vec<u8> {
     bytes
 }
 
-/// The values of a step as one record; none where there are none.
+/// The values of a step as one record; empty without values.
 pub(super) fn values(time: f64, step: u64, values: Vec<Tagged>) -> Vec<u8> {
     if values.is_empty() {
         return Vec::new();
@@ -151,7 +153,8 @@ pub(super) fn values(time: f64, step: u64, values: Vec<Tagged>) -> Vec<u8> {
     })
 }
 
-/// A value under its name. TensorBoard's scalars are f32, and its pictures PNG; any other file is named.
+/// A value with its name. TensorBoard's scalars are f32, and its pictures PNG; other files are
+/// shown by name.
 pub(super) fn tagged(run: &RunInfo, name: &str, value: &Value) -> Option<Tagged> {
     match value {
         Value::Number(value) => Some(scalar(name, *value)),
@@ -173,7 +176,7 @@ pub(super) fn tagged(run: &RunInfo, name: &str, value: &Value) -> Option<Tagged>
     }
 }
 
-/// A number under its name.
+/// A number with its name.
 pub(super) fn scalar(name: &str, value: f64) -> Tagged {
     #[expect(clippy::cast_possible_truncation, reason = "a rounded value is shown")]
     let value = value as f32;
@@ -184,7 +187,7 @@ pub(super) fn scalar(name: &str, value: f64) -> Tagged {
     }
 }
 
-/// Words under their name, which are read as Markdown.
+/// Text with its name, which TensorBoard reads as Markdown.
 pub(super) fn text(name: &str, words: &str) -> Tagged {
     let plugin = Plugin {
         name: "text".to_owned(),
@@ -202,7 +205,7 @@ pub(super) fn text(name: &str, words: &str) -> Tagged {
     }
 }
 
-/// A figure as a picture; none of a file that is no figure.
+/// A figure as a picture; `None` for a file that is no figure.
 fn image(run: &RunInfo, path: &str) -> Result<Option<Image>, String> {
     let bytes = run.file(path)?;
     if !path.ends_with(".svg") {
@@ -217,7 +220,7 @@ fn image(run: &RunInfo, path: &str) -> Result<Option<Image>, String> {
     }))
 }
 
-/// Sums are those of values in the middle of their bins. None where there are no bins.
+/// The sums assume values in the middle of their bins. `None` without bins.
 fn bins(histogram: &Histogram) -> Option<Bins> {
     let (edges, counts) = (&histogram.edges, &histogram.counts);
     let (min, max) = (*edges.first()?, *edges.last()?);
@@ -251,7 +254,7 @@ fn record(event: &Event) -> Vec<u8> {
     bytes
 }
 
-/// CRC-32C as TFRecord files have it, so that a checksum of bytes with checksums in them is none of the usual ones.
+/// CRC-32C as in TFRecord files, which keeps checksums of bytes with checksums in them apart.
 fn masked(bytes: &[u8]) -> [u8; 4] {
     let sum = crc32c::crc32c(bytes);
     sum.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
@@ -261,7 +264,7 @@ fn signed(step: u64) -> i64 {
     i64::try_from(step).unwrap_or(i64::MAX)
 }
 
-/// The events of a file, as far as whole records go.
+/// The whole records of a file.
 #[cfg(test)]
 pub(super) fn read(mut bytes: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();

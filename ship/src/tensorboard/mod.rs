@@ -1,8 +1,8 @@
 //! TensorBoard's event files, in `RUN/tensorboard`.
 //!
-//! All rows are in the one directory, which TensorBoard shows as one run: train and eval rows, what is measured of the machine, what happened.
-//! After a roll-back, and where a file does not end as it was left, all of them are written again: a start that voids what came before it
-//! voids rows of all kinds.
+//! All rows are in this directory, which TensorBoard shows as one run: train and eval rows,
+//! measurements of the machine, events. After a roll-back, and if a file has changed, all of them
+//! are written again: a start that voids earlier rows voids rows of all kinds.
 
 mod event;
 mod segment;
@@ -23,13 +23,14 @@ use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
 use crate::system_row;
 use segment::{Segment, Written};
 
-/// The directory of event files in that of a run.
+/// The directory of event files in a run directory.
 const DIR: &str = "tensorboard";
 
-/// One below it, in which an earlier version had rows of the machine. TensorBoard shows it as another run.
+/// A directory below it, in which an earlier version wrote rows of the machine. TensorBoard would
+/// show it as another run.
 const SYSTEM: &str = "system";
 
-/// Bytes that wait to be written: pictures are large.
+/// Bytes that are collected before a write: pictures are large.
 const MOST_WAITING: usize = 4 << 20;
 
 /// The rows that were written.
@@ -134,7 +135,7 @@ impl Sink for TensorBoard {
         let before = state.metrics.clone();
         let written = self.write_rows(run, &mut state.metrics, rows);
         if written.is_err() {
-            // The same rows come again, so that those of them that are written are cut.
+            // The same rows come again; those that are written are skipped.
             state.metrics = before;
         }
         written

@@ -1,8 +1,8 @@
 //! One series of event files, the last of which is appended to.
 //!
-//! TensorBoard reads the files of a directory in the order of their names, each to its end before the next, and never again. So a file
-//! that ends otherwise than it was left is not gone on with: a new one begins, whose head says that nothing of older files holds. That is
-//! true for a TensorBoard that has read them already, too.
+//! TensorBoard reads the files of a directory in the order of their names, each to its end, and
+//! never again. So if a file has another end than it should, a new one begins, whose head voids
+//! older files. That also holds for a TensorBoard that has read them already.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -15,22 +15,22 @@ use spd_tracker::now;
 use super::event;
 use crate::sink::Refusal;
 
-/// What the names of all event files begin with.
+/// Prefix of the names of all event files.
 const PREFIX: &str = "events.out.tfevents.";
 
-/// What was acknowledged.
+/// The acknowledged part.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Written {
-    /// The name of the last file.
+    /// Name of the last file.
     file: String,
-    /// Its bytes.
+    /// Bytes of the last file.
     bytes: u64,
 }
 
 #[cfg(test)]
 impl Written {
-    /// Bytes of a file that were written.
+    /// Acknowledged bytes of a file.
     pub(super) fn kept_of(&self, path: &Path) -> u64 {
         if path.ends_with(&self.file) {
             self.bytes
@@ -44,11 +44,12 @@ impl Written {
 #[derive(Debug)]
 pub(super) struct Segment {
     dir: PathBuf,
-    /// Which machine writes them.
+    /// Host name of the writer.
     host: String,
-    /// The last file, as long as it is known to end where it should.
+    /// The last file, if its end is known to be right.
     file: Option<File>,
-    /// A file whose head did not fit on the disk: the next one to begin, so that there is one of these at most.
+    /// A file whose head did not fit on the disk. It is used as the next file, so there is at most
+    /// one.
     empty: Option<String>,
 }
 
@@ -69,31 +70,30 @@ impl Segment {
         }
     }
 
-    /// Opens the last file where it was left, or begins a new one. Says whether it is the very first.
+    /// Opens the last file at its acknowledged end, or begins a new one. Returns whether it is the
+    /// first one.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Gone`] where the file is there no longer, or ends otherwise.
+    /// [`Refusal::Gone`] if the file is missing, or has another end.
     pub(super) fn open(&mut self, written: &mut Written) -> Result<bool, Refusal> {
         self.file = None;
         let names = self.names().map_err(|found| self.later(&found))?;
         let mut kept = names.iter().filter(|name| **name <= written.file);
         let last = kept.next_back();
         if last != Some(&written.file).filter(|name| !name.is_empty()) {
-            let why = format!(
-                "{} is not there any more",
-                self.dir.join(&written.file).display()
-            );
+            let why = format!("{} is gone", self.dir.join(&written.file).display());
             return Err(Refusal::Gone { why });
         }
-        // No cursor knows of these.
+        // No cursor lists these.
         let unknown = names.iter().filter(|name| **name > written.file);
         let unknown: Vec<String> = unknown.cloned().collect();
         if last.is_some() {
             self.file = Some(self.reopen(written, unknown.is_empty())?);
             return Ok(false);
         }
-        // The new one first, so that its name comes after theirs: who reads one of them goes on to it.
+        // The new one first, so that its name comes after theirs: a reader of one of them continues
+        // with it.
         self.begin(written)?;
         for name in unknown.iter().filter(|name| **name != written.file) {
             let removed = atomic::remove(&self.dir.join(name));
@@ -102,7 +102,7 @@ impl Segment {
         Ok(true)
     }
 
-    /// The last file, if it ends where it was left.
+    /// The last file, if its end is right.
     fn reopen(&self, written: &Written, is_last: bool) -> Result<File, Refusal> {
         let path = self.dir.join(&written.file);
         let mut options = OpenOptions::new();
@@ -117,7 +117,7 @@ impl Segment {
         Err(Refusal::Gone { why })
     }
 
-    /// Begins a new file: what older ones say does not hold.
+    /// Begins a new file, which voids older ones.
     fn begin(&mut self, written: &mut Written) -> Result<(), Refusal> {
         self.file = None;
         let time = now();
@@ -133,12 +133,12 @@ impl Segment {
         Ok(())
     }
 
-    /// Appends records, and has the disk keep them.
+    /// Appends records, and syncs.
     pub(super) fn append(&mut self, written: &mut Written, records: &[u8]) -> Result<(), Refusal> {
         if self.file.is_none() {
             self.open(written)?;
         }
-        // A file with a record that is written in part is not gone on with.
+        // A file with a partial record is abandoned.
         let Some(mut file) = self.file.take() else {
             return Err(self.later(&ErrorKind::NotFound.into()));
         };
@@ -170,10 +170,11 @@ impl Segment {
         Ok((name, file))
     }
 
-    /// A name that comes after all others.
+    /// A name that sorts after all others.
     fn next_name(&self, time: f64) -> io::Result<String> {
         let names = self.names()?;
-        // Names sort as numbers of ten digits do, and a clock that was put back must not make one that sorts before another.
+        // Names sort as numbers of ten digits. A clock that went back must not make a name that
+        // sorts earlier.
         let last = names
             .last()
             .and_then(|name| name.get(PREFIX.len()..)?.get(..10)?.parse().ok());
@@ -183,7 +184,7 @@ impl Segment {
         Ok(format!("{PREFIX}{seconds:010}.{host}.{process}"))
     }
 
-    /// The names of the files, in the order in which they are read.
+    /// The names of the files, in reading order.
     fn names(&self) -> io::Result<Vec<String>> {
         let names = atomic::names(&self.dir)?;
         let names = names.into_iter().filter_map(|name| name.into_string().ok());

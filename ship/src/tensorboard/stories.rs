@@ -1,4 +1,4 @@
-//! Runs that end at any moment and go back to any step, and those who read their files meanwhile.
+//! Runs that are killed at any moment and roll back to any step, with readers beside them.
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -11,7 +11,8 @@ use super::event::{self, Held};
 use super::tests::{Scratch, wait};
 use super::*;
 
-/// A reader that is there all the time, as TensorBoard is: it takes each file to its end, and then the next, and never one again.
+/// A reader that runs all the time, as TensorBoard does: it reads each file to its end, then the
+/// next, and none again.
 #[derive(Default)]
 struct Reader {
     file: Option<PathBuf>,
@@ -50,13 +51,13 @@ impl Reader {
 struct Story {
     scratch: Scratch,
     dice: Dice,
-    /// The rows that hold. No two have the same value.
+    /// The rows that hold. All values differ.
     rows: Vec<(u64, f32)>,
-    /// The values that were given.
+    /// Number of values so far.
     values: u16,
-    /// The step that the run does next.
+    /// The next step of the run.
     step: u64,
-    /// Rows that were sent, as it was written down.
+    /// Rows that were sent, by the written state.
     sent: usize,
     reader: Reader,
 }
@@ -70,7 +71,7 @@ impl Story {
         }
     }
 
-    /// Ends the process in the middle of something, or after it and before that is written down.
+    /// Kills the process in the middle of a write, or before the state is written.
     fn end(&mut self, state: State) {
         self.scratch.state = state;
         if let Some(path) = self.scratch.files().last()
@@ -78,7 +79,7 @@ impl Story {
         {
             let bytes = spd_files::read(path).unwrap();
             let torn = self.dice.below(40).min(bytes.len()) as u64;
-            // What was written down is on the disk.
+            // Bytes of the written state are on disk.
             let kept = (bytes.len() as u64 - torn).max(self.scratch.state.metrics.kept_of(path));
             let file = spd_files::open_with(OpenOptions::new().write(true), path).unwrap();
             file.set_len(kept).unwrap();
@@ -127,7 +128,7 @@ impl Story {
         }
     }
 
-    /// The reader looks, or is busy with something else.
+    /// Lets the reader read, or not.
     fn look(&mut self) {
         if self.dice.below(2) == 0 {
             self.reader.read(&self.scratch.files());

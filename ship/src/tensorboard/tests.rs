@@ -1,6 +1,7 @@
-//! What is written is read back, by our own reader and by TensorBoard's.
+//! Event files are read back, by our reader and by TensorBoard's.
 //!
-//! `SPD_TENSORBOARD` is the directory that TensorBoard is installed in; without it, its readers are left out:
+//! `SPD_TENSORBOARD` is the directory that TensorBoard is installed in; without it, its readers are
+//! left out:
 //!
 //! ```text
 //! pip install --target /tmp/tensorboard tensorboard
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 use super::event::{Event, Held};
 use super::*;
 
-/// A run directory, and a sink with what its driver has written down.
+/// A run directory, and a sink with the state that its driver has written.
 pub(super) struct Scratch {
     pub(super) dir: TempDir,
     pub(super) sink: TensorBoard,
@@ -36,7 +37,7 @@ impl Scratch {
         crate::run::tests::run(self.dir.path())
     }
 
-    /// A new process, which knows what was written down.
+    /// A new process with the written state.
     pub(super) fn restart(&mut self) {
         let state = serde_json::to_string(&self.state).unwrap();
         self.state = serde_json::from_str(&state).unwrap();
@@ -54,7 +55,7 @@ impl Scratch {
         wait(self.sink.send_metrics(&run, &mut self.state, rows)).unwrap();
     }
 
-    /// As when the process ends before its driver has written the new state down.
+    /// Sends rows and is killed before its driver has written the new state.
     fn send_unacknowledged(&mut self, rows: &[Stamped]) {
         let state = self.state.clone();
         self.send(rows);
@@ -89,7 +90,7 @@ impl Scratch {
         files.iter().map(read).collect()
     }
 
-    /// Steps and values of `loss` as a reader of all files has them: what a start supersedes is gone.
+    /// Steps and values of `loss` for a reader of all files, without superseded ones.
     pub(super) fn loss(&self) -> Vec<(i64, f32)> {
         let mut found: Vec<(i64, f32)> = Vec::new();
         for event in self.events().into_iter().flatten() {
@@ -155,7 +156,7 @@ fn a_restart_goes_on_in_the_same_file() {
 }
 
 #[test]
-fn a_file_that_ends_otherwise_is_made_anew() {
+fn changed_file_is_replaced_by_a_new_one() {
     for torn in [1, 11, 12, 20, 0] {
         let mut scratch = Scratch::new();
         scratch.open().unwrap();
@@ -217,7 +218,7 @@ fn a_run_of_an_earlier_version_is_listed_once() {
 }
 
 #[test]
-fn files_that_are_gone_are_made_anew() {
+fn missing_files_are_made_again() {
     let mut scratch = Scratch::new();
     scratch.open().unwrap();
     for harm in ["cut", "remove", "forget"] {
@@ -229,7 +230,7 @@ fn files_that_are_gone_are_made_anew() {
             _ => scratch.state = State::default(),
         }
         scratch.restart();
-        // Where nothing was written down, the driver begins at the first row by itself.
+        // Without a written state, the driver begins at the first row by itself.
         assert_eq!(scratch.sink.starts_anew(), harm != "forget", "{harm}");
         scratch.send(&losses(0..4));
         assert_eq!(scratch.loss(), counted(0..4), "{harm}");
@@ -240,7 +241,8 @@ fn files_that_are_gone_are_made_anew() {
     }
 }
 
-/// Rows of all kinds, sent as a run does that ends twice and goes back from step 5 to 3; the last record is torn.
+/// Rows of all kinds of a run that is killed twice and rolls back from step 5 to 3; the last record
+/// is torn.
 fn everything() -> Scratch {
     let figure = r##"<svg width="30" height="20" xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9" fill="#123456"/></svg>"##;
     let mut scratch = Scratch::new();
@@ -351,7 +353,7 @@ fn tensorboard_reads_every_row_once() {
         metrics["histograms"]["spread"],
         json!([[0, bins[0], bins[1]], [3, bins[0], bins[1]]])
     );
-    // Its texts are left out: the accumulator takes none of them back, other than the servers.
+    // Texts are left out: the accumulator, unlike the servers, does not void them.
     assert_eq!(
         metrics["scalars"]["system/cpu_percent"],
         json!([[15, "50.0"], [30, "50.0"]])
@@ -374,7 +376,7 @@ fn tensorboard_reads_every_row_once() {
     }
 }
 
-/// What TensorBoard reads of a directory.
+/// TensorBoard's own view of a directory.
 fn read(dir: &Path, packages: &Path) -> Json {
     let python = std::env::var_os("SPD_PYTHON").unwrap_or("python3".into());
     let output = Command::new(python)

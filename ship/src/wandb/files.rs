@@ -1,4 +1,4 @@
-//! Files of a run: they follow the rows that name them, and never hold a row up.
+//! Uploads of a run's files. They follow the rows that name them, and never delay a row.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use super::state::{Owed, Remote, State};
 use crate::run::RunInfo;
 use crate::sink::Refusal;
 
-/// Files whose addresses are asked for together.
+/// Files whose addresses are requested together.
 const TOGETHER: usize = 50;
 
-/// How often a file is tried, each time at a new address.
+/// Tries of a file, each at a new address.
 pub(super) const TRIES: u32 = 5;
 
-/// How long files rest when one of them could not be sent.
+/// Pause of all files after a failed upload.
 const REST: Duration = Duration::from_secs(60);
 
 const CREATE: &str = "mutation CreateRunFiles($entity: String!, $project: String!, $run: String!, $files: [String!]!) {
@@ -28,7 +28,7 @@ const CREATE: &str = "mutation CreateRunFiles($entity: String!, $project: String
 }";
 
 impl Wandb {
-    /// Sends files that the server is to get, for `at_most` that long. Those that it does not take now are tried again later.
+    /// Uploads owed files for at most `at_most`. Files that fail are tried again later.
     pub(super) async fn send_files(&mut self, run: &RunInfo, state: &mut State, at_most: Duration) {
         if state.owed.is_empty() || self.rest.is_some_and(|until| Instant::now() < until) {
             return;
@@ -59,7 +59,7 @@ impl Wandb {
         Ok(())
     }
 
-    /// Sends a file. It is owed still where its address was not taken, or is none.
+    /// Uploads a file. It stays owed if its address is missing or was refused.
     async fn send_file(
         &mut self,
         server: &Server,
@@ -76,7 +76,7 @@ impl Wandb {
         let sent = match slot {
             Some(slot) => server.put(slot, bytes).await,
             None => Err(Refusal::Gone {
-                why: "the server gave no address".into(),
+                why: "the server returned no address".into(),
             }),
         };
         match sent {
@@ -91,7 +91,7 @@ impl Wandb {
         Ok(())
     }
 
-    /// Counts a try of each file, where the server is there and gives no address.
+    /// Counts a try of each file if the server answers without addresses.
     fn tried_all(&mut self, names: &[String], state: &mut State, denied: Denied) -> Refusal {
         if matches!(denied.refusal, Refusal::Invalid { .. }) {
             for name in names {
@@ -109,7 +109,7 @@ impl Wandb {
         }
     }
 
-    /// A file is owed no more.
+    /// Removes a file from the owed ones.
     fn settle(&mut self, state: &mut State, name: &str, is_sent: bool) {
         self.tries.remove(name);
         state.owed.retain(|owed| owed.name != name);
@@ -121,7 +121,7 @@ impl Wandb {
     }
 }
 
-/// Where files go.
+/// The upload addresses of files.
 async fn slots(server: &Server, remote: &Remote, names: &[String]) -> Result<Vec<Slot>, Denied> {
     let variables = json!({
         "entity": remote.entity, "project": remote.project, "run": remote.name, "files": names,

@@ -1,6 +1,6 @@
-//! JSON as W&B reads it: numbers that JSON has none for are bare words.
+//! JSON as W&B reads it, with bare words for numbers that JSON lacks.
 
-/// An object of values that are encoded already.
+/// An object of encoded values.
 pub(super) fn object<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut json = String::from("{");
     for (name, value) in values {
@@ -15,7 +15,7 @@ pub(super) fn object<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> St
     json
 }
 
-/// A number in its shortest form; what JSON has none for is bare, as W&B's own client writes it.
+/// A number in its shortest form; NaN and infinities are bare, as in W&B's own client.
 pub(super) fn number(value: f64) -> String {
     if value.is_nan() {
         return "NaN".into();

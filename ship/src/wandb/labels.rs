@@ -1,4 +1,4 @@
-//! What people find a run by, and its config: from the run file, or else from W&B's own variables.
+//! Labels of a run and its config, from the run file, or from W&B's own variables.
 
 use serde_json::{Map, Value as Json, json};
 use spd_configs::OnRollback;
@@ -8,11 +8,11 @@ use super::media::hex;
 use crate::credentials::Environment;
 use crate::run::RunInfo;
 
-/// What people find a run by.
+/// The labels of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Labels {
     pub(super) project: String,
-    /// The key's own where there is none.
+    /// `None` means the key's own.
     pub(super) entity: Option<String>,
     pub(super) group: Option<String>,
     pub(super) name: String,
@@ -21,7 +21,7 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    /// Those of a run; `[tracker]` is before the environment.
+    /// The labels of a run; `[tracker]` comes before the environment.
     pub(super) fn of(run: &RunInfo, environment: &Environment) -> Self {
         let variable = |name| environment.get(name).map(String::from);
         let tracker = &run.tracker;
@@ -51,7 +51,7 @@ impl Labels {
         }
     }
 
-    /// What differs where one of them does. Where a run is cannot change.
+    /// A hash of the labels that may change; the entity and the project may not.
     pub(super) fn hash(&self) -> String {
         let Self {
             project: _,
@@ -82,18 +82,19 @@ pub(super) fn values(config: &Json) -> Vec<(&str, &Json)> {
     }
 }
 
-/// The config, as W&B has it: each value under `value`, and what its own client needs beside it.
+/// The config in W&B's form: each value under `value`, and the values that its own client needs.
 ///
-/// Without `t`, which says what wrote the run, W&B's client takes a run that it is to resume for one that never began. `m` says which
-/// value is the x axis; it is `_step` unless rows that no longer hold stay before those that do.
+/// Without `t`, which names the program that wrote the run, W&B's client takes a run that it
+/// resumes for one that never began. `m` names the x axis: `_step`, unless void rows stay before
+/// the rows that hold.
 pub(super) fn config(run: &RunInfo) -> Json {
     let values = values(&run.config).into_iter();
     let mut config: Map<String, Json> = values
         .map(|(key, value)| (key.into(), json!({ "value": value })))
         .collect();
     let axes = match run.tracker.on_rollback {
-        // By the numbers of W&B's messages: 1 a name, 2 a pattern, 5 the axis, by its place from 1, 6 options (1: its value is put into
-        // rows that lack it, 3: asked for), 7 what the summary keeps.
+        // Field numbers of W&B's messages: 1 a name, 2 a pattern, 5 the axis, by its place from 1,
+        // 6 options (1: its value is added to rows that lack it, 3: requested), 7 the summary.
         OnRollback::Keep => {
             json!([{"1": STEP, "6": [3], "7": []}, {"2": "*", "5": 1, "6": [1], "7": []}])
         }

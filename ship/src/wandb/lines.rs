@@ -1,4 +1,4 @@
-//! The lines of a run's history: one a step, JSON that may hold bare `NaN`, `Infinity` and `-Infinity`.
+//! The lines of a run's history: one a step, as JSON with bare `NaN`, `Infinity` and `-Infinity`.
 
 use spd_tracker::{Histogram, Kind, Value};
 
@@ -7,28 +7,28 @@ use super::media::{self, Media};
 use crate::run::RunInfo;
 use crate::sink::Stamped;
 
-/// Bins of a histogram that W&B shows.
+/// Most bins of a histogram that W&B shows.
 const BINS: usize = 512;
 
-/// The x axis that does not depend on how lines are numbered.
+/// An x axis that is independent of the numbers of lines.
 pub(super) const STEP: &str = "trainer/step";
 
-/// How many values a line has that are not of its rows.
+/// Values of a line that are not from its rows.
 const OWN: usize = 4;
 
-/// One line.
+/// A line.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Line {
     /// Its `_step`.
     pub(super) step: u64,
-    /// Names and encoded values, in order, no name twice.
+    /// Names and encoded values, in order; names are unique.
     pub(super) values: Vec<(String, String)>,
-    /// The files that values stand for.
+    /// The files of its values.
     pub(super) media: Vec<Media>,
 }
 
 impl Line {
-    /// The line of the rows of one step, which is numbered behind `last`.
+    /// The line of the rows of one step, numbered after `last`.
     pub(super) fn of(rows: &[Stamped], last: Option<u64>, run: &RunInfo) -> Self {
         let mut line = Self::placeholder(rows, last, run);
         let Some(first) = rows.first() else {
@@ -37,7 +37,7 @@ impl Line {
         line.put(STEP, first.row.step.to_string());
         for (at, Stamped { row, .. }) in rows.iter().enumerate() {
             for (name, value) in &row.values {
-                // A row has no name twice, so that only those of others are to be looked for.
+                // Names within a row are unique, so only those of other rows are compared.
                 let others = if at == 0 { OWN } else { line.values.len() };
                 line.add(name, row.kind, value, others, run);
             }
@@ -45,7 +45,7 @@ impl Line {
         line
     }
 
-    /// What stands for rows that are not taken: lines are counted, so that there is one.
+    /// A placeholder for refused rows, since lines are counted.
     pub(super) fn placeholder(rows: &[Stamped], last: Option<u64>, run: &RunInfo) -> Self {
         let started = run.started;
         let (step, time) = rows
@@ -80,7 +80,7 @@ impl Line {
         self.values[..among].iter().any(|(found, _)| found == name)
     }
 
-    /// Adds a value; where a row of another kind has one of that name, the name says the kind too.
+    /// Adds a value. If a row of another kind has its name, the kind is added to the name.
     fn add(&mut self, name: &str, kind: Kind, value: &Value, among: usize, run: &RunInfo) {
         let name = if self.has(name, among) {
             let kind = if kind == Kind::Eval { "eval" } else { "train" };
@@ -113,12 +113,12 @@ pub(super) fn steps(rows: &[Stamped]) -> impl Iterator<Item = &[Stamped]> {
     rows.chunk_by(|a, b| a.row.step == b.row.step)
 }
 
-/// A histogram; as many bins are put together as it takes to have 512 or fewer.
+/// A histogram; neighbouring bins are merged down to at most 512.
 fn histogram(histogram: &Histogram) -> String {
     let together = histogram.counts.len().div_ceil(BINS).max(1);
     let counts = histogram.counts.chunks(together);
     let counts = counts.map(|counts| number(counts.iter().sum()));
-    // The last edge is that of the last bin, however few are in it.
+    // The last edge is the edge of the last bin, which may be narrower.
     let edges = histogram.edges.iter().step_by(together).copied();
     let is_whole = histogram.counts.len().is_multiple_of(together);
     let last = histogram.edges.last().copied().filter(|_| !is_whole);

@@ -1,4 +1,4 @@
-//! Files that a history row stands for: W&B keeps them beside the run, and the row names them.
+//! Files of history rows: W&B stores them beside the run, and the row names them.
 
 use std::path::Path;
 
@@ -7,25 +7,27 @@ use ring::digest::{SHA256, digest};
 use super::json::{number, object, string};
 use crate::run::RunInfo;
 
-/// How a PNG begins: its signature, and the head of the chunk that has its width and height.
+/// The first bytes of a PNG: its signature, and the head of the chunk with its width and height.
 const PNG: [u8; 16] = *b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR";
 
-/// A file, as W&B has it.
+/// A file in W&B's form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Media {
     /// Its name there.
     pub(super) name: String,
-    /// Where it came from, from the run directory on.
+    /// Its relative path in the run directory.
     pub(super) from: String,
     /// The encoded value of the row.
     pub(super) value: String,
-    /// Its bytes, where they were drawn and are not those of the file that it came from.
+    /// Its bytes, if they were drawn and differ from the file's.
     pub(super) drawn: Option<Vec<u8>>,
 }
 
-/// A file of the run directory, for the value `key` of the line `step`; nothing where it is gone or leads elsewhere.
+/// A file of the run directory, for the value `key` of the line `step`; `None` if it is gone or
+/// outside of the directory.
 ///
-/// A PNG is an image, a figure in SVG is drawn as one, and HTML is shown as such. The row names any other file.
+/// A PNG is an image, a figure in SVG is drawn as one, and HTML is shown as a page. Any other file
+/// is only named.
 pub(super) fn read(run: &RunInfo, from: &str, key: &str, step: u64) -> Option<Media> {
     let bytes = run.file(from).ok()?;
     let end = Path::new(from).extension()?.to_str()?.to_ascii_lowercase();
@@ -52,7 +54,7 @@ pub(super) fn read(run: &RunInfo, from: &str, key: &str, step: u64) -> Option<Me
     }
 }
 
-/// The bytes that the server is to have under `name`.
+/// The bytes to upload under `name`.
 pub(super) fn bytes(run: &RunInfo, from: &str, name: &str) -> Option<Vec<u8>> {
     let bytes = run.file(from).ok()?;
     if from.ends_with(".svg") && name.ends_with(".png") {
@@ -61,7 +63,7 @@ pub(super) fn bytes(run: &RunInfo, from: &str, name: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A figure as a PNG, where it can be drawn.
+/// A figure as PNG, if it can be drawn.
 fn picture(svg: &[u8]) -> Option<Vec<u8>> {
     Some(crate::picture::png(svg).ok()?.bytes)
 }
@@ -89,7 +91,7 @@ fn html(from: &str, key: &str, step: u64, bytes: &[u8]) -> Media {
     kind.media(from, &place(key, step), bytes, &[])
 }
 
-/// What W&B calls a kind of file.
+/// A kind of file at W&B.
 struct Kind {
     name: &'static str,
     folder: &'static str,
@@ -117,7 +119,7 @@ impl Kind {
     }
 }
 
-/// The name of a value as a path, which leads nowhere else, and the number of its line.
+/// The name of a value as a safe path, with the number of its line.
 fn place(key: &str, step: u64) -> String {
     let parts = key.split(['/', '\\']);
     let parts: Vec<&str> = parts
@@ -146,7 +148,7 @@ fn size(png: &[u8]) -> Option<(u32, u32)> {
 pub(super) mod tests {
     use super::*;
 
-    /// The head of a PNG, 6 by 4; no more is looked at.
+    /// The head of a PNG of 6 by 4; the rest is not read.
     pub(in crate::wandb) const SMALL: &[u8] =
         b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x06\0\0\0\x04\x08\x02\0\0\0";
 
@@ -183,7 +185,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_gone_or_elsewhere_is_no_media() {
+    fn missing_and_outside_files_are_no_media() {
         let folder = tempfile::tempdir().unwrap();
         crate::wandb::tests::put(folder.path().join("short.png"), b"\x89PNG").unwrap();
         for path in [

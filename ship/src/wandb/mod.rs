@@ -1,22 +1,24 @@
 //! Weights & Biases over HTTP: a run, a stream of its lines, its files.
 //!
-//! Every line of a run has a number, which is how a server knows a line that comes twice: what is not acknowledged is sent again under
-//! the same number, from the same rows. So the counts in [`State`] are all that makes each row arrive once.
+//! Every line of a run has a number, by which a server recognises repetitions. Unacknowledged lines
+//! are sent again with the same numbers, from the same rows. So the counts in [`State`] suffice to
+//! deliver each row once.
 //!
-//! | answer | what it means |
+//! | answer | meaning |
 //! |---|---|
 //! | no connection, 408, 409, 425, 429, 5xx | later |
-//! | 401, 403, no key, an unknown entity | a person has to mend something; it is looked again now and then |
-//! | 404, 410 to the stream | the run is gone; `open` brings it back |
+//! | 401, 403, no key, an unknown entity | the user must act; it is tried again from time to time |
+//! | 404, 410 to the stream | the run is gone; `open` restores it |
 //! | 413 | too large |
-//! | 400, 422 to the stream | a line is not taken |
+//! | 400, 422 to the stream | a line is invalid |
 //! | "previously created and deleted" | the run gets another name |
 //!
-//! Keys are those of `WANDB_API_KEY` and `.netrc`. `WANDB_BASE_URL`, `WANDB_ENTITY`, `WANDB_PROJECT`, `WANDB_RUN_GROUP`, `WANDB_NAME`,
-//! `WANDB_TAGS` and `WANDB_NOTES` say what `[tracker]` does not; `WANDB_MODE` set to `offline` or `disabled` has nothing sent.
+//! Keys come from `WANDB_API_KEY` and `.netrc`. `WANDB_BASE_URL`, `WANDB_ENTITY`, `WANDB_PROJECT`,
+//! `WANDB_RUN_GROUP`, `WANDB_NAME`, `WANDB_TAGS` and `WANDB_NOTES` fill in what `[tracker]` leaves
+//! out. `WANDB_MODE` set to `offline` or `disabled` turns sending off.
 //!
-//! Reading order: `json`, `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`,
-//! `offline`.
+//! Reading order: `json`, `state`, `lines`, `media`, `system`, `labels`, `server`, `open`,
+//! `stream`, `files`, `roll_back`, `offline`.
 
 mod files;
 mod json;
@@ -50,22 +52,22 @@ use crate::credentials::Environment;
 use crate::run::RunInfo;
 use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
 
-/// Time between two requests, of which servers take two a second.
+/// Time between two requests; servers accept two a second.
 const GAP: Duration = Duration::from_millis(500);
 
-/// How long a run may be silent.
+/// Longest silence of a run.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// How long files take of the time of rows.
+/// Longest time for files between rows.
 const FILES: Duration = Duration::from_secs(20);
 
-/// How long files may hold up the end of a run.
+/// Longest time for files at the end of a run.
 const LAST_FILES: Duration = Duration::from_secs(5);
 
-/// Bytes of drawn figures that are held while they are sent.
+/// Bytes of drawn figures that are kept for their upload.
 const DRAWN: usize = 32 << 20;
 
-/// Files of the run directory that the run has at the server too.
+/// Files of the run directory that are uploaded.
 const RUN_FILES: [&str; 2] = ["summary.json", "config.toml"];
 
 const ALERT: &str = "mutation NotifyScriptableRunAlert(
@@ -76,19 +78,19 @@ const ALERT: &str = "mutation NotifyScriptableRunAlert(
   }) { success }
 }";
 
-/// Weights & Biases, or a server that speaks as it does.
+/// Sends rows to Weights & Biases, or a server with its interface.
 pub(crate) struct Wandb {
     environment: Environment,
     server: Option<Arc<Server>>,
     stop: Arc<AtomicBool>,
     spoken: Option<Instant>,
-    /// How often each file was tried.
+    /// Number of tries of each file.
     tries: BTreeMap<String, u32>,
-    /// How often the run was closed: files that are not taken after some times are owed to the next process.
+    /// Number of closes. After some, files that are not accepted are owed to the next process.
     closed: u32,
-    /// When files are tried again.
+    /// Time at which files are tried again.
     rest: Option<Instant>,
-    /// Figures that were drawn for their hashes, until they are sent or what they were drawn for has been.
+    /// Figures that were drawn for their hashes, until they are uploaded or not needed.
     drawn: BTreeMap<String, Vec<u8>>,
     is_anew: bool,
     gap: Duration,
@@ -97,7 +99,8 @@ pub(crate) struct Wandb {
 }
 
 impl Wandb {
-    /// With the keys and settings of `environment`. `stop` becomes true when somebody presses Stop on the page of the run.
+    /// With the keys and settings of `environment`. `stop` is set when somebody presses Stop on the
+    /// page of the run.
     pub(crate) fn of(environment: Environment, stop: Arc<AtomicBool>) -> Self {
         Self {
             environment,
@@ -115,7 +118,7 @@ impl Wandb {
         }
     }
 
-    /// Why nothing is to be sent at all, where `WANDB_MODE` says so. Rows are owed then, and sent when it says otherwise.
+    /// The reason for sending nothing, if `WANDB_MODE` says so. Rows stay owed until it changes.
     pub(crate) fn off(&self) -> Option<String> {
         let mode = self.environment.get("WANDB_MODE")?;
         let is_off = matches!(mode, "offline" | "dryrun" | "disabled");
@@ -124,11 +127,12 @@ impl Wandb {
 
     fn server(&self) -> Result<Arc<Server>, Refusal> {
         self.server.clone().ok_or_else(|| Refusal::Gone {
-            why: "the server was not looked for".into(),
+            why: "no server is known".into(),
         })
     }
 
-    /// Sends the lines of the history that `line` makes, of the rows of each step and the number of the last line.
+    /// Sends history lines. `line` makes a line of the rows of a step and the number of the last
+    /// line.
     async fn send_history(
         &mut self,
         state: &mut State,
@@ -151,7 +155,7 @@ impl Wandb {
         Ok(())
     }
 
-    /// Keeps figures that were drawn, as many as memory should hold.
+    /// Keeps drawn figures, within the limit of memory.
     fn keep_drawn(&mut self, media: Vec<Media>) {
         let mut held: usize = self.drawn.values().map(Vec::len).sum();
         for Media { name, drawn, .. } in media {
@@ -164,7 +168,7 @@ impl Wandb {
         }
     }
 
-    /// Has W&B tell its people. A server that does not is no reason to stop.
+    /// Sends an alert. An error is ignored.
     async fn alert(&self, state: &State, row: &spd_tracker::Row) {
         let (Ok(server), Some(remote)) = (self.server(), &state.remote) else {
             return;
@@ -228,7 +232,7 @@ impl Sink for Wandb {
         if sent.is_ok() {
             self.send_files(run, state, FILES).await;
         }
-        // What is still owed is drawn again, rather than held for as long as a server is away.
+        // Figures that are still owed are drawn again, to save memory while a server is away.
         self.drawn.clear();
         sent
     }
@@ -306,7 +310,7 @@ impl Sink for Wandb {
         let last = summary(&next).into_iter().collect();
         self.send(&mut next, last, Some(code)).await?;
         *state = next;
-        // The run has ended for whoever looks; what is left of its files may take longer.
+        // The page shows the end of the run; the rest of its files may take longer.
         self.rest = None;
         self.send_files(run, state, Duration::MAX).await;
         if !state.untold.is_empty() {
@@ -315,7 +319,7 @@ impl Sink for Wandb {
         self.closed += 1;
         match state.owed.len() {
             owed @ 1.. if self.closed < files::TRIES => {
-                let why = format!("{owed} files are not taken yet");
+                let why = format!("{owed} files are not uploaded yet");
                 Err(Refusal::Later { why, after: None })
             }
             _ => Ok(()),
@@ -323,8 +327,8 @@ impl Sink for Wandb {
     }
 }
 
-/// The exit code that W&B gets: it shows 0 as finished and all else as failed. A run that was stopped on request has 255, as one that its
-/// own client saw interrupted: it did not come to its end.
+/// The exit code for W&B, which shows 0 as finished and others as failed. A run that was stopped on
+/// request gets 255, as an interrupted run of its own client does: it is not finished.
 fn shown(end: End) -> u8 {
     if end.code == 3 { 255 } else { end.code }
 }

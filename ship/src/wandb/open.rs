@@ -11,10 +11,10 @@ use super::state::{Remote, State};
 use crate::run::RunInfo;
 use crate::sink::Refusal;
 
-/// Names of deleted runs that are passed over at most.
+/// Most names of deleted runs that are skipped.
 const BURNED: u32 = 20;
 
-/// Bytes of a name that a server gives; W&B's own are of 128 letters at most.
+/// Most bytes of a name from a server; W&B's own have at most 128 letters.
 const LONGEST_NAME: usize = 512;
 
 /// The mutation that makes a run or changes it, and what it returns.
@@ -39,13 +39,13 @@ const LOCATE: &str = "query RunResumeStatus($project: String, $entity: String, $
   }
 }";
 
-/// What an upsert found.
+/// The result of an upsert.
 struct Found {
     remote: Remote,
     is_new: bool,
 }
 
-/// How many lines the server says that it has.
+/// The numbers of lines by the server's count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) history: u64,
@@ -56,7 +56,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// The larger of each: servers count late.
+    /// The larger count of each: servers count late.
     pub(super) fn max(self, other: Self) -> Self {
         Self {
             history: self.history.max(other.history),
@@ -68,7 +68,8 @@ impl Counts {
 }
 
 impl Wandb {
-    /// Makes the run known, and `state` what the server has of it. Whether it has none of the lines that were sent.
+    /// Makes the run known, and updates `state`. Returns whether the server has none of the lines
+    /// that were sent.
     pub(super) async fn make_known(
         &self,
         server: &Server,
@@ -79,7 +80,7 @@ impl Wandb {
         loop {
             let found = match self.upsert(server, run, state).await {
                 Ok(found) => found,
-                // The name of a deleted run is never given again.
+                // The name of a deleted run cannot be used again.
                 Err(denied) if is_burned(&denied) && state.burned < BURNED => {
                     is_anew |= state.remote.is_some();
                     state.forget();
@@ -90,7 +91,7 @@ impl Wandb {
                 Err(denied) => return Err(denied.mended_by_a_person()),
             };
             if found.is_new && state.remote.is_some() {
-                // It was there and is not any more: it is made with everything, which no other upsert says.
+                // It was deleted: it is made again with all fields, which other upserts leave out.
                 is_anew = true;
                 state.forget();
                 is_ours = true;
@@ -110,7 +111,8 @@ impl Wandb {
         }
     }
 
-    /// Says of the run whatever the server does not know: nothing is what it is to keep, such as a name that somebody gave there.
+    /// Sends the fields of the run that have changed. `None` keeps a field, such as a name that a
+    /// user set on the page.
     async fn upsert(&self, server: &Server, run: &RunInfo, state: &State) -> Result<Found, Denied> {
         let labels = Labels::of(run, &self.environment);
         let is_first = state.remote.is_none();
@@ -155,7 +157,7 @@ impl Wandb {
             name.unwrap_or(other).to_string()
         };
         let found = &bucket["project"];
-        // Some servers leave these out; then what was asked for is what there is.
+        // Some servers leave these out; then they are as requested.
         Ok(Found {
             remote: Remote {
                 entity: text(&found["entity"]["name"], &entity.unwrap_or_default()),
@@ -167,14 +169,15 @@ impl Wandb {
         })
     }
 
-    /// What the server has of a run whose counts were lost. It counts some seconds late, so that it is asked twice.
+    /// Counts the lines of a run whose state was lost. The server counts some seconds late, so it
+    /// is asked twice.
     async fn count_lost(&self, server: &Server, remote: &Remote) -> Result<Counts, Refusal> {
         let first = self.count(server, remote).await?;
         tokio::time::sleep(self.patience).await;
         Ok(first.max(self.count(server, remote).await?))
     }
 
-    /// What the server has of a run.
+    /// The numbers of lines of a run at the server.
     pub(super) async fn count(&self, server: &Server, remote: &Remote) -> Result<Counts, Refusal> {
         let variables = json!({
             "project": remote.project, "entity": remote.entity, "name": remote.name,
@@ -194,10 +197,10 @@ impl Wandb {
     }
 }
 
-/// How long a server may take to count lines that it has taken.
+/// Longest time that a server needs to count new lines.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A tag about another run, in the 64 letters that a tag may have.
+/// A tag about another run, within the limit of 64 letters.
 pub(super) fn tag(what: &str, name: &str) -> String {
     format!("{what}{name}").chars().take(64).collect()
 }
@@ -209,7 +212,7 @@ fn is_burned(denied: &Denied) -> bool {
 /// `_step` of the last line of a tail, which is a list of lines as text.
 fn last_step(tail: &str) -> Option<u64> {
     let lines: Vec<String> = serde_json::from_str(tail).ok()?;
-    // The line may hold bare NaN, which this is no reader of; the step is a plain number.
+    // The line may hold bare NaN, which serde cannot read; the step is a plain number.
     let (_, rest) = lines.last()?.split_once("\"_step\":")?;
     let rest = rest.trim_start();
     let end = rest.find(|letter: char| !letter.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! What becomes of lines whose rows no longer hold. A server takes none of them back.
+//! Roll-backs: lines whose rows are void. No server takes lines back.
 
 use serde_json::json;
 use spd_configs::OnRollback;
@@ -25,7 +25,7 @@ const REWIND: &str = "mutation RewindRun(
 }";
 
 impl Wandb {
-    /// Does what `on_rollback` says.
+    /// Applies `on_rollback`.
     pub(super) async fn take_back(
         &mut self,
         run: &RunInfo,
@@ -53,7 +53,7 @@ impl Wandb {
         Ok(After::FromStart)
     }
 
-    /// Says of the old run what took its place, and that it led nowhere.
+    /// Marks the old run as superseded, and ends it.
     async fn supersede(
         &self,
         server: &Server,
@@ -78,7 +78,7 @@ impl Wandb {
             ..Body::default()
         };
         let ended = server.stream(old, ended.json()).await;
-        // Where the server refuses that, as of a run that somebody has deleted, there is nothing more to do.
+        // A refusal is ignored, for example of a deleted run.
         for refusal in [tagged.err().map(|denied| denied.refusal), ended.err()] {
             if let Some(later @ Refusal::Later { .. }) = refusal {
                 return Err(later);
@@ -87,13 +87,14 @@ impl Wandb {
         Ok(())
     }
 
-    /// Has the server take lines back. Whether it did: it need not be able to, and then another way is taken.
+    /// Rewinds the run at the server. Returns whether it did; a server may not support it.
     async fn rewind(&self, state: &mut State, to: RollBack) -> Result<bool, Refusal> {
         let server = self.server()?;
         let Some(remote) = state.remote.clone() else {
             return Ok(false);
         };
-        // Lines are found by `_step`, which is to be that of their rows, and the last one that holds is to be there.
+        // Lines are found by `_step`, so it must be the step of their rows, and the last line that
+        // holds must exist.
         let Some(last) = to.step.checked_sub(1).filter(|_| !state.is_shifted) else {
             return Ok(false);
         };
@@ -115,7 +116,7 @@ impl Wandb {
         let Some(history) = rewound.filter(|lines| *lines <= state.history.sent) else {
             return Ok(false);
         };
-        // Those of the console and the machine stay: what happened, happened.
+        // Lines of the console and the machine stay.
         let counts = self.count(&server, &remote).await?;
         if counts.last_step.is_some_and(|step| step > last) {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! A server that speaks as W&B does: GraphQL, streams of lines, files by signed addresses.
+//! A server with W&B's interface: GraphQL, streams of lines, files by signed addresses.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::sink::Refusal;
 /// The server of W&B itself.
 const ADDRESS: &str = "https://api.wandb.ai";
 
-/// Advice where a server answers as none of W&B does.
+/// Advice about a server that does not answer as W&B does.
 const STRANGE: &str = "is WANDB_BASE_URL the address of a W&B server?";
 
-/// How long a file may take to be sent.
+/// Time limit of an upload.
 const FILE: Duration = Duration::from_secs(600);
 
-/// A server, and who we are there.
+/// A server and the key for it.
 pub(super) struct Server {
     client: Client,
     address: Url,
@@ -31,17 +31,17 @@ pub(super) struct Server {
 /// An API key. It is never shown.
 struct Key(String);
 
-/// Why a GraphQL request was not done.
+/// The reason why a GraphQL request failed.
 #[derive(Debug)]
 pub(super) struct Denied {
-    /// In the server's words.
+    /// The server's message.
     pub(super) words: String,
-    /// What its status means.
+    /// The meaning of its status.
     pub(super) refusal: Refusal,
 }
 
 impl Denied {
-    /// An answer of a good status that lacks what it was asked for.
+    /// A successful answer that lacks the requested field.
     pub(super) fn nonsense(lacks: &str) -> Self {
         let why = format!("{lacks} is in the answer; {STRANGE}");
         let refusal = Refusal::Later { why, after: None };
@@ -49,7 +49,8 @@ impl Denied {
         Self { words, refusal }
     }
 
-    /// The refusal of a request that is right whenever server, key and settings are: whatever a person has to mend is waited for.
+    /// The refusal of a request that is valid if server, key and settings are right: the user must
+    /// act.
     pub(super) fn mended_by_a_person(self) -> Refusal {
         match self.refusal {
             Refusal::Gone { why } | Refusal::TooLarge { why } | Refusal::Invalid { why } => {
@@ -61,14 +62,14 @@ impl Denied {
     }
 }
 
-/// What a stream request was answered with.
+/// The answer to a stream request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Reply {
     /// Whether somebody pressed Stop.
     pub(super) is_stopped: bool,
 }
 
-/// Where a file goes.
+/// The upload address of a file.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) name: String,
@@ -77,15 +78,15 @@ pub(super) struct Slot {
 }
 
 impl Server {
-    /// The server that the environment names, with the key that it has for it.
+    /// The server of the environment, with its key.
     pub(super) fn find(environment: &Environment) -> Result<Self, Refusal> {
         let unusable = |why: String| Refusal::Unauthorized { why };
         let address = environment.get("WANDB_BASE_URL").unwrap_or(ADDRESS);
-        // What the variable holds is not said: an address may have a password in it.
+        // The value is not shown: it may hold a password.
         let address = Url::parse(address.trim_end_matches('/'))
             .ok()
             .filter(|address| matches!(address.scheme(), "http" | "https"))
-            .ok_or_else(|| unusable("WANDB_BASE_URL is no http or https address".into()))?;
+            .ok_or_else(|| unusable("WANDB_BASE_URL is not an http or https address".into()))?;
         let host = address.host_str().unwrap_or_default();
         let key = environment.get("WANDB_API_KEY").map(String::from);
         let key = key.or_else(|| Some(netrc::login(environment, host)?.password));
@@ -102,9 +103,9 @@ impl Server {
         })
     }
 
-    /// The field that is asked for, of the answer to a query or mutation.
+    /// The requested field of the answer to a query or mutation.
     ///
-    /// - `operation`: its name, and that of the field that it asks for
+    /// - `operation`: its name, and the name of the field
     pub(super) async fn ask(
         &self,
         (operation, field): (&str, &str),
@@ -166,14 +167,14 @@ impl Server {
         if !answer.is_receipt() {
             return Err(answer.nonsense(STRANGE));
         }
-        // Some servers answer nothing.
+        // Some servers answer with an empty body.
         let body = answer.json().unwrap_or_default();
         Ok(Reply {
             is_stopped: body["stopped"] == true,
         })
     }
 
-    /// Puts a file where the server said. The address is signed, so that the key is not sent there.
+    /// Uploads a file. The address is signed, and the key is not sent there.
     pub(super) async fn put(&self, slot: &Slot, bytes: Vec<u8>) -> Result<(), Refusal> {
         let mut request = self.client.put(&slot.url).timeout(FILE).body(bytes);
         for (name, value) in &slot.headers {
@@ -182,7 +183,7 @@ impl Server {
         http::send(request).await.map(drop)
     }
 
-    /// Where people look at a run.
+    /// The page of a run.
     pub(super) fn page(&self, remote: &Remote) -> String {
         let Remote {
             entity,
@@ -215,7 +216,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Where `.netrc` was looked for.
+/// The paths of `.netrc` that were tried.
 fn places(environment: &Environment) -> String {
     let places = netrc::places(environment);
     let places: Vec<String> = places
@@ -229,14 +230,14 @@ fn places(environment: &Environment) -> String {
     }
 }
 
-/// The messages of `errors`; those of a plain `error` too.
+/// The messages in `errors`, and in a plain `error`.
 fn messages(body: &Json) -> String {
     let mut words = Vec::new();
     let found = body["errors"].as_array().into_iter().flatten();
     words.extend(found.map(|error| {
         error["message"]
             .as_str()
-            .unwrap_or("an error without words")
+            .unwrap_or("an error without a message")
     }));
     words.extend(body["error"].as_str());
     words.join("; ")

@@ -1,4 +1,4 @@
-//! What is known of the run at the server. All of it is what the server has said or acknowledged.
+//! The state of the run at the server, as the server has reported or acknowledged it.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use super::lines::{Line, STEP};
 use super::media::Media;
 use crate::run::RunInfo;
 
-/// Bytes of a value that the summary keeps at most; a histogram of 512 bins is about half of it.
+/// Most bytes of a value in the summary; a histogram of 512 bins takes about half.
 const LONGEST: usize = 32 << 10;
 
-/// What is known of the run at the server.
+/// The state of the run at the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct State {
-    /// Where it is.
+    /// Its place.
     pub(super) remote: Option<Remote>,
-    /// The start of the run that the remote run is of: the first, or one after a roll-back.
+    /// The start of the run at which the remote run began: the first, or one after a roll-back.
     pub(super) generation: u64,
-    /// How many names were found to be of deleted runs, which are never given again.
+    /// Number of names of deleted runs, which cannot be used again.
     pub(super) burned: u32,
-    /// The remote run that this one takes the place of.
+    /// The remote run that this one replaces.
     pub(super) supersedes: Option<String>,
     /// Lines of the history.
     pub(super) history: Lines,
@@ -31,21 +31,21 @@ pub(crate) struct State {
     pub(super) console: Lines,
     /// `_step` of the last line of the history.
     pub(super) last_step: Option<u64>,
-    /// Whether some `_step` is not the step of its rows.
+    /// Whether some `_step` differs from the step of its rows.
     pub(super) is_shifted: bool,
     /// The last value of each name, encoded.
     pub(super) summary: BTreeMap<String, String>,
-    /// Hash of the config that the server has.
+    /// Hash of the config at the server.
     pub(super) config: String,
-    /// Hash of the name, group, tags and notes that it has.
+    /// Hash of the name, group, tags and notes at the server.
     pub(super) labels: String,
-    /// Whether it has said that somebody pressed Stop.
+    /// Whether the server reported that somebody pressed Stop.
     pub(super) is_stopped: bool,
-    /// Files that it is to get.
+    /// Files that are to be uploaded.
     pub(super) owed: Vec<Owed>,
-    /// Files that it got and is to be told of.
+    /// Uploaded files that the server is to be told of.
     pub(super) untold: Vec<String>,
-    /// How many files it does not get: they are gone, or were refused.
+    /// Number of files that were not uploaded: they are gone, or were refused.
     pub(super) lost: u64,
 }
 
@@ -54,45 +54,47 @@ pub(crate) struct State {
 pub(super) struct Remote {
     pub(super) entity: String,
     pub(super) project: String,
-    /// What we call the id.
+    /// Our id of the run.
     pub(super) name: String,
-    /// The server's own.
+    /// The server's id of the run.
     pub(super) id: Option<String>,
 }
 
-/// How many lines a file of the run has.
+/// The number of lines of a file of the run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lines {
-    /// Acknowledged.
+    /// Acknowledged lines.
     pub(super) sent: u64,
-    /// Found there when our own count was lost: those are made again from the spool, and not sent.
+    /// Lines found at the server after our count was lost. They are made again from the spool, and
+    /// not sent.
     pub(super) found: u64,
 }
 
 impl Lines {
-    /// How many of the next `lines` the server has already.
+    /// Number of the next `lines` that the server has already.
     pub(super) fn there(self, lines: usize) -> usize {
         let there = self.found.saturating_sub(self.sent);
         usize::try_from(there).unwrap_or(usize::MAX).min(lines)
     }
 
-    /// Counts lines that the server has.
+    /// Counts acknowledged lines.
     pub(super) fn add(&mut self, lines: usize) {
         self.sent += lines as u64;
     }
 }
 
-/// A file that the server is to get.
+/// A file that is to be uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Owed {
-    /// Its name there.
+    /// Its name at the server.
     pub(super) name: String,
     /// Its path in the run directory.
     pub(super) from: String,
 }
 
 impl State {
-    /// The id that the run has at the server: `ID`, `ID-r2` after a roll-back, `ID-2` where that was deleted.
+    /// The id of the run at the server: `ID`, `ID-r2` after a roll-back, `ID-2` if that one was
+    /// deleted.
     pub(super) fn name(&self, run: &RunInfo) -> String {
         let mut name = run.id.clone();
         if self.generation > 0 {
@@ -104,7 +106,7 @@ impl State {
         name
     }
 
-    /// Forgets all that was sent: the server has nothing of it.
+    /// Forgets all lines: the server has lost them.
     pub(super) fn forget(&mut self) {
         *self = Self {
             generation: self.generation,
@@ -114,7 +116,7 @@ impl State {
         };
     }
 
-    /// Notes what a line says, and the files it stands for.
+    /// Records the values and files of a line.
     pub(super) fn note(&mut self, line: &Line) {
         let step = line.values.iter().find(|(name, _)| name == STEP);
         self.is_shifted |= step.is_some_and(|(_, step)| *step != line.step.to_string());
@@ -129,13 +131,13 @@ impl State {
         }
     }
 
-    /// How long the run had been going at the last line, in whole seconds; none before the first.
+    /// Duration of the run up to the last line, in whole seconds; `None` before the first.
     pub(super) fn runtime(&self) -> Option<f64> {
         let runtime: f64 = self.summary.get("_runtime")?.parse().unwrap_or(0.0);
         Some(runtime.floor())
     }
 
-    /// Notes a file that is to be sent.
+    /// Adds a file that is to be uploaded.
     pub(super) fn owe(&mut self, name: &str, from: &str) {
         if !self.owed.iter().any(|owed| owed.name == name) {
             self.owed.push(Owed {

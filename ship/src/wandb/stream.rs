@@ -1,4 +1,4 @@
-//! The stream of a run: lines of its files at their numbers, in requests that a server takes.
+//! The stream of a run: numbered lines of its files, in requests within the server's limits.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -8,22 +8,22 @@ use super::json::{number, object, string};
 use super::state::{Remote, State};
 use crate::sink::Refusal;
 
-/// Rows of metrics.
+/// Lines of metrics.
 pub(super) const HISTORY: &str = "wandb-history.jsonl";
-/// Rows of the machine.
+/// Lines of the machine.
 pub(super) const EVENTS: &str = "wandb-events.jsonl";
-/// What a terminal would show.
+/// Lines of the console.
 pub(super) const CONSOLE: &str = "output.log";
-/// The last values: one line, which is always the first.
+/// The last values, as a single line.
 const SUMMARY: &str = "wandb-summary.json";
 
-/// Bytes of a request, beyond which no line is added to it: servers take 10 MiB.
+/// Bytes of a request after which no line is added; servers accept 10 MiB.
 const REQUEST: usize = 9 << 20;
 
-/// Bytes of a line that servers take.
+/// Most bytes of a line.
 pub(super) const LINE: usize = (10 << 20) - (100 << 10);
 
-/// Lines of a file, and the number of the first.
+/// Lines of a file, and the number of the first one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Chunk {
     pub(super) file: &'static str,
@@ -36,12 +36,12 @@ pub(super) struct Chunk {
 pub(super) struct Body {
     pub(super) chunks: Vec<Chunk>,
     pub(super) uploaded: Vec<String>,
-    /// The exit code of a run that ended.
+    /// The exit code of a finished run.
     pub(super) ended: Option<u8>,
 }
 
 impl Body {
-    /// What is sent. An empty one says that the run is alive.
+    /// The body of the request. An empty one is a heartbeat.
     pub(super) fn json(&self) -> String {
         let lines = |lines: &[String]| {
             let lines: Vec<String> = lines.iter().map(|line| string(line)).collect();
@@ -70,9 +70,10 @@ impl Body {
 }
 
 impl Wandb {
-    /// Sends `chunks`, in as many requests as it takes, and what is to be said beside them in the last.
+    /// Sends `chunks` in as many requests as necessary, and the other fields in the last one.
     ///
-    /// What was taken of them when a later request is refused is sent again, to the same place: `state` counts all of them or none.
+    /// If a later request is refused, all of them are sent again with the same numbers: `state`
+    /// counts all or none.
     pub(super) async fn send(
         &mut self,
         state: &mut State,
@@ -80,7 +81,7 @@ impl Wandb {
         ended: Option<u8>,
     ) -> Result<(), Refusal> {
         let Some(remote) = state.remote.clone() else {
-            let why = "the run was not made known".into();
+            let why = "the run is not known to the server".into();
             return Err(Refusal::Gone { why });
         };
         let mut bodies = packed(chunks)?;
@@ -97,7 +98,7 @@ impl Wandb {
         Ok(())
     }
 
-    /// One request, some time after the one before.
+    /// Sends a request, some time after the one before.
     async fn post(
         &mut self,
         state: &mut State,
@@ -111,7 +112,7 @@ impl Wandb {
         let reply = server.stream(remote, body.json()).await;
         self.spoken = Some(Instant::now());
         let is_stopped = reply?.is_stopped;
-        // A run that goes on after it was stopped is not stopped again by what the server has said before.
+        // A run that continues after a stop is not stopped again by the old report.
         if is_stopped && !state.is_stopped {
             self.stop.store(true, Ordering::Relaxed);
         }
@@ -120,7 +121,7 @@ impl Wandb {
     }
 }
 
-/// The lines that the server does not have, behind those that it has.
+/// The lines that the server lacks.
 pub(super) fn chunk(
     file: &'static str,
     state: super::state::Lines,
@@ -135,7 +136,7 @@ pub(super) fn chunk(
     }
 }
 
-/// The summary: last values, and how long the run has been going.
+/// The summary: last values, and the duration of the run.
 pub(super) fn summary(state: &State) -> Option<Chunk> {
     let values = last_values(state)?;
     let values = values.iter().map(|(name, value)| (*name, value.as_str()));
@@ -154,7 +155,7 @@ pub(super) fn last_values(state: &State) -> Option<Vec<(&str, String)>> {
     Some(values.chain([("_wandb", own)]).collect())
 }
 
-/// Requests that are no larger than servers take.
+/// Requests within the server's limits.
 fn packed(chunks: Vec<Chunk>) -> Result<Vec<Body>, Refusal> {
     let mut bodies: Vec<Body> = Vec::new();
     let mut room = 0;
@@ -168,12 +169,12 @@ fn packed(chunks: Vec<Chunk>) -> Result<Vec<Body>, Refusal> {
         for line in lines {
             if line.len() > LINE {
                 let why = format!(
-                    "a line of {file} has {} bytes, {LINE} are taken",
+                    "a line of {file} has {} bytes; at most {LINE} are accepted",
                     line.len()
                 );
                 return Err(Refusal::Invalid { why });
             }
-            // As a string in JSON, with its comma.
+            // As a JSON string, with its comma.
             let bytes = string(&line).len() + 1;
             if bytes > room || bodies.is_empty() {
                 bodies.push(Body::default());
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_says_what_there_is() {
+    fn body_has_the_fields_that_are_set() {
         let body = Body {
             chunks: vec![lines(3, vec![r#"{"a":NaN}"#.into()])],
             uploaded: vec!["a.png".into()],

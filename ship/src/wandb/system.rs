@@ -1,4 +1,4 @@
-//! Rows of the machine, and of what happened: lines of events, and of the console.
+//! System rows and events as lines of W&B's events and console.
 
 use jiff::SignedDuration;
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use crate::sink::Stamped;
 
 const MIB: f64 = 1_048_576.0;
 
-/// Names of a GPU's values in [`crate::machine`], and W&B's.
+/// Names of a GPU's values in [`crate::machine`] and at W&B.
 const GPU: [(&str, &str); 10] = [
     ("utilization_percent", "gpu"),
     ("memory_percent", "memoryAllocated"),
@@ -23,17 +23,17 @@ const GPU: [(&str, &str); 10] = [
     ("uncorrected_memory_errors", "uncorrectedMemoryErrors"),
 ];
 
-/// The same of the machine and its first process, and what the values are divided by.
+/// Names of values of the machine and its first process, with divisors.
 const MACHINE: [(&str, &str, f64); 3] = [
     ("cpu_percent", "cpu", 1.0),
     ("memory_percent", "memory_percent", 1.0),
     ("rank0.rss_bytes", "proc.memory.rssMB", MIB),
 ];
 
-/// Values of rows that are no measurement: when a row was made, and how many steps there are.
+/// Values that are not measurements: the time of the row, and the number of steps.
 const ASIDE: [&str; 2] = ["steps", "time"];
 
-/// The line of a row of the machine; none where it says nothing that W&B draws.
+/// The line of a row of the machine; `None` if W&B draws none of its values.
 pub(super) fn event(stamped: &Stamped, started: f64) -> Option<String> {
     let (values, time) = (measured(&stamped.row), stamped.time);
     if values.is_empty() {
@@ -50,7 +50,7 @@ pub(super) fn event(stamped: &Stamped, started: f64) -> Option<String> {
     Some(object(own.chain(values)))
 }
 
-/// What a row says of the machine, by W&B's names, encoded.
+/// The encoded measurements of a row, by W&B's names.
 pub(super) fn measured(row: &Row) -> Vec<(String, String)> {
     let values = row.numbers().filter(|(name, _)| !ASIDE.contains(name));
     let values = values.map(|(name, value)| {
@@ -60,7 +60,7 @@ pub(super) fn measured(row: &Row) -> Vec<(String, String)> {
     values.collect()
 }
 
-/// W&B's name of a value, and what the value is divided by. A phase other than training is part of it.
+/// W&B's name of a value, and its divisor. The name includes a phase other than training.
 fn key(name: &str, phase: Option<&str>) -> (String, f64) {
     let short = name
         .strip_prefix("system/")
@@ -91,7 +91,7 @@ fn gpu(short: &str) -> Option<(&str, &str)> {
     is_number.then_some((index, rest))
 }
 
-/// The lines of the console that a row is, marked where they are of an alert.
+/// The console lines of a row, marked if it is an alert.
 pub(super) fn console(stamped: &Stamped) -> Vec<String> {
     let mark = if stamped.row.kind == Kind::Alert {
         "ERROR "
@@ -102,7 +102,7 @@ pub(super) fn console(stamped: &Stamped) -> Vec<String> {
     lines.map(|line| format!("{mark}{line}")).collect()
 }
 
-/// The lines that a row is: its sentence, its values, when it was.
+/// The lines of a row: its note, its values, its time.
 pub(super) fn told(Stamped { row, time }: &Stamped) -> Vec<String> {
     let (words, at) = (said(row), moment(*time));
     let lines = words.lines().filter(|line| !line.trim().is_empty());
@@ -115,7 +115,7 @@ pub(super) fn title(row: &Row) -> &str {
     note.lines().next().unwrap_or("alert")
 }
 
-/// What a row says, for people.
+/// A row as text.
 pub(super) fn said(row: &Row) -> String {
     let mut words = match &row.note {
         Some(note) => format!("step {}: {note}", row.step),
@@ -178,7 +178,7 @@ mod tests {
 
     // `date -u -d @1795207747.751507 +%FT%T.%6N`.
     #[test]
-    fn what_happened_is_a_line_of_the_console() {
+    fn events_are_lines_of_the_console() {
         let row = Row::new(12, Kind::Event).with_note("resumed on 2 ranks");
         let row = row.with("stopped", 1.0).with("time", 5.0);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! A server in this process: what the sink asks of MLflow, kept in memory, and answers that are taken from a list first.
+//! A fake server in this process: the calls of the sink, stored in memory, with answers from a list
+//! first.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,20 +11,20 @@ use serde_json::json;
 
 use super::*;
 
-/// What a server does instead of what it is asked.
+/// A fault of the server.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
-    /// Answers so, and does nothing.
+    /// Answers with this, and does nothing.
     Answer(u16, String),
-    /// Does what it is asked, and ends the connection without an answer.
+    /// Does the request, and closes the connection without an answer.
     LostAnswer,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// By the end of the path that is asked: what is done at the next requests.
+    /// Faults of the next requests, by the end of their path.
     pub(super) faults: BTreeMap<&'static str, VecDeque<Fault>>,
-    /// What `Authorization` is to be.
+    /// The expected `Authorization`.
     pub(super) wanted: Option<String>,
     pub(super) experiments: BTreeMap<String, String>,
     pub(super) runs: BTreeMap<String, KeptRun>,
@@ -63,7 +64,7 @@ impl Fake {
         let uri = format!("http://{}", listener.local_addr().unwrap());
         let kept = Arc::new(Mutex::new(Kept::default()));
         let shared = Arc::clone(&kept);
-        // It ends with the process of the tests.
+        // It ends with the process.
         thread::spawn(move || {
             for connection in listener.incoming().map_while(Result::ok) {
                 let shared = Arc::clone(&shared);

@@ -1,4 +1,4 @@
-//! What a server that fails is told again, and what is made of its refusals.
+//! Repetitions after failures of the server, and the handling of refusals.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +11,7 @@ fn error(code: &str, message: &str) -> String {
 }
 
 #[test]
-fn refusals_say_what_is_to_be_done() {
+fn refusals_map_to_actions() {
     let fake = Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
     scratch.open().unwrap();
@@ -49,7 +49,7 @@ fn refusals_say_what_is_to_be_done() {
 fn a_lost_answer_adds_nothing() {
     let fake = Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
-    // That it is there already is found out at once.
+    // The existing one is found at once.
     fake.fail("experiments/create", Fault::LostAnswer);
     for call in ["runs/create", "log-batch", "config.json"] {
         fake.fail(call, Fault::LostAnswer);
@@ -72,7 +72,7 @@ fn a_lost_answer_adds_nothing() {
 }
 
 #[test]
-fn the_right_token_opens_what_a_wrong_one_did_not() {
+fn open_reads_a_corrected_token() {
     let fake = Fake::new();
     fake.kept().wanted = Some("Bearer right-secret".to_owned());
     let mut scratch = Scratch::new(&fake.uri);
@@ -102,7 +102,7 @@ fn the_right_token_opens_what_a_wrong_one_did_not() {
 }
 
 #[test]
-fn a_server_that_quotes_what_it_was_sent_has_us_show_none_of_it() {
+fn secrets_quoted_by_a_server_are_hidden() {
     let fake = Fake::new();
     let token = "mlflow-Tok3n/of+nobody=at.all";
     let password = "p@ss \"w0rd\"/of+nobody";
@@ -134,7 +134,7 @@ fn a_server_that_quotes_what_it_was_sent_has_us_show_none_of_it() {
             for quoted in [
                 format!("Authorization: {form}"),
                 json.to_string(),
-                // We cut it, or the server did.
+                // Cut by us, or by the server.
                 format!("{} {form}", "x".repeat(190)),
                 format!("it ends within: {}", &form[..form.len() / 2 + 1]),
                 format!("it begins within: {}", &form[form.len() / 2 - 1..]),
@@ -151,7 +151,7 @@ fn a_server_that_quotes_what_it_was_sent_has_us_show_none_of_it() {
             }
         }
     }
-    // Nor is it kept, whatever it is called.
+    // It is not stored either, under any name.
     let mut scratch = Scratch::new(&fake.uri);
     scratch
         .variables
@@ -165,7 +165,7 @@ fn a_server_that_quotes_what_it_was_sent_has_us_show_none_of_it() {
 }
 
 #[test]
-fn what_a_terminal_obeys_is_escaped() {
+fn control_characters_are_escaped() {
     let fake = Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
     scratch.open().unwrap();
@@ -179,7 +179,7 @@ fn what_a_terminal_obeys_is_escaped() {
 }
 
 #[test]
-fn what_is_no_receipt_is_none() {
+fn unexpected_bodies_are_no_receipts() {
     let fake = Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
     scratch.open().unwrap();
@@ -207,16 +207,16 @@ fn what_is_no_receipt_is_none() {
 }
 
 #[test]
-fn what_is_no_server_is_told_at_once() {
+fn bad_addresses_are_reported_at_once() {
     let mut scratch = Scratch::new("sqlite:///mlflow.db");
     let Err(Refusal::Unauthorized { why }) = scratch.open() else {
         panic!("it is a database");
     };
     assert!(
-        why.starts_with("MLFLOW_TRACKING_URI is no http address; "),
+        why.starts_with("MLFLOW_TRACKING_URI is not an http address; "),
         "{why}"
     );
-    // Nobody listens at port 1.
+    // Port 1 refuses connections.
     scratch.variables[0].1 = "http://127.0.0.1:1".to_owned();
     scratch.restart();
     let Err(Refusal::Later { why, .. }) = scratch.open() else {
@@ -226,7 +226,7 @@ fn what_is_no_server_is_told_at_once() {
 }
 
 #[test]
-fn a_run_that_was_deleted_is_made_anew() {
+fn deleted_run_is_made_again() {
     let fake = Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
     scratch.open().unwrap();
@@ -235,7 +235,7 @@ fn a_run_that_was_deleted_is_made_anew() {
     fake.kept().runs.get_mut("run0").unwrap().deleted = true;
     let found = scratch.send(&losses(5..6));
     assert!(matches!(found, Err(Refusal::Gone { .. })), "{found:?}");
-    // An answer that is lost in between changes nothing of that.
+    // A lost answer in between changes nothing.
     fake.fail("config.json", Fault::LostAnswer);
     scratch.open().unwrap_err();
     scratch.open().unwrap();
@@ -283,14 +283,14 @@ fn a_roll_back_that_is_made_twice_makes_one_run() {
         assert_eq!(of("run1", "resumed-from").as_deref(), Some("run0"));
         assert_eq!(kept.runs["run0"].status, "KILLED");
     }
-    // The old one may be gone.
+    // The old run may be deleted.
     fake.kept().runs.get_mut("run1").unwrap().deleted = true;
     assert_eq!(scratch.roll_back(2).unwrap(), After::FromStart);
     assert_eq!(scratch.state.run, "run2");
 }
 
 #[test]
-fn rows_are_kept_where_that_is_wanted() {
+fn keep_policy_keeps_rows() {
     let fake = Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
     scratch.info.tracker.on_rollback = OnRollback::Keep;
@@ -352,7 +352,7 @@ fn a_run_that_was_made_twice_is_there_once() {
     let mut scratch = Scratch::new(&fake.uri);
     scratch.open().unwrap();
     scratch.send(&losses(0..3)).unwrap();
-    // An earlier process asked for it too, and ended; the server was slow.
+    // An earlier process requested it too, and was killed; the server was slow.
     let ours = fake.kept().runs[&scratch.state.run].clone();
     let empty = KeptRun {
         tags: ours.tags.clone(),
@@ -365,7 +365,7 @@ fn a_run_that_was_made_twice_is_there_once() {
     for (name, run) in [("late", empty), ("full", ours), ("other", other)] {
         fake.kept().runs.insert(name.to_owned(), run);
     }
-    // It is not there for a server that is busy, and a key that may not delete is no reason to go on.
+    // A busy server is tried again; a key without permission to delete is accepted.
     fake.fail("runs/delete", Fault::Answer(503, String::new()));
     fake.fail("runs/delete", Fault::Answer(403, String::new()));
     assert!(matches!(scratch.close(0), Err(Refusal::Later { .. })));

@@ -1,4 +1,4 @@
-//! Against a server of a test's own, which fails as it is told to, and against a real one.
+//! Tests with a fake server that fails on request, and with a real one.
 
 mod fake;
 mod faults;
@@ -17,7 +17,7 @@ use super::*;
 /// The time of step 0.
 const BEGUN: f64 = 1_795_000_000.0;
 
-/// A run directory, and a sink with what its driver has written down.
+/// A run directory, and a sink with the state that its driver has written.
 struct Scratch {
     dir: TempDir,
     sink: Mlflow,
@@ -43,7 +43,7 @@ impl Scratch {
         scratch
     }
 
-    /// A new process, which knows what was written down.
+    /// A new process with the written state.
     fn restart(&mut self) {
         let state = serde_json::to_string(&self.state).unwrap();
         self.state = serde_json::from_str(&state).unwrap();
@@ -161,19 +161,19 @@ fn a_run_of_a_sweep_is_shown_below_it() {
     };
     member.open().unwrap();
     assert_eq!(parent(&fake, &member), None);
-    // One that is shipped now will be there.
+    // A sweep that is shipped now will have a run.
     let held = Files::hold(sweep.path(), Mlflow::NAME).unwrap();
     let Err(Refusal::Later { why, .. }) = member.close(0) else {
         panic!("there is no run of the sweep");
     };
     assert_eq!(why, "the run of the sweep is not there yet");
-    // And one that is not may never be.
+    // One that is not may never have one.
     drop(held);
     member.close(0).unwrap();
     sweep.open().unwrap();
     member.close(0).unwrap();
     assert_eq!(parent(&fake, &member), Some(sweep.state.run.clone()));
-    // What takes its place after a roll-back is there too.
+    // The run that replaces it after a roll-back is below it too.
     assert_eq!(member.roll_back(1).unwrap(), After::FromStart);
     assert_eq!(parent(&fake, &member), Some(sweep.state.run.clone()));
     assert_eq!(parent(&fake, &sweep), None);

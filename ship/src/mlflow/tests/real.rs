@@ -1,8 +1,9 @@
-//! A real `mlflow server`. `SPD_MLFLOW` is the directory that MLflow is installed in; without it, this is left out:
+//! A real `mlflow server`. `SPD_MLFLOW` is the directory that MLflow is installed in; without it,
+//! the tests are skipped:
 //!
 //! ```text
-//! pip install --target /tmp/mlflow mlflow-skinny flask flask-cors sqlalchemy alembic graphene waitress "gunicorn<27" \
-//!     huey cryptography pandas aiohttp fastapi uvicorn
+//! pip install --target /tmp/mlflow mlflow-skinny flask flask-cors sqlalchemy alembic graphene \
+//!     waitress "gunicorn<27" huey cryptography pandas aiohttp fastapi uvicorn
 //! pip install --target /tmp/mlflow --no-deps mlflow mlflow-tracing
 //! SPD_MLFLOW=/tmp/mlflow cargo test --release -p spd-ship -- mlflow
 //! ```
@@ -18,7 +19,7 @@ use spd_tracker::Histogram;
 
 use super::*;
 
-/// A server, which ends with this.
+/// A server that is stopped at the end.
 struct Mine {
     uri: String,
     port: u16,
@@ -27,7 +28,7 @@ struct Mine {
 }
 
 impl Mine {
-    /// None where there are no packages.
+    /// `None` without the packages.
     fn new(test: &str) -> Option<Self> {
         if std::env::var_os("SPD_MLFLOW").is_none() {
             eprintln!("skipped: {test}: SPD_MLFLOW names no directory");
@@ -68,12 +69,12 @@ impl Mine {
 
     fn end(&mut self) {
         let group = Pid::from_child(&self.child);
-        // It has two processes, and the first leaves the second behind when it is killed.
+        // It has two processes, and the first one leaves the second behind when it is killed.
         let _ = kill_process_group(group, Signal::KILL);
         self.child.wait().unwrap();
     }
 
-    /// What a call answers, if it does.
+    /// The answer to a call, if there is one.
     fn ask(&self, path: &str, body: Option<Json>) -> Option<Vec<u8>> {
         let client = crate::http::client().unwrap();
         let at = format!("{}{path}", self.uri);
@@ -178,7 +179,8 @@ fn a_real_server_has_every_row_once() {
     spd_files::atomic::write_file(&scratch.path().join("config.toml"), &[b"seed = 0\n"]).unwrap();
     spd_files::atomic::write_file(&scratch.path().join("summary.json"), &[b"{}"]).unwrap();
     scratch.open().unwrap();
-    // 1200 points, sent twice, as after an answer that was lost; the server is killed and begun again before the second time.
+    // 1200 points, sent twice, as after a lost answer. The server is killed and started again in
+    // between.
     let begun = Instant::now();
     scratch.send(&losses(0..1200)).unwrap();
     let elapsed = begun.elapsed();
@@ -222,7 +224,7 @@ fn a_real_server_has_every_row_once() {
     assert_eq!(mine.file(&run, "text/words/step-00001200.txt"), "said");
     assert_eq!(mine.file(&run, "figures/step%201/a.svg"), "<svg/>");
     assert_eq!(mine.file(&run, "config.toml"), "seed = 0\n");
-    // What happened beside it.
+    // System rows and events.
     let machine = Stamped {
         row: Row::new(0, Kind::System).with("system/cpu_percent", 50.0),
         time: BEGUN + 15.0,
@@ -249,14 +251,14 @@ fn a_real_server_has_every_row_once() {
     assert_eq!(pair(tags, "spd.alert").as_deref(), Some("the loss is NaN"));
     assert_eq!(pair(tags, "spd.not-stored"), None);
     assert_eq!(mine.file(&run, "summary.json"), "{}");
-    // It goes on.
+    // The run continues.
     scratch.restart();
     scratch.open().unwrap();
     assert_eq!(scratch.state.run, run);
     assert_eq!(mine.run(&run)["info"]["status"], "RUNNING");
     scratch.send(&losses(1200..1201)).unwrap();
     assert_eq!(mine.history(&run, "loss").len(), 1201);
-    // It goes back, to another run.
+    // The run rolls back, to another run.
     scratch.restart();
     scratch.open().unwrap();
     assert_eq!(scratch.roll_back(1).unwrap(), After::FromStart);
@@ -275,7 +277,7 @@ fn a_real_server_has_every_row_once() {
     );
     assert_eq!(new["info"]["status"], "KILLED");
     assert_eq!(new["info"]["run_name"], "toy-r1");
-    // A cursor that is lost finds it again; a run that is deleted is made anew.
+    // A lost cursor finds the run again; a deleted run is made again.
     scratch.state = State::default();
     scratch.restart();
     scratch.open().unwrap();

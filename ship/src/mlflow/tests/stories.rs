@@ -1,4 +1,5 @@
-//! Runs that end at any moment and go back to any step, beside a server that loses answers, fails and loses runs.
+//! Runs that are killed at any moment and roll back to any step, with a server that loses answers,
+//! fails and loses runs.
 
 use spd_files::mutation::{Dice, rounds};
 
@@ -10,13 +11,13 @@ struct Story {
     fake: Fake,
     scratch: Scratch,
     dice: Dice,
-    /// The rows that hold, and the times at which they were made. No two have the same value.
+    /// The rows that hold, with their times. All values differ.
     rows: Vec<Stamped>,
     values: u32,
     step: u64,
-    /// Rows that were sent, as it was written down.
+    /// Rows that were sent, by the written state.
     sent: usize,
-    /// Rows that may have been sent: this is written down before they are.
+    /// Rows that may have been sent; written before they are sent.
     tried: usize,
     starts: u64,
 }
@@ -32,7 +33,7 @@ impl Story {
         }
     }
 
-    /// Something goes wrong at one of the next requests.
+    /// Adds a fault to one of the next requests.
     fn fail(&mut self) {
         let calls = [
             "log-batch",
@@ -51,7 +52,7 @@ impl Story {
         self.fake.fail(call, fault);
     }
 
-    /// Calls `open` until it is done, as after an end.
+    /// Calls `open` until it succeeds, as after a kill.
     fn open(&mut self) {
         self.scratch.restart();
         let mut tries = 0;
@@ -72,7 +73,7 @@ impl Story {
         let rows = self.rows[self.sent..end].to_vec();
         let state = self.scratch.state.clone();
         match self.scratch.send(&rows) {
-            // It ends before that is written down.
+            // The process is killed before the state is written.
             Ok(()) if self.dice.below(5) == 0 => {
                 self.scratch.state = state;
                 self.open();
@@ -93,7 +94,7 @@ impl Story {
         self.step = row.row.step;
         self.rows.truncate(kept);
         let mut tries = 0;
-        // Not only where more were acknowledged: those whose answer was lost are there too.
+        // Rows whose answer was lost are there too.
         while self.tried > kept {
             tries += 1;
             assert!(tries < 100);
@@ -119,7 +120,7 @@ impl Story {
 }
 
 #[test]
-fn every_row_is_there_once_whatever_fails() {
+fn every_row_is_stored_once_for_any_faults() {
     for seed in rounds(40) {
         let fake = Fake::new();
         let scratch = Scratch::new(&fake.uri);

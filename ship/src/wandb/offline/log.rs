@@ -1,7 +1,8 @@
-//! The file that records lie in: seven bytes that say what it is, then LevelDB's log, with plain CRC-32 in the place of its own sums.
+//! The file format of records: a head of seven bytes, then LevelDB's log, with plain CRC-32 as
+//! checksums.
 //!
-//! The log is blocks of 32 KiB. A record is one chunk, or several where it crosses the end of a block; what is too short for the head of
-//! a chunk is zero.
+//! The log consists of blocks of 32 KiB. A record is one chunk, or several if it crosses the end of
+//! a block. A rest that is too short for the head of a chunk is zero.
 //!
 //! ```text
 //! ":W&B" 0xBEE1 0    then chunks: CRC-32 of kind and bytes, u32 | length, u16 | kind, u8 | bytes
@@ -9,7 +10,7 @@
 
 use std::io::{self, Write};
 
-/// What the file begins with, which is part of its first block.
+/// The first bytes of the file, which are part of its first block.
 const HEAD: [u8; 7] = *b":W&B\xe1\xbe\0";
 
 /// Bytes of a block.
@@ -32,7 +33,7 @@ pub(super) struct Log<W: Write> {
 }
 
 impl<W: Write> Log<W> {
-    /// An empty one.
+    /// An empty log.
     pub(super) fn begin(mut to: W) -> io::Result<Self> {
         to.write_all(&HEAD)?;
         let used = HEAD.len();
@@ -70,7 +71,7 @@ impl<W: Write> Log<W> {
         sum.update(&[kind]);
         sum.update(bytes);
         self.to.write_all(&sum.finalize().to_le_bytes())?;
-        // A block is shorter than what two bytes can say.
+        // The length of a block fits two bytes.
         #[expect(clippy::cast_possible_truncation, reason = "BLOCK is less than 64 KiB")]
         let length = bytes.len() as u16;
         self.to.write_all(&length.to_le_bytes())?;
@@ -79,13 +80,13 @@ impl<W: Write> Log<W> {
         self.to.write_all(bytes)
     }
 
-    /// What it was written to.
+    /// The underlying writer.
     pub(super) fn into_inner(self) -> W {
         self.to
     }
 }
 
-/// The records of a file, as far as it is whole.
+/// The whole records of a file.
 #[cfg(test)]
 pub(super) fn read(file: &[u8]) -> Vec<Vec<u8>> {
     assert_eq!(file[..HEAD.len()], HEAD);
@@ -133,9 +134,10 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_any_length_is_read_back_wherever_a_block_ends() {
+    fn records_of_any_length_are_read_back_at_any_block_end() {
         let of = |length: usize| vec![u8::try_from(length % 251).unwrap(); length];
-        // The second record begins with 0 to 14 bytes of its block left: no room for a head, room for a head alone, for some bytes.
+        // The second record begins with 0 to 14 bytes left in its block: no space for a head, for a
+        // head only, for some bytes.
         for left in 0..15 {
             let first = BLOCK - HEAD.len() - CHUNK_HEAD - left;
             for second in [0, 1, 7, BLOCK - 7, BLOCK, 3 * BLOCK + 5] {
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_torn_is_no_record() {
+    fn torn_chunks_are_no_records() {
         let records = [vec![1; 10], vec![2; 2 * BLOCK]];
         let file = written(&records);
         assert_eq!(read(&file[..file.len() - 1]), records[..1]);

@@ -1,11 +1,14 @@
-//! A run as W&B's own client writes one that it cannot send: for clusters without a network, whose users carry it to where there is one.
+//! A run in the offline format of W&B's own client, for clusters without a network: the directory
+//! is synced from another machine.
 //!
 //! ```text
-//! rows of the run directory -> lines, media, system -> record -> log -> OUT/offline-run-DATE_TIME-ID/run-ID.wandb, files/
+//! rows of the run directory -> lines, media, system -> record -> log
+//!   -> OUT/offline-run-DATE_TIME-ID/run-ID.wandb, files/
 //! ```
 //!
-//! A value is encoded as it is for the stream of the server, so that `wandb sync` makes the run that `--tracker wandb` makes. What
-//! differs is what that program says of itself: its telemetry, its files, and the time before each line of the console.
+//! Values are encoded as for the stream of the server, so `wandb sync` makes the same run as
+//! `--tracker wandb`. Only the parts that `wandb sync` adds differ: its telemetry, its files, and
+//! the time before each line of the console.
 //!
 //! Reading order: `log`, `record`, this file.
 
@@ -40,60 +43,64 @@ use crate::feed::{Fed, Feed};
 use crate::run::{About, RunInfo};
 use crate::sink::{End, Stamped};
 
-/// Rows that are held in memory at a time.
+/// Rows in memory at a time.
 const ROWS: usize = 2000;
 
-/// The folder of a run's files.
+/// The directory of a run's files.
 const FILES: &str = "files";
 
-/// The oldest client that is said to read the file.
+/// The oldest client that can read the file.
 const OLDEST: &str = "0.12.0";
 
-/// How often an export is tried, where the run goes back to a checkpoint meanwhile.
+/// Tries of an export, if the run rolls back meanwhile.
 const TRIES: u32 = 3;
 
-/// What was written.
+/// The result of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
-    /// The directory that `wandb sync` takes.
+    /// The directory for `wandb sync`.
     pub dir: PathBuf,
-    /// Steps that there are rows of.
+    /// Number of steps with rows.
     pub steps: u64,
 }
 
-/// Why nothing was written.
+/// The reason why nothing was written.
 #[derive(Debug, Error)]
 pub enum ExportError {
     /// The run has no rows yet.
     #[error("{0}: the run has made no rows yet; export it when its first step is logged")]
     NoRows(PathBuf),
-    /// Something has the name.
-    #[error("{0}: something is there; an export of this run? Name another directory by --out")]
+    /// The output path exists.
+    #[error(
+        "{0}: already exists, perhaps from an earlier export; name another directory with --out"
+    )]
     InTheWay(PathBuf),
     /// The run directory cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// The run went back to a checkpoint each time that it was read.
+    /// The run rolled back during every try.
     #[error("{0}: the run went back to a checkpoint while it was exported; try again")]
     WentBack(PathBuf),
     /// The disk refuses.
     #[error("{path}: {found}")]
     Disk {
-        /// What was to be made.
+        /// The path that was to be written.
         path: PathBuf,
-        /// In the system's words.
+        /// The error of the system.
         found: io::Error,
     },
 }
 
-/// Writes the run in `dir` as a directory in `out` that `wandb sync` takes, all of it or nothing.
+/// Writes the run in `dir` as a directory in `out` for `wandb sync`, whole or not at all.
 ///
-/// - `about`: what is told of it beside its rows; its `[tracker]`, and W&B's variables, say what people find it by
-/// - `code`: the launcher's exit code, as [`crate::Shipper::finish`] takes it; none where the run goes on
+/// - `about`: the description of the run; labels come from its `[tracker]`, and from W&B's
+///   variables
+/// - `code`: the launcher's exit code, as for [`crate::Shipper::finish`]; `None` if the run goes on
 ///
 /// # Errors
 ///
-/// When the run has no rows, cannot be read, or goes back all the time; when something has the name; when the disk refuses.
+/// When the run has no rows, cannot be read, or keeps rolling back; when the output path exists;
+/// when the disk refuses.
 pub fn export(
     dir: &Path,
     about: About,
@@ -157,7 +164,7 @@ pub(super) fn write(
     Err(ExportError::WentBack(run.dir.clone()))
 }
 
-/// Why a try came to no end.
+/// The reason why a try failed.
 #[derive(Debug, Error)]
 enum Stopped {
     #[error("the run went back")]
@@ -171,18 +178,18 @@ enum Stopped {
 /// A directory that is being filled.
 struct Export<'r> {
     run: &'r RunInfo,
-    /// Where the run's files are put.
+    /// The directory of the run's files.
     files: PathBuf,
     log: Log<BufWriter<File>>,
     records: i64,
-    /// What a server would have by now.
+    /// The state that a server would have.
     state: State,
-    /// The files that are there.
+    /// Names of the files that were written.
     named: BTreeSet<String>,
 }
 
 impl Export<'_> {
-    /// Writes what the run is.
+    /// Writes the description of the run.
     fn begin(&mut self, labels: &Labels) -> Result<(), Stopped> {
         self.add(Held::Header(record::Header {
             version: Some(record::Version {
@@ -222,7 +229,8 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Writes all rows there are; how many steps they are of. Rows of a step that may get more are left out while the run goes on.
+    /// Writes all rows; returns the number of their steps. While the run goes on, the last step is
+    /// left out, as it may get more rows.
     fn rows(&mut self, is_over: bool) -> Result<u64, Stopped> {
         let run = self.run;
         let starts = || Start::all(&run.dir).map_or(0, |starts| starts.len());
@@ -241,7 +249,7 @@ impl Export<'_> {
                 count += 1;
             }
         }
-        // What it made again by now is not known to be what was read.
+        // Rows that were made again since may differ from those that were read.
         if starts() != begun {
             return Err(Stopped::WentBack);
         }
@@ -253,7 +261,7 @@ impl Export<'_> {
         Ok(count)
     }
 
-    /// Writes the rows of a step as a line of the history, and the files that it stands for.
+    /// Writes the rows of a step as a line of the history, with its files.
     fn line(&mut self, rows: &[Stamped]) -> Result<(), Stopped> {
         let last = self.state.last_step;
         let mut line = Line::of(rows, last, self.run);
@@ -274,7 +282,7 @@ impl Export<'_> {
         }))
     }
 
-    /// Puts a file that a row stands for where `wandb sync` looks for it.
+    /// Writes a file of a row to the place where `wandb sync` looks for it.
     fn media(&mut self, media: &Media) -> Result<(), Stopped> {
         let Media {
             name, from, drawn, ..
@@ -287,7 +295,7 @@ impl Export<'_> {
         }
     }
 
-    /// Puts a file, once, which is sent as `how` says: when, and of what kind it is.
+    /// Writes a file, once. `how`: when it is sent, and its kind.
     fn file(&mut self, name: &str, bytes: &[u8], how: (i32, i32)) -> Result<(), Stopped> {
         if !self.named.insert(name.into()) {
             return Ok(());
@@ -303,7 +311,7 @@ impl Export<'_> {
         self.add(Held::Files(record::Files { files }))
     }
 
-    /// Writes a row of the machine, or of what happened.
+    /// Writes a system row or an event.
     fn happened(&mut self, stamped: &Stamped) -> Result<(), Stopped> {
         let Stamped { row, time } = stamped;
         if row.kind == Kind::System {
@@ -331,7 +339,7 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Writes how the run ended, where it has, and has the disk take all of it.
+    /// Writes the end of the run, if there is one, and syncs everything.
     fn end(mut self, end: Option<End>) -> Result<(), Stopped> {
         for name in RUN_FILES {
             if let Ok(bytes) = self.run.file(name) {
@@ -348,7 +356,7 @@ impl Export<'_> {
             reason = "an i32 of seconds is 68 years"
         )]
         let runtime = self.state.runtime().unwrap_or_default() as i32;
-        // Without such a record `wandb sync` takes the run for one that failed.
+        // Without this record `wandb sync` takes the run for a failed one.
         self.add(Held::Exit(record::Exit {
             code: end.map_or(0, |end| i32::from(shown(end))),
             runtime,
@@ -379,7 +387,7 @@ fn alert(row: &Row) -> record::Alert {
     }
 }
 
-/// The values of the run file; what its own client needs beside them `wandb sync` adds.
+/// The values of the run file; `wandb sync` adds those of its own client.
 fn config(config: &Json) -> Items {
     let values = values(config).into_iter();
     let update = values.map(|(key, value)| item(key, value.to_string()));

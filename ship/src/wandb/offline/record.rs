@@ -1,4 +1,4 @@
-//! What a `.wandb` file holds: the part of W&B's `wandb_internal.proto` that runs of ours need.
+//! The records of a `.wandb` file: the needed part of W&B's `wandb_internal.proto`.
 
 use prost::Message;
 
@@ -7,9 +7,9 @@ pub(super) const NOW: i32 = 0;
 /// A file is sent at the end.
 pub(super) const END: i32 = 1;
 
-/// A file that nothing is known of.
+/// A file of unknown kind.
 pub(super) const OTHER: i32 = 0;
-/// A file that a history row stands for.
+/// A file of a history row.
 pub(super) const MEDIA: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
@@ -45,7 +45,7 @@ pub(super) enum Held {
     Header(Header),
 }
 
-/// A value under its name: of the history, the summary, the config, the machine.
+/// A value with its name: of the history, the summary, the config, the machine.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Item {
     #[prost(string, tag = "1")]
@@ -82,7 +82,7 @@ pub(super) struct Files {
     pub(super) files: Vec<Named>,
 }
 
-/// A file by its path from `files/` on.
+/// A file by its path below `files/`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Named {
     #[prost(string, tag = "1")]
@@ -95,7 +95,7 @@ pub(super) struct Named {
     pub(super) kind: i32,
 }
 
-/// Values of the machine. W&B puts `system.` before their names.
+/// Values of the machine. W&B prefixes their names with `system.`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Stats {
     #[prost(message, optional, tag = "2")]
@@ -114,7 +114,7 @@ pub(super) struct Alert {
     pub(super) level: String,
 }
 
-/// What is known of values by their name, or by a pattern of names.
+/// The definition of values by name, or by a pattern of names.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Metric {
     #[prost(string, tag = "1")]
@@ -130,10 +130,10 @@ pub(super) struct Metric {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Options {
-    /// The value of the axis is put into rows that lack it.
+    /// The value of the axis is added to rows that lack it.
     #[prost(bool, tag = "1")]
     pub(super) is_synced: bool,
-    /// Somebody asked for it.
+    /// Explicitly requested.
     #[prost(bool, tag = "3")]
     pub(super) is_defined: bool,
 }
@@ -155,7 +155,7 @@ pub(super) struct Output {
 pub(super) struct Run {
     #[prost(string, tag = "1")]
     pub(super) id: String,
-    /// The key's own where it is empty.
+    /// Empty means the key's own.
     #[prost(string, tag = "2")]
     pub(super) entity: String,
     #[prost(string, tag = "3")]
@@ -185,7 +185,7 @@ pub(super) struct Exit {
     /// Seconds.
     #[prost(int32, tag = "2")]
     pub(super) runtime: i32,
-    /// The run goes on elsewhere, and its code is not known.
+    /// The run goes on elsewhere, and its exit code is unknown.
     #[prost(bool, tag = "3")]
     pub(super) is_open: bool,
 }
@@ -200,12 +200,12 @@ pub(super) struct Header {
 pub(super) struct Version {
     #[prost(string, tag = "1")]
     pub(super) producer: String,
-    /// The oldest client that reads it.
+    /// The oldest client that can read it.
     #[prost(string, tag = "2")]
     pub(super) oldest: String,
 }
 
-/// A moment, since 1970.
+/// A time since 1970.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Time {
     #[prost(int64, tag = "1")]
@@ -215,7 +215,7 @@ pub(super) struct Time {
 }
 
 impl Time {
-    /// Of seconds since 1970, to a microsecond.
+    /// From seconds since 1970, to a microsecond.
     pub(super) fn of(seconds: f64) -> Self {
         let since = jiff::SignedDuration::try_from_secs_f64(seconds).unwrap_or_default();
         let since = since.round(jiff::Unit::Microsecond).unwrap_or(since);

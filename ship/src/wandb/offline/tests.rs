@@ -1,4 +1,4 @@
-//! Runs that are written, read back here.
+//! Exported runs, read back.
 
 use spd_tracker::{Histogram, Spool, Value};
 
@@ -152,7 +152,7 @@ fn a_run_is_written_with_all_that_is_known_of_it() {
 }
 
 #[test]
-fn a_run_that_goes_on_has_whole_steps_and_no_end() {
+fn unfinished_run_has_whole_steps_and_no_end() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("run");
     drop(spool(&dir, 0..3));
@@ -186,7 +186,7 @@ fn rows_before_a_roll_back_are_not_there() {
 }
 
 #[test]
-fn what_keeps_a_run_from_being_written_leaves_nothing() {
+fn failed_export_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (dir, out) = (folder.path().join("run"), folder.path().join("out"));
     drop(spool(&dir, 0..1));
@@ -198,7 +198,7 @@ fn what_keeps_a_run_from_being_written_leaves_nothing() {
     assert_eq!(
         found,
         format!(
-            "{place}: something is there; an export of this run? Name another directory by --out"
+            "{place}: already exists, perhaps from an earlier export; name another directory with --out"
         )
     );
     assert_eq!(spd_files::atomic::names(&out).unwrap(), before);

@@ -1,4 +1,4 @@
-//! Whatever a server answers, it has each row once in the end.
+//! A server has each row once in the end, whatever it answers.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::super::media::tests::SMALL;
 use super::*;
 
-/// Sends twelve steps in three parts, and says what the server has and what was refused.
+/// Sends twelve steps in three parts; returns the state of the server, and the refusals.
 fn after(test: &str, faults: &Json) -> Option<(Json, Vec<Refusal>)> {
     let server = Recorder::with(test, faults, &[])?;
     let folder = tempfile::tempdir().unwrap();
@@ -20,14 +20,14 @@ fn after(test: &str, faults: &Json) -> Option<(Json, Vec<Refusal>)> {
         driver.close(&run, 0).await;
     });
     let mut found = server.run("abcd1234");
-    // How often it was made known is no part of it.
+    // The number of upserts does not matter.
     found["upserts"] = Json::Null;
     Some((found, driver.refusals))
 }
 
 #[test]
-fn each_row_arrives_once_whatever_is_answered() {
-    let test = "each_row_arrives_once_whatever_is_answered";
+fn each_row_arrives_once_for_any_answers() {
+    let test = "each_row_arrives_once_for_any_answers";
     let Some((straight, _)) = after(test, &json!([])) else {
         return;
     };
@@ -95,7 +95,8 @@ fn a_server_says_when_to_come_back() {
 
 #[test]
 fn a_line_that_is_not_taken_leaves_its_number() {
-    // Of twelve steps, those from 4 on are halved down to step 6: 4-7 no, 4-5 yes, 6-7 no, 6 no, its number yes.
+    // Of twelve steps, those from 4 on are halved down to step 6: 4-7 no, 4-5 yes, 6-7 no, 6 no,
+    // its placeholder yes.
     let fault = json!([{"match": "file_stream", "nth": [2, 4, 5], "status": 400}]);
     let Some((found, _)) = after("a_line_that_is_not_taken_leaves_its_number", &fault) else {
         return;
@@ -195,7 +196,7 @@ fn a_key_is_asked_for_and_found_later() {
 }
 
 #[test]
-fn nothing_is_sent_where_the_mode_says_so() {
+fn offline_mode_sends_nothing() {
     for mode in ["offline", "disabled", "dryrun"] {
         let environment = Environment::of(&[("WANDB_MODE", mode), ("WANDB_API_KEY", KEY)], None);
         let mut sink = Wandb::of(environment, Arc::default());
@@ -212,7 +213,7 @@ fn nothing_is_sent_where_the_mode_says_so() {
 #[test]
 fn a_server_that_repeats_the_key_does_not_have_us_repeat_it() {
     let test = "a_server_that_repeats_the_key_does_not_have_us_repeat_it";
-    // As it is sent, as the server reads it, and a part of either, behind so much that we cut in it.
+    // The secret as sent, as decoded, and a part of each, behind so much text that it is cut.
     let sent = STANDARD.encode(format!("api:{KEY}"));
     let quoted = [KEY, &sent, &KEY[7..], &sent[..sent.len() - 9]];
     for (form, before) in quoted
@@ -264,7 +265,7 @@ fn a_good_status_with_nonsense_takes_nothing() {
         let faults = json!([
             answer("UpsertBucket", 1),
             answer("file_stream", 2),
-            // The last one, which says how the run ended.
+            // The last request, with the end of the run.
             answer("file_stream", 5),
         ]);
         let (found, refusals) = after(test, &faults).unwrap();
@@ -282,7 +283,7 @@ fn a_good_status_with_nonsense_takes_nothing() {
             assert!(why.ends_with(advice), "{why}");
         }
     }
-    // As the recorded server answers, and as some others do.
+    // Answers of the recorded server, and of others.
     for good in [
         json!("<empty>"),
         json!({}),
@@ -367,7 +368,7 @@ fn a_server_that_lost_the_run_is_told_all_of_it_again() {
             .sink
             .send_metrics(&run, &mut driver.state, &rows(3..4))
             .await;
-        // The connection is of the server that is no more.
+        // The connection is to the stopped server.
         let refused = match refused {
             Err(Refusal::Later { .. }) => {
                 driver
@@ -429,7 +430,7 @@ fn files_follow_rows_and_do_not_hold_them_up() {
         assert_eq!(found["uploaded"], uploaded, "{fault}");
         assert_eq!(driver.state.owed, [], "{fault}");
         assert_eq!(driver.state.lost, u64::from(!arrives), "{fault}");
-        // The address is signed, and is no server of ours to trust.
+        // The address is signed, and belongs to another server.
         for put in server.exchanges().iter().filter(|one| one["kind"] == "PUT") {
             assert_eq!(put["request"]["headers"].get("authorization"), None);
         }
@@ -460,7 +461,7 @@ fn files_that_have_no_place_at_the_end_are_asked_for_again() {
             is_there,
             "{found}"
         );
-        // One that never takes them has the run end all the same.
+        // A server that never accepts them does not stop the end of the run.
         assert_eq!(driver.state.owed.is_empty(), is_there);
         assert_eq!(driver.refusals.len(), if is_there { 1 } else { 4 });
     }

@@ -1,14 +1,14 @@
-//! What a run at a server means to whoever looks at it: the same, whichever client made it.
+//! The meaning of a run at a server for its users, which is the same for any client.
 //!
-//! | left out | why |
+//! | left out | reason |
 //! |---|---|
 //! | `_timestamp`, `_runtime` | each client has its own clock |
-//! | `trainer/step` | ours alone: the step, where a line is numbered otherwise |
-//! | `_wandb` of config and summary | the program that made the run; how long it took |
-//! | the number in the name of a file in `media/` | theirs is that of the line before, where `log` names the step |
-//! | how often a file is told of | once a start |
-//! | `events`, `log` | each measures its own machine, and says its own words |
-//! | files outside of `media/` | `config.yaml`, `requirements.txt`, `output.log`, `wandb-*.json` of theirs, `config.toml` and `summary.json` of ours |
+//! | `trainer/step` | only ours has it: the step, if it is not the line's number |
+//! | `_wandb` of config and summary | the program that made the run; its duration |
+//! | the number in a name in `media/` | theirs is of the line before, if `log` names the step |
+//! | number of reports of a file | once a start |
+//! | `events`, `log` | each measures its own machine, and has its own messages |
+//! | files outside of `media/` | each client has its own |
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use super::*;
 /// Values that are left out.
 const OWN: [&str; 4] = ["_timestamp", "_runtime", "_wandb", "trainer/step"];
 
-/// What is compared as it is.
+/// Fields that are compared unchanged.
 pub(super) const SAME: [&str; 8] = [
     "displayName",
     "group",
@@ -29,7 +29,7 @@ pub(super) const SAME: [&str; 8] = [
     "rejected",
 ];
 
-/// What a server's run means.
+/// The meaning of a run at a server.
 pub(super) fn meaning(run: &Json) -> Json {
     let plain = |values: &Json| {
         let mut values = values.clone();

@@ -1,5 +1,6 @@
-//! The sink against a server that keeps what it is sent, loses answers and refuses what it is told to: `wandb_recorder.py` of
-//! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace. Where it is not there, the tests are skipped.
+//! The sink with a server that stores everything, loses answers and refuses on request:
+//! `wandb_recorder.py` of `$SPD_SHARED/reference/tracker`, or of `shared/` beside the workspace.
+//! Without it, the tests are skipped.
 
 mod captured;
 mod faults;
@@ -28,7 +29,7 @@ use crate::feed::{Fed, Feed, Steps};
 use crate::run::RunInfo;
 use crate::sink::{End, Refusal, Sink, Stamped};
 
-/// A key of the right length, which is of nobody.
+/// A key of the right length, which belongs to no account.
 const KEY: &str = "0123456789abcdef0123456789abcdef01234567";
 
 const ENTITY: &str = "fixture-entity";
@@ -38,7 +39,7 @@ pub(crate) fn put(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> std::io::R
     spd_files::atomic::write_file(path.as_ref(), &[bytes.as_ref()])
 }
 
-/// The folder of what is shared, if it is there.
+/// The `shared` directory, if it exists.
 fn shared() -> Option<PathBuf> {
     let shared = std::env::var_os("SPD_SHARED").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"),
@@ -57,12 +58,12 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// One without faults; none where there is no recorder, which is said.
+    /// A server without faults; `None` without the recorder, which is reported.
     fn start(test: &str) -> Option<Self> {
         Self::with(test, &json!([]), &[])
     }
 
-    /// One with faults, and further options.
+    /// A server with faults, and further options.
     fn with(test: &str, faults: &Json, options: &[&str]) -> Option<Self> {
         let Some(shared) = shared() else {
             eprintln!("skipped: {test}: there is no shared/reference with the recording server");
@@ -75,7 +76,8 @@ impl Recorder {
         let mut all = vec!["--faults".to_string(), listed.display().to_string()];
         all.extend(options.iter().map(|option| option.to_string()));
         let log = folder.path().join("log");
-        // A port is free again once it is known, and somebody else may take it before the recorder does.
+        // The port is free between this moment and the start of the recorder, so another process
+        // may take it.
         let (port, process) = std::iter::repeat_with(|| {
             let free = TcpListener::bind("127.0.0.1:0").unwrap();
             free.local_addr().unwrap().port()
@@ -92,7 +94,7 @@ impl Recorder {
         })
     }
 
-    /// Starts it again, without what it had.
+    /// Starts it again, without its data.
     fn forget(&mut self) {
         self.end();
         let log = self.folder.path().join("log");
@@ -119,24 +121,24 @@ impl Recorder {
         )
     }
 
-    /// A sink that waits for nothing.
+    /// A sink without waits.
     fn sink(&self) -> Wandb {
         let mut sink = Wandb::of(self.environment(), Arc::default());
         (sink.gap, sink.patience) = (Duration::ZERO, Duration::from_millis(10));
         sink
     }
 
-    /// What it holds, by `entity/project/run`.
+    /// All runs, by `entity/project/run`.
     fn runs(&self) -> Json {
         self.get("__state")
     }
 
-    /// What it holds of a run.
+    /// The data of a run.
     fn run(&self, name: &str) -> Json {
         self.runs()[format!("{ENTITY}/spd/{name}")].take()
     }
 
-    /// The requests that it was sent, in order.
+    /// All requests, in order.
     fn exchanges(&self) -> Vec<Json> {
         let folder = std::fs::read_dir(self.folder.path().join("log")).unwrap();
         let mut paths: Vec<PathBuf> = folder.map(|entry| entry.unwrap().path()).collect();
@@ -169,10 +171,10 @@ impl Drop for Recorder {
     }
 }
 
-/// Times that a recorder is begun, at most: others take ports meanwhile.
+/// Most starts of a recorder: other processes take ports meanwhile.
 const TRIES: usize = 20;
 
-/// A recorder that listens; `None` where somebody else has the port.
+/// A recorder that listens; `None` if another process has the port.
 fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Option<Child> {
     let mut process = Command::new("python3")
         .arg(script)
@@ -184,7 +186,7 @@ fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Option<Chi
         .unwrap();
     let mut said = String::new();
     let mut output = BufReader::new(process.stdout.take().unwrap());
-    // Its first line, or the end of one that cannot have the port.
+    // Its first line, or the end of the output if the port is taken.
     output.read_line(&mut said).unwrap();
     if said.is_empty() {
         let _ = process.wait();
@@ -193,7 +195,7 @@ fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Option<Chi
     Some(process)
 }
 
-/// Reads JSON that may hold bare numbers that are none; they become strings.
+/// Reads JSON with bare NaN and infinities, which become strings.
 fn plain(text: &str) -> Json {
     let (mut plain, mut rest, mut in_string) = (String::new(), text, false);
     while let Some(letter) = rest.chars().next() {
@@ -277,7 +279,7 @@ fn rows(steps: std::ops::Range<u64>) -> Vec<Stamped> {
     steps.map(row).collect()
 }
 
-/// What a driver does with refusals, without waiting.
+/// Handles refusals as a driver does, without waiting.
 struct Driver {
     sink: Wandb,
     state: State,
@@ -293,7 +295,7 @@ impl Driver {
         }
     }
 
-    /// Another process that goes on with what was written down.
+    /// Another process with the written state.
     fn again(self, sink: Wandb) -> Self {
         let state = serde_json::to_string(&self.state).unwrap();
         Self {
@@ -341,7 +343,7 @@ impl Driver {
         }
     }
 
-    /// All rows that the directory of a run has.
+    /// Sends all rows of a run directory.
     async fn all(&mut self, run: &RunInfo) {
         let mut feed = Feed::of(&run.dir, &Cursor::default(), &BTreeMap::new()).unwrap();
         while let Fed::Steps(Steps { rows, .. }) = feed.steps(100, true).unwrap()

@@ -1,5 +1,5 @@
-//! W&B's own client: on a run made by ours, and beside ours on runs that both make. `SPD_WANDB` names a folder that `wandb` is installed
-//! in, with `pillow` for images.
+//! W&B's own client: on a run made by ours, and beside ours on runs that both make. `SPD_WANDB`
+//! names a directory with `wandb` installed, and `pillow` for images.
 
 use std::ffi::OsString;
 
@@ -17,7 +17,7 @@ run.log({'loss/total': 0.125})
 run.finish()
 ";
 
-/// Plays the start of a scene that its argument numbers.
+/// Plays one start of a scene, given by its number.
 const PLAY: &str = "
 import json, sys, wandb
 scene, start = json.load(open('scene.json')), int(sys.argv[1])
@@ -40,7 +40,7 @@ run.finish(exit_code=scene['code'])
 pub(super) struct Python(OsString);
 
 impl Python {
-    /// Where it is; that there is none is said.
+    /// The interpreter; its absence is reported.
     pub(super) fn found(test: &str) -> Option<Self> {
         let packages = std::env::var_os("SPD_WANDB");
         let has = |packages: &OsString, name| Path::new(packages).join(name).is_dir();
@@ -92,7 +92,7 @@ fn the_official_client_goes_on_with_a_run_of_ours() {
     assert_eq!(found["tags"], json!(["a", "b"]));
 }
 
-/// A number, one that is none by its name, a histogram or a picture, as a scene has it.
+/// A value of a scene: a number, a non-finite number by its name, a histogram or a picture.
 fn value(of: &Json) -> Value {
     if let Some(number) = of.as_f64() {
         return Value::Number(number);
@@ -113,7 +113,7 @@ fn value(of: &Json) -> Value {
     }
 }
 
-/// Has both clients play a scene, each at a server of its own, and compares what the servers have then.
+/// Plays a scene with both clients, each with a server of its own, and compares the servers.
 ///
 /// - `starts`: the rows of each start of the run, `{"step", "values"}`
 fn compare(test: &str, starts: &[Json], code: u8) {
@@ -127,7 +127,7 @@ fn compare(test: &str, starts: &[Json], code: u8) {
     let run = a_run(folder.path());
     put(folder.path().join("a.png"), a_picture()).unwrap();
     let scene = json!({"config": run.config, "starts": starts, "code": code}).to_string();
-    // Python reads what JSON has no number for as bare words.
+    // Python reads bare words for numbers that JSON lacks.
     let mut bare = scene;
     for word in ["NaN", "Infinity", "-Infinity"] {
         bare = bare.replace(&format!("\"{word}\""), word);
@@ -183,12 +183,12 @@ fn both_clients_make_the_same_of_a_resumed_run() {
 }
 
 #[test]
-fn both_clients_make_the_same_of_what_is_no_number() {
+fn both_clients_agree_on_non_finite_values() {
     let rows = json!([
         {"step": 0, "values": {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}},
         {"step": 1, "values": {"d": "NaN"}},
     ]);
-    let test = "both_clients_make_the_same_of_what_is_no_number";
+    let test = "both_clients_agree_on_non_finite_values";
     compare(test, &[rows], 0);
 }
 

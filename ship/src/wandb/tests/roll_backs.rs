@@ -1,4 +1,4 @@
-//! Rows that no longer hold, by each policy.
+//! Void rows under each policy.
 
 use spd_configs::OnRollback;
 
@@ -11,7 +11,7 @@ const BACK: RollBack = RollBack {
     step: 3,
 };
 
-/// Sends steps 0 to 5, goes back to 3 by `policy`, and sends what is to be sent.
+/// Sends steps 0 to 5, rolls back to 3 by `policy`, and sends the rest.
 fn after(test: &str, policy: OnRollback, faults: &Json) -> Option<(Recorder, Driver, After)> {
     let server = Recorder::with(test, faults, &[])?;
     let folder = tempfile::tempdir().unwrap();
@@ -83,8 +83,8 @@ fn a_rewound_run_has_each_step_once() {
 }
 
 #[test]
-fn where_a_server_does_not_rewind_a_new_run_is_made() {
-    let test = "where_a_server_does_not_rewind_a_new_run_is_made";
+fn refused_rewind_makes_a_new_run() {
+    let test = "refused_rewind_makes_a_new_run";
     for fault in [
         json!({"match": "RewindRun", "nth": [1], "status": 400, "body": {"error": "not in a terminal state"}}),
         json!({"match": "RewindRun", "nth": [1], "status": 200, "body": {"errors": [{"message": "no such field"}]}}),
@@ -102,8 +102,8 @@ fn where_a_server_does_not_rewind_a_new_run_is_made() {
 }
 
 #[test]
-fn a_kept_run_goes_on_behind_what_no_longer_holds() {
-    let test = "a_kept_run_goes_on_behind_what_no_longer_holds";
+fn kept_run_continues_after_void_rows() {
+    let test = "kept_run_continues_after_void_rows";
     let Some((server, _, after)) = after(test, OnRollback::Keep, &json!([])) else {
         return;
     };

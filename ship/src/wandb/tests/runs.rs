@@ -1,4 +1,4 @@
-//! Runs without faults: begun, gone on with, ended.
+//! Runs without faults: begun, resumed, ended.
 
 use std::sync::atomic::Ordering;
 
@@ -8,8 +8,8 @@ use super::super::media::tests::SMALL;
 use super::*;
 
 #[test]
-fn a_run_is_what_it_was_here() {
-    let Some(server) = Recorder::start("a_run_is_what_it_was_here") else {
+fn run_at_the_server_equals_the_local_run() {
+    let Some(server) = Recorder::start("run_at_the_server_equals_the_local_run") else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn a_run_goes_on_from_its_own_counts() {
     assert_eq!(found["exitcode"], 255);
     let kinds = server.kinds();
     assert!(!kinds.contains(&"RunResumeStatus".to_string()), "{kinds:?}");
-    // What the server knows is not said again: somebody may have given the run another name there.
+    // Known fields are not sent again: somebody may have renamed the run on its page.
     let exchanges = server.exchanges();
     let upserts: Vec<&Json> = exchanges
         .iter()
@@ -157,8 +157,8 @@ fn a_run_goes_on_from_its_own_counts() {
 }
 
 #[test]
-fn a_run_that_goes_on_says_what_it_is_called_now() {
-    let Some(server) = Recorder::start("a_run_that_goes_on_says_what_it_is_called_now") else {
+fn resumed_run_sends_changed_labels() {
+    let Some(server) = Recorder::start("resumed_run_sends_changed_labels") else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn a_run_that_goes_on_says_what_it_is_called_now() {
     let names: Vec<&Json> = upserts
         .map(|one| &one["request"]["json"]["variables"]["displayName"])
         .collect();
-    // The third time there is nothing to say.
+    // The third start has nothing to change.
     assert_eq!(names, [&json!("tms"), &json!("tms, again"), &Json::Null]);
     assert_eq!(steps(&found), [0, 1]);
 }
@@ -248,7 +248,7 @@ fn somebody_presses_stop() {
         driver.metrics(&run, &rows(0..1)).await;
         assert!(is_raised(&driver));
         driver.close(&run, 3).await;
-        // Nobody has pressed it since, though the server says it still.
+        // Nobody has pressed it since, though the server still reports it.
         let mut driver = driver.again(server.sink());
         driver.open(&run).await;
         driver.metrics(&run, &rows(1..2)).await;
@@ -344,8 +344,8 @@ fn an_alert_is_told_and_written() {
 }
 
 #[test]
-fn the_environment_says_what_the_run_file_does_not() {
-    let Some(server) = Recorder::start("the_environment_says_what_the_run_file_does_not") else {
+fn environment_fills_in_missing_labels() {
+    let Some(server) = Recorder::start("environment_fills_in_missing_labels") else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();

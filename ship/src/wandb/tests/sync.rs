@@ -1,8 +1,8 @@
-//! `wandb sync`, which is W&B's own, makes of an exported run what the sink makes of it.
+//! `wandb sync`, W&B's own program, makes of an exported run what the sink makes of it.
 //!
-//! What differs, and is not compared: `_wandb` of the config, which says what program wrote a run; `config.yaml`, `output.log` and
-//! `wandb-summary.json`, which that program makes and sends besides; the time that it puts before each line of the console, which is that
-//! of the sync: the line's own follows.
+//! Not compared: `_wandb` of the config, which names the program that wrote a run; `config.yaml`,
+//! `output.log` and `wandb-summary.json`, which that program adds; and the time that it puts before
+//! each line of the console, which is the time of the sync. The line's own time follows.
 
 use spd_tracker::{Histogram, Spool, Value};
 
@@ -11,7 +11,7 @@ use super::meaning::SAME;
 use super::official::Python;
 use super::*;
 
-/// Makes the directory of a run that has rows of every kind, with a name that is like none.
+/// Makes the directory of a run with rows of every kind, and an unusual name.
 fn make(dir: &Path) -> Spool {
     let spool = Spool::start(dir, &Default::default(), 0).unwrap();
     put(dir.join("a.svg"), FIGURE).unwrap();
@@ -60,15 +60,15 @@ fn make(dir: &Path) -> Spool {
     spool
 }
 
-/// What is to be the same at the server by either way.
+/// The part that must be the same at the server by either way.
 ///
-/// - `times`: how many a line of the console begins with; its own is the last
+/// - `times`: number of times at the beginning of a console line; its own is the last
 fn compared(run: &Json, times: usize) -> Json {
     let mut config = run["config"].clone();
     config.as_object_mut().unwrap().remove("_wandb");
     let mut events = lines(run, "events");
     for event in &mut events {
-        // A moment is nanoseconds there, and seconds here.
+        // A time is in nanoseconds there, and in seconds here.
         for name in ["_timestamp", "_runtime"] {
             let seconds = event[name].as_f64().unwrap();
             event[name] = json!((seconds * 1e6).round());
@@ -127,8 +127,8 @@ fn a_run_that_goes_on_is_synced_as_one_and_later_under_another_name() {
 }
 
 #[test]
-fn what_is_exported_and_synced_is_what_is_sent() {
-    let test = "what_is_exported_and_synced_is_what_is_sent";
+fn synced_export_equals_the_sent_run() {
+    let test = "synced_export_equals_the_sent_run";
     let Some(python) = Python::found(test) else {
         return;
     };

@@ -1,8 +1,9 @@
-//! Ours beside what the official client said in twelve scenarios, and what the server had after each: `wandb_capture/*.json` of
-//! `$SPD_SHARED/reference`. Where they are not there, the tests are skipped.
+//! Our sink beside recordings of the official client in twelve scenarios, with the server's final
+//! state: `wandb_capture/*.json` of `$SPD_SHARED/reference`. Without them, the tests are skipped.
 //!
-//! Of theirs, these requests have no counterpart in ours: who the key is of, what the server can do, code and tables as artifacts, and a
-//! second `UpsertBucket` that adds what the client measured of itself to the config.
+//! These requests of the official client have no counterpart in ours: the owner of the key, the
+//! features of the server, code and tables as artifacts, and a second `UpsertBucket` that adds the
+//! client's own measurements to the config.
 
 mod stories;
 
@@ -16,12 +17,12 @@ const PLACE: &str = "fixture-entity/fixture-project/fixtrun1";
 /// A scenario.
 struct Captured {
     exchanges: Vec<Json>,
-    /// What the server had of the run at the end.
+    /// The final state of the run at the server.
     state: Json,
 }
 
 impl Captured {
-    /// One by its name; that it is not there is said.
+    /// A scenario by its name; its absence is reported.
     fn read(test: &str, name: &str) -> Option<Self> {
         let path = shared().map(|shared| shared.join(format!("wandb_capture/{name}.json")));
         let text = path.and_then(|path| spd_files::read_to_string(&path).ok());
@@ -35,13 +36,13 @@ impl Captured {
         Some(Self { exchanges, state })
     }
 
-    /// A server with the faults that theirs met.
+    /// A server with the faults of the recording.
     fn server(&self, test: &str) -> Option<Recorder> {
         let faults = self.exchanges.iter().filter_map(|one| one.get("fault"));
         Recorder::with(test, &json!(faults.collect::<Vec<_>>()), &[])
     }
 
-    /// The same run, as ours knows it.
+    /// The same run for our sink.
     fn run(&self, dir: &Path) -> RunInfo {
         put(dir.join("a.png"), a_picture()).unwrap();
         put(dir.join("a.html"), "<b>hello</b>\n").unwrap();
@@ -71,7 +72,7 @@ impl Captured {
         lines(&self.state, "history").iter().map(row_of).collect()
     }
 
-    /// The rows of each request that the server took.
+    /// The rows of each accepted request.
     fn pieces(&self) -> Vec<Vec<Stamped>> {
         let (mut rows, mut pieces) = (self.rows(), Vec::new());
         for (offset, lines) in chunks(&self.exchanges, HISTORY_LINES).into_iter().rev() {
@@ -117,8 +118,8 @@ fn requests<'e>(exchanges: &'e [Json], kind: &str) -> Vec<&'e Json> {
     of_kind.map(|one| &one["request"]["json"]).collect()
 }
 
-/// The place and the number of lines of a file of the stream in each request that was taken. All requests have the form that servers know,
-/// and what was refused comes again as it was.
+/// Offset and number of the lines of a file in each accepted stream request. All requests must have
+/// the known form, and a refused one must be repeated unchanged.
 fn chunks(exchanges: &[Json], file: &str) -> Vec<(usize, usize)> {
     let (mut chunks, mut next, mut refused) = (Vec::new(), BTreeMap::new(), None);
     for one in exchanges.iter().filter(|one| one["kind"] == "file_stream") {
@@ -163,7 +164,7 @@ fn chunks(exchanges: &[Json], file: &str) -> Vec<(usize, usize)> {
     chunks
 }
 
-/// A picture of ours is another than theirs: its bytes are not known. Its form is left.
+/// Removes the bytes of pictures, which differ from theirs, and keeps their form.
 fn without_bytes(meaning: &mut Json) {
     for part in ["files", "uploaded"] {
         let count = match &meaning[part] {
@@ -187,7 +188,8 @@ fn without_bytes(meaning: &mut Json) {
     meaning["history"] = json!(of);
 }
 
-/// Ours makes what theirs made. `own` are values of the summary that theirs has by other means than rows, or loses.
+/// Asserts that ours made what theirs made. `own`: values of the summary that theirs has from
+/// elsewhere, or loses.
 fn compare(theirs: &Captured, server: &Recorder, own: &[&str]) {
     let ours = server.runs()[PLACE].take();
     let [mut theirs, mut ours] = [&theirs.state, &ours].map(meaning);
@@ -197,7 +199,7 @@ fn compare(theirs: &Captured, server: &Recorder, own: &[&str]) {
             meaning["summary"].as_object_mut().unwrap().remove(*name);
         }
     }
-    // The official client says none unless it is asked.
+    // The official client sends none unless it is set.
     if theirs["jobType"].is_null() {
         theirs["jobType"] = json!("train");
     }
@@ -206,7 +208,7 @@ fn compare(theirs: &Captured, server: &Recorder, own: &[&str]) {
     }
 }
 
-/// Plays a whole run in the pieces in which theirs was sent.
+/// Plays a whole run in the same requests.
 fn play(theirs: &Captured, server: &Recorder, run: &RunInfo, code: Option<u8>) -> Vec<Refusal> {
     let mut driver = Driver::new(server.sink());
     on_runtime(async {

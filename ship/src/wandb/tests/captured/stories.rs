@@ -1,4 +1,4 @@
-//! The scenarios, each played by ours.
+//! The scenarios, played by our sink.
 
 use spd_configs::OnRollback;
 
@@ -16,7 +16,7 @@ fn an_ordinary_run_is_said_as_the_official_client_says_it() {
     let folder = tempfile::tempdir().unwrap();
     let refusals = play(&theirs, &server, &theirs.run(folder.path()), Some(0));
     assert_eq!(refusals, []);
-    // Somebody set `best` by hand.
+    // `best` was set by hand.
     compare(&theirs, &server, &["best"]);
     let ours = server.exchanges();
     let [a, b] = [&theirs.exchanges, &ours].map(|all| requests(all, "UpsertBucket")[0]);
@@ -54,9 +54,9 @@ fn an_ordinary_run_is_said_as_the_official_client_says_it() {
 }
 
 #[test]
-fn lines_are_sent_to_the_places_where_the_official_client_sends_them() {
-    let test = "lines_are_sent_to_the_places_where_the_official_client_sends_them";
-    // The second one: a server that would take gzip takes what is none.
+fn lines_have_the_official_clients_offsets() {
+    let test = "lines_have_the_official_clients_offsets";
+    // The second server supports gzip, and also accepts uncompressed requests.
     for (name, features) in [("chunks", ""), ("gzip", "FILESTREAM_GZIP")] {
         let Some(theirs) = Captured::read(test, name) else {
             return;
@@ -124,10 +124,10 @@ fn a_run_that_fails_or_dies_looks_the_same_as_one_of_the_official_client() {
         return;
     };
     play(&failed, &server, &failed.run(folder.path()), Some(1));
-    // Its script chose 3, which is ours for a run that was stopped.
+    // Its script exits with 3, which is our code for a stopped run.
     assert_eq!(failed.state["exitcode"], 3);
     failed.state["exitcode"] = json!(1);
-    // Where only one row was sent, its summary is of the moment before.
+    // With a single row sent, its summary is of the moment before.
     compare(&failed, &server, &[]);
     let Some(server) = killed.server(test) else {
         return;
@@ -141,8 +141,8 @@ fn a_run_that_fails_or_dies_looks_the_same_as_one_of_the_official_client() {
 }
 
 #[test]
-fn a_silent_run_says_what_the_official_client_says() {
-    let test = "a_silent_run_says_what_the_official_client_says";
+fn heartbeat_equals_the_official_clients() {
+    let test = "heartbeat_equals_the_official_clients";
     let Some(theirs) = Captured::read(test, "idle") else {
         return;
     };
@@ -170,8 +170,8 @@ fn a_silent_run_says_what_the_official_client_says() {
 }
 
 #[test]
-fn a_resumed_run_goes_on_at_the_place_where_the_official_client_goes_on() {
-    let test = "a_resumed_run_goes_on_at_the_place_where_the_official_client_goes_on";
+fn resumed_run_continues_at_the_official_clients_offset() {
+    let test = "resumed_run_continues_at_the_official_clients_offset";
     let (Some(first), Some(theirs)) = (
         Captured::read(test, "first"),
         Captured::read(test, "resume"),
@@ -190,7 +190,7 @@ fn a_resumed_run_goes_on_at_the_place_where_the_official_client_goes_on() {
         driver.open(&run).await;
         driver.metrics(&run, before).await;
         driver.close(&run, 0).await;
-        // Its own counts are lost: what it made before is made again, and not sent.
+        // Its counts are lost: earlier lines are made again, and not sent.
         let mut driver = Driver::new(server.sink());
         driver.open(&again).await;
         driver.metrics(&again, before).await;
@@ -205,7 +205,7 @@ fn a_resumed_run_goes_on_at_the_place_where_the_official_client_goes_on() {
         asked.unwrap().keys().cloned().collect::<Vec<_>>()
     });
     assert_eq!(a, b);
-    // Theirs loses what is no number; `best` was set by hand.
+    // Theirs drops values that are not numbers; `best` was set by hand.
     compare(&theirs, &server, &["odd", "best"]);
 }
 
@@ -254,7 +254,7 @@ fn a_run_is_rewound_as_the_official_client_rewinds_it() {
         chunks.next_back().map(|chunk| chunk["offset"].clone())
     };
     assert_eq!(last(&theirs.exchanges), last(&ours));
-    // Theirs has the summary of its last two rows alone.
+    // Theirs has the summary of its last two rows only.
     let own = [
         "grads",
         "inf",
@@ -278,7 +278,7 @@ fn a_page_is_told_of_as_the_official_client_does_it() {
     };
     let folder = tempfile::tempdir().unwrap();
     let run = theirs.run(folder.path());
-    // Lists of images, and tables, are what ours has none of.
+    // Lists of images and tables have no counterpart in ours.
     let page = lines(&theirs.state, "history")[0]["html"].clone();
     let row = row_of(&json!({"_step": 0, "_timestamp": 1000.0, "html": page}));
     on_runtime(async {
