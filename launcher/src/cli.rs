@@ -1,6 +1,8 @@
 //! The command line: of a run, and of commands before there is one. Commands on existing runs are
 //! in `runs`, parsers of values in `values`.
 
+#[cfg(test)]
+mod page;
 mod runs;
 mod values;
 
