@@ -1,6 +1,6 @@
-"""One end of a wire between two network namespaces: what a TUN device is given goes to the other end over a datagram socket.
+"""One end of a connection between two network namespaces: forwards packets of a TUN device to the other end over a datagram socket.
 
-While the file FLAG is there, one packet of twenty is lost, and the others are 50 ms late.
+While the file FLAG exists, one packet of twenty is lost, and the others are delayed by 50 ms.
 usage: relay.py OWN OTHER ADDRESS FLAG
 """
 
@@ -31,7 +31,7 @@ def send(packet):
     try:
         end.sendto(packet, socket.MSG_DONTWAIT, other)
     except OSError:
-        # The other end is not there yet, or has no room: the packet is lost.
+        # The other end does not exist yet, or is full: the packet is lost.
         pass
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stands in for a rank: called as `rank --run-dir DIR --threads N`, behaves as $FAKE_RANK says. Its standard input is the channel.
+# A fake rank: called as `rank --run-dir DIR --threads N`, behaves as $FAKE_RANK says. Its standard input is the channel.
 dir=$3
 printf '%s\n' "$$" > "$dir/pid"
 [ -z "$7" ] || printf '%s\n' "$$" > "$dir/pid$7"
@@ -30,7 +30,7 @@ fail) phase train 4; echo "warming up"; printf '\033[31mred\033[0m\n'; echo "err
 panic) echo "thread 'main' panicked at trainer/src/step.rs:3:4:" >&2; echo "index out of bounds" >&2; exit 101 ;;
 bad_input) echo "error: data/x: no such dataset" >&2; fail bad_input "" 0 "data/x: no such dataset"; exit 2 ;;
 not_finite) phase train 4; fail not_finite train 5 "loss is NaN"; exit 1 ;;
-# One of several ranks fails, as the others wait for it.
+# One of several ranks fails while the others wait for it.
 one_*)
     phase train 4
     case "$7 $FAKE_RANK" in
@@ -39,12 +39,12 @@ one_*)
     "2 one_aborts") kill -ABRT $$ ;;
     *) alive ;;
     esac ;;
-# A code alone is no word.
+# An exit code without a message.
 code_2) exit 2 ;;
 killed) kill -9 $$ ;;
 polite) trap 'stop' TERM; alive ;;
 unsaved) trap 'exit 3' TERM; alive ;;
-# What it says when it was asked goes to a reader that takes nothing.
+# After the request it writes to a reader that does not read.
 chatty) trap 'echo bye; exit 3' TERM; while :; do seq 100; phase train 1; sleep 0.02; done ;;
 stubborn) trap '' TERM; alive ;;
 hang) phase train 2; while :; do sleep 0.02; done ;;
@@ -54,13 +54,13 @@ crash_on)
     echo again >> "$dir/attempts"
     mkdir -p "$dir/checkpoints/step-0000000$(wc -l < "$dir/attempts" | tr -d ' ')"
     exit 1 ;;
-# Runs of a sweep: seed 1 finds no solution, seed 2 dies, each says how many run beside it.
+# Runs of a sweep: seed 1 finds no solution, seed 2 dies, each prints how many run concurrently.
 sweep|sweep_well)
     echo "threads $5, for the target ${7:-$5}" > "$dir/threads"
     phase train 4
     : > "$dir/../running-$$"
     beside() { ls "$dir/.." | grep -c '^running-'; }
-    # The first one waits for those that should run beside it, and they wait until it has seen them.
+    # The first one waits for the concurrent runs, which wait until it has seen them.
     case "$dir" in
     *seed=0) met() { [ "$(beside)" -ge "${FAKE_BESIDE:-1}" ]; } ;;
     *) met() { [ "${FAKE_BESIDE:-1}" = 1 ] || [ -e "$dir/../seed=0/beside" ]; } ;;

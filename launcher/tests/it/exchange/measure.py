@@ -1,4 +1,4 @@
-"""Reads an export with PyTorch, and measures it on the rows of a file: a GPT-2 of one block in the reference's layout, components and
+"""Evaluates an export with PyTorch on the rows of a file: a GPT-2 of one block in the reference's layout, components and
 importance functions by their equations. Prints means over all positions as JSON.
 
 usage: measure.py MODEL.pth EVAL.bin SEQ_LEN HEADS
