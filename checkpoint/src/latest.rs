@@ -11,7 +11,7 @@ use crate::{CheckpointError, Snapshot, atomic, load};
 
 /// The result of [`newest`].
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Newest {
     /// The newest good checkpoint, if any.
     pub snapshot: Option<Snapshot>,
     /// Newer, damaged ones, newest first: the new path and the fault.
@@ -28,8 +28,8 @@ pub struct Found {
 /// When the newest complete one has an unknown format: an older one would lose work that another
 /// build can read. When the shared file of frozen tensors is damaged: a caller who has the tensors
 /// calls [`write_frozen`](crate::write_frozen) first. And when the disk refuses.
-pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
-    let mut found = Found::default();
+pub fn newest(root: &Path) -> Result<Newest, CheckpointError> {
+    let mut found = Newest::default();
     for step in steps(root)?.into_iter().rev() {
         let path = step_path(root, step);
         match load(&path) {
@@ -48,7 +48,7 @@ pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
 
 /// The result of [`look`] and [`read_newest`].
 #[derive(Debug)]
-pub struct Look<T> {
+pub struct Inspection<T> {
     /// Step of the newest good checkpoint, if any, and the data read from it.
     pub newest: Option<(u64, T)>,
     /// Newer, damaged ones, newest first: path and fault.
@@ -65,7 +65,7 @@ pub struct Look<T> {
 /// # Errors
 ///
 /// As [`newest`].
-pub fn look(root: &Path) -> Result<Look<BTreeMap<String, Value>>, CheckpointError> {
+pub fn look(root: &Path) -> Result<Inspection<BTreeMap<String, Value>>, CheckpointError> {
     look_with(root, |path| verify_own(path).map(|(_, meta)| meta))
 }
 
@@ -74,17 +74,17 @@ pub fn look(root: &Path) -> Result<Look<BTreeMap<String, Value>>, CheckpointErro
 /// # Errors
 ///
 /// As [`newest`].
-pub fn read_newest(root: &Path) -> Result<Look<Snapshot>, CheckpointError> {
+pub fn read_newest(root: &Path) -> Result<Inspection<Snapshot>, CheckpointError> {
     look_with(root, load)
 }
 
 fn look_with<T>(
     root: &Path,
     read: impl Fn(&Path) -> Result<T, CheckpointError>,
-) -> Result<Look<T>, CheckpointError> {
+) -> Result<Inspection<T>, CheckpointError> {
     let mut steps_now = steps(root)?;
     loop {
-        let mut look = Look {
+        let mut look = Inspection {
             newest: None,
             damaged: Vec::new(),
         };

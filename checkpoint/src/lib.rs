@@ -58,7 +58,7 @@ mod writer;
 pub use error::CheckpointError;
 pub use frozen::write_frozen;
 pub use keep::prune;
-pub use latest::{Found, Look, look, newest, newest_step, read_newest};
+pub use latest::{Inspection, Newest, look, newest, newest_step, read_newest};
 pub use lock::{Holder, Lock};
 pub use read::{load, verify};
 pub use snapshot::{Dtype, Snapshot, Tensor};
