@@ -20,7 +20,7 @@ use spd_trainer::Heartbeat;
 
 use crate::failure::Failure;
 use crate::nodes::mesh::Peers;
-use crate::nodes::wire::{Lines, line};
+use crate::nodes::wire::{LineBuffer, line};
 use crate::threads;
 
 /// Environment variable that tells a rank that its standard input is this channel.
@@ -67,7 +67,7 @@ pub(crate) enum Message {
 #[derive(Debug)]
 pub(crate) struct Listener {
     stream: UnixStream,
-    lines: Lines,
+    lines: LineBuffer,
     is_over: bool,
 }
 
@@ -82,7 +82,7 @@ impl Listener {
         stream.set_nonblocking(true)?;
         let listener = Self {
             stream,
-            lines: Lines::new(LONGEST),
+            lines: LineBuffer::new(LONGEST),
             is_over: false,
         };
         Ok((listener, OwnedFd::from(rank).into()))
@@ -244,7 +244,7 @@ mod tests {
         stream.set_nonblocking(true).unwrap();
         let listener = Listener {
             stream,
-            lines: Lines::new(LONGEST),
+            lines: LineBuffer::new(LONGEST),
             is_over: false,
         };
         (listener, Channel(Arc::new(Mutex::new(rank))))

@@ -91,9 +91,9 @@ fn main() -> ExitCode {
         .nth(1)
         .is_some_and(|word| word == "rank");
     open_many_files();
-    let heard = stop::hear(is_rank);
+    let handled = stop::handle_signals(is_rank);
     ranks::name_process();
-    let exit = match (heard, Cli::try_parse()) {
+    let exit = match (handled, Cli::try_parse()) {
         (Ok(()), Ok(cli)) => run(cli),
         (Ok(()), Err(said)) => refused(&said),
         (Err(error), _) => {
@@ -138,7 +138,7 @@ fn run(cli: Cli) -> Exit {
     }
     match cli.command {
         None | Some(Command::Rank(_) | Command::Tokenize(_)) => {}
-        Some(_) => stop::die(),
+        Some(_) => stop::restore_defaults(),
     }
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),

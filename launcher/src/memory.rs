@@ -58,7 +58,7 @@ fn left_in_group(root: &Path, groups: &str) -> Option<usize> {
 }
 
 /// The root of the groups that count memory, this process's group, and the names of their files.
-fn own_group(root: &Path, groups: &str) -> Option<(PathBuf, PathBuf, &'static Files)> {
+fn own_group(root: &Path, groups: &str) -> Option<(PathBuf, PathBuf, &'static CgroupFiles)> {
     let unified = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     let legacy = groups.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(":/")?;
@@ -78,7 +78,7 @@ fn own_group(root: &Path, groups: &str) -> Option<(PathBuf, PathBuf, &'static Fi
 
 /// File names of a control group.
 #[derive(Debug)]
-struct Files {
+struct CgroupFiles {
     limit: &'static str,
     used: &'static str,
     /// Line of `memory.stat` with the reclaimable page cache.
@@ -87,21 +87,21 @@ struct Files {
     events: &'static str,
 }
 
-const UNIFIED: Files = Files {
+const UNIFIED: CgroupFiles = CgroupFiles {
     limit: "memory.max",
     used: "memory.current",
     reclaimable: "inactive_file ",
     events: "memory.events",
 };
-const LEGACY: Files = Files {
+const LEGACY: CgroupFiles = CgroupFiles {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     reclaimable: "total_inactive_file ",
     events: "memory.oom_control",
 };
 
-fn left(group: &Path, files: &Files) -> Option<usize> {
-    let &Files {
+fn left(group: &Path, files: &CgroupFiles) -> Option<usize> {
+    let &CgroupFiles {
         limit,
         used,
         reclaimable,

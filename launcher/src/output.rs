@@ -50,7 +50,7 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Output {
     reader: Option<PipeReader>,
-    lines: Lines,
+    lines: LastLines,
     log: SyncSender<Vec<u8>>,
     writer: JoinHandle<()>,
     /// Output for which the log has no room, and the time since when.
@@ -73,7 +73,7 @@ impl Output {
         let thread = threads::spawn("output", write)?;
         let output = Self {
             reader: Some(reader),
-            lines: Lines::default(),
+            lines: LastLines::default(),
             log,
             writer: thread,
             held: None,
@@ -229,13 +229,13 @@ impl Log {
 
 /// The last lines of a stream of bytes.
 #[derive(Debug, Default)]
-struct Lines {
+struct LastLines {
     kept: VecDeque<String>,
     fresh: usize,
     partial: Vec<u8>,
 }
 
-impl Lines {
+impl LastLines {
     fn take(&mut self, bytes: &[u8]) {
         // A carriage return also ends a line, or a progress bar would be a single endless line.
         let mut pieces = bytes.split(|byte| matches!(byte, b'\n' | b'\r')).peekable();
@@ -282,8 +282,8 @@ mod tests {
 
     use super::*;
 
-    fn lines(chunks: &[&[u8]]) -> Lines {
-        let mut lines = Lines::default();
+    fn lines(chunks: &[&[u8]]) -> LastLines {
+        let mut lines = LastLines::default();
         chunks.iter().for_each(|chunk| lines.take(chunk));
         lines
     }
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_kept_and_the_others_counted() {
-        let mut lines = Lines::default();
+        let mut lines = LastLines::default();
         (0..1000).for_each(|line| lines.take(format!("line {line}\n").as_bytes()));
         assert_eq!(lines.kept.len(), LINES);
         assert_eq!(
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_takes_bounded_memory() {
-        let mut lines = Lines::default();
+        let mut lines = LastLines::default();
         (0..100).for_each(|_| lines.take(&[b'x'; 1000]));
         assert!(lines.partial.capacity() < 8000);
         lines.end_line();
@@ -388,7 +388,7 @@ mod tests {
         let (log, pieces) = sync_channel(1);
         let mut output = Output {
             reader: None,
-            lines: Lines::default(),
+            lines: LastLines::default(),
             log,
             writer: thread::spawn(|| {}),
             held: None,

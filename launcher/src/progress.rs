@@ -185,12 +185,12 @@ fn whole(value: f64) -> u64 {
 }
 
 /// Reads the two spool files of a run as they grow.
-pub(crate) struct Spool {
+pub(crate) struct SpoolReader {
     files: [Reader; 2],
     progress: Progress,
 }
 
-impl Spool {
+impl SpoolReader {
     /// Follows rows that are written from now on.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ impl Follower {
     /// # Errors
     ///
     /// When the thread cannot start.
-    pub(crate) fn start(mut spool: Spool) -> io::Result<Self> {
+    pub(crate) fn start(mut spool: SpoolReader) -> io::Result<Self> {
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         let thread = threads::spawn("progress", move || {
@@ -495,7 +495,7 @@ mod tests {
         rank.append(Row::new(1, Kind::Event).with_note("old"));
         rank.append(phase("target", 1));
         rank.sync().unwrap();
-        let mut spool = Spool::follow(&run_dir).unwrap();
+        let mut spool = SpoolReader::follow(&run_dir).unwrap();
         assert!(spool.read().is_empty());
         assert_eq!(*spool.progress(), Progress::default());
         rank.append(Row::new(2, Kind::Event).with_note("new"));

@@ -59,7 +59,7 @@ const ARENAS: &str = "MALLOC_ARENA_MAX";
 
 /// The program of a run's ranks.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct RankProgram {
     /// This program, except in tests of the launcher.
     pub(crate) path: PathBuf,
     /// Prepared run directory.
@@ -78,7 +78,7 @@ pub(crate) struct Program {
 
 /// How the ranks of an attempt communicate.
 #[derive(Debug)]
-pub(crate) enum Meeting {
+pub(crate) enum Transport {
     /// There is only one.
     Alone,
     /// In this shared memory.
@@ -98,13 +98,13 @@ pub(crate) struct Process {
     status: Option<ExitStatus>,
 }
 
-impl Meeting {
+impl Transport {
     /// For the ranks of a program on one node.
     ///
     /// # Errors
     ///
     /// When no shared memory can be created.
-    pub(crate) fn of(program: &Program) -> io::Result<Self> {
+    pub(crate) fn of(program: &RankProgram) -> io::Result<Self> {
         if program.ranks == 1 {
             return Ok(Self::Alone);
         }
@@ -112,9 +112,9 @@ impl Meeting {
     }
 }
 
-impl Program {
+impl RankProgram {
     /// The command for a rank of this node.
-    pub(crate) fn command(&self, rank: usize, meeting: &Meeting) -> Command {
+    pub(crate) fn command(&self, rank: usize, meeting: &Transport) -> Command {
         let mut command = command(&self.path);
         command
             .arg("rank")
@@ -130,9 +130,9 @@ impl Program {
             command.args(["--gpu", &local.to_string()]);
         }
         match meeting {
-            Meeting::Alone => {}
-            Meeting::Memory(memory) => share_memory(&mut command, memory),
-            Meeting::Connections { listeners, .. } => {
+            Transport::Alone => {}
+            Transport::Memory(memory) => share_memory(&mut command, memory),
+            Transport::Connections { listeners, .. } => {
                 hand_down(&mut command, "--listener-fd", listeners[local].as_fd());
             }
         }

@@ -15,9 +15,9 @@ use spd_trainer::{Fault, RunPlan};
 use crate::cli::RunArgs;
 use crate::exit::Exit;
 use crate::launched::Launched;
-use crate::nodes::{Here, Joining, Member};
+use crate::nodes::{Joining, NodeResources, OtherLauncher};
 use crate::restart::Restarts;
-use crate::run_dir::{Found, RunDir};
+use crate::run_dir::{DirState, RunDir};
 use crate::slurm::Job;
 use crate::stop::{self, Stop};
 use crate::track::Track;
@@ -57,7 +57,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     if let Some(derivation) = node.derivation() {
         run_plan.rows.push(("node".to_owned(), derivation));
     }
-    if found == Found::Finished {
+    if found == DirState::Finished {
         return if node.is_first() {
             finished(&run_dir)
         } else {
@@ -92,7 +92,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     }
     screen::plan(&plan);
     files.fetch([&run])?;
-    let hold = if found == Found::Nothing {
+    let hold = if found == DirState::Nothing {
         create(&run_dir, &run, asked.fresh)?
     } else {
         let hold = run_dir.hold().map_err(Fault::BadInput)?;
@@ -143,7 +143,7 @@ fn launch(
         memory: &memory,
     };
     let track = track.insert(Track::of_run(run_dir.path(), run, node));
-    stop.heed(track.stop());
+    stop.add_flag(track.stop());
     let ended = ranks.run(restarts, &mut stop, others.as_mut());
     if let Some(others) = others {
         // The other launchers do not wait for trackers.
@@ -199,7 +199,7 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, F
 fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exit, Fault> {
     let mut stop = Stop::listen().context("cannot install signal handlers")?;
     let of_node = (run, run_dir, here(asked));
-    let member = Member::join(node, of_node, joins_within(asked), &mut stop)?;
+    let member = OtherLauncher::join(node, of_node, joins_within(asked), &mut stop)?;
     let Some(member) = member else {
         return Ok(Exit::Stopped);
     };
@@ -211,8 +211,8 @@ fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exi
 }
 
 /// The resources of this node.
-fn here(asked: &RunArgs) -> Here {
-    Here {
+fn here(asked: &RunArgs) -> NodeResources {
+    NodeResources {
         ranks: asked.ranks(),
         computed_by: spd_trainer::computed_by(asked.gpus),
     }

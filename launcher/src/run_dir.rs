@@ -21,7 +21,7 @@ pub(crate) struct RunDir(PathBuf);
 
 /// The state of a run directory's path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum DirState {
     /// Nothing, or an empty directory.
     Nothing,
     /// The same run, not finished.
@@ -136,10 +136,10 @@ impl RunDir {
     /// # Errors
     ///
     /// One line, when there is something else: a file, another run, or foreign files.
-    pub(crate) fn find(&self, run: &Run) -> Result<Found, String> {
+    pub(crate) fn find(&self, run: &Run) -> Result<DirState, String> {
         let place = self.0.display();
         if !self.stands()? {
-            return Ok(Found::Nothing);
+            return Ok(DirState::Nothing);
         }
         if !there(&self.config())? {
             return Err(self.no_run());
@@ -161,7 +161,7 @@ impl RunDir {
         }
         let summary = self.summary();
         if !there(&summary)? {
-            return Ok(Found::Begun);
+            return Ok(DirState::Begun);
         }
         if !summary.is_file() {
             return Err(format!(
@@ -171,8 +171,8 @@ impl RunDir {
             ));
         }
         Ok(match summary::read(&summary) {
-            Ok(_) => Found::Finished,
-            Err(error) => Found::FinishedUnread(format!("{error:#}")),
+            Ok(_) => DirState::Finished,
+            Err(error) => DirState::FinishedUnread(format!("{error:#}")),
         })
     }
 
@@ -460,10 +460,10 @@ mod tests {
         fs::create_dir(run_dir.checkpoints()).unwrap();
         drop(run_dir.hold().unwrap());
         atomic::write_file(&dir.path().join(".tmp-config.toml"), b"name = ").unwrap();
-        assert_eq!(run_dir.find(&tms()), Ok(Found::Nothing));
+        assert_eq!(run_dir.find(&tms()), Ok(DirState::Nothing));
         drop(run_dir.prepare(&tms()).unwrap());
         assert_eq!(names(dir.path()), ["checkpoints", "config.toml", "logs"]);
-        assert_eq!(run_dir.find(&tms()), Ok(Found::Begun));
+        assert_eq!(run_dir.find(&tms()), Ok(DirState::Begun));
 
         fs::remove_file(run_dir.config()).unwrap();
         atomic::write_file(&run_dir.checkpoints().join("mine"), b"").unwrap();

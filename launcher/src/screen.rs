@@ -22,7 +22,7 @@ use crate::threads;
 
 mod style;
 
-use style::Kind;
+use style::TextKind;
 
 pub(crate) use style::{Style, unstamped};
 
@@ -39,7 +39,7 @@ static SCREEN: Screen = Screen::new();
 
 /// Writes a result: tables, summaries, reports.
 pub(crate) fn result(text: &str) {
-    write(To::Stdout, Kind::Result, text);
+    write(Stream::Stdout, TextKind::Result, text);
 }
 
 /// Writes a result: as a table and words, or in JSON as words and an `object` with the same
@@ -47,7 +47,7 @@ pub(crate) fn result(text: &str) {
 pub(crate) fn result_of(table: &str, words: &str, object: Value) {
     if Style::chosen().json {
         let line = Style::result_of(&steady(words), object);
-        SCREEN.write(To::Stdout, line);
+        SCREEN.write(Stream::Stdout, line);
     } else {
         result(&format!("{table}{words}"));
     }
@@ -55,25 +55,25 @@ pub(crate) fn result_of(table: &str, words: &str, object: Value) {
 
 /// Writes the plan.
 pub(crate) fn plan(text: &str) {
-    write(To::Stdout, Kind::Plan, text);
+    write(Stream::Stdout, TextKind::Plan, text);
 }
 
 /// Writes a line about progress or events.
 pub(crate) fn note(line: &str) {
-    write(To::Stderr, Kind::Note, &format!("{line}\n"));
+    write(Stream::Stderr, TextKind::Note, &format!("{line}\n"));
 }
 
 /// Writes a line about how the command ended.
 pub(crate) fn end(line: &str) {
-    write(To::Stderr, Kind::End, &format!("{line}\n"));
+    write(Stream::Stderr, TextKind::End, &format!("{line}\n"));
 }
 
 /// Writes a line for `--verbose`.
 pub(crate) fn detail(line: &str) {
-    write(To::Stderr, Kind::Detail, &format!("{line}\n"));
+    write(Stream::Stderr, TextKind::Detail, &format!("{line}\n"));
 }
 
-fn write(to: To, kind: Kind, text: &str) {
+fn write(to: Stream, kind: TextKind, text: &str) {
     if let Some(text) = Style::chosen().text(kind, &steady(text)) {
         SCREEN.write(to, text);
     }
@@ -87,7 +87,7 @@ static FIRST_ERROR: OnceLock<String> = OnceLock::new();
 pub(crate) fn error(line: &str) {
     let line = one(line);
     let _ = FIRST_ERROR.set(line.clone());
-    write(To::Stderr, Kind::Error, &format!("error: {line}\n"));
+    write(Stream::Stderr, TextKind::Error, &format!("error: {line}\n"));
 }
 
 /// The first error line, if any.
@@ -97,7 +97,7 @@ pub(crate) fn first_error() -> Option<&'static str> {
 
 /// Writes a progress line, which is omitted when the terminal accepts no more.
 pub(crate) fn progress(line: &str) {
-    if let Some(line) = Style::chosen().text(Kind::Note, &steady(&format!("{line}\n"))) {
+    if let Some(line) = Style::chosen().text(TextKind::Note, &steady(&format!("{line}\n"))) {
         SCREEN.progress(line);
     }
 }
@@ -158,20 +158,20 @@ pub(crate) fn plain(text: &str) -> String {
 
 /// A stream of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum To {
+enum Stream {
     Stdout,
     Stderr,
 }
 
 /// The queue of the writing thread.
 struct Screen {
-    state: Mutex<State>,
+    state: Mutex<Queue>,
     changed: Condvar,
 }
 
-struct State {
+struct Queue {
     /// In the order of writing.
-    waiting: VecDeque<(To, String)>,
+    waiting: VecDeque<(Stream, String)>,
     /// Bytes in `waiting`.
     bytes: usize,
     /// Progress lines omitted since the last one that was queued.
@@ -191,7 +191,7 @@ struct State {
 impl Screen {
     const fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(Queue {
                 waiting: VecDeque::new(),
                 bytes: 0,
                 left_out: 0,
@@ -206,11 +206,11 @@ impl Screen {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&'static self, to: To, text: String) {
+    fn write(&'static self, to: Stream, text: String) {
         self.change(|state| state.push(to, text));
     }
 
@@ -226,7 +226,7 @@ impl Screen {
     }
 
     /// Changes the queue and wakes the thread.
-    fn change(&'static self, change: impl FnOnce(&mut State)) {
+    fn change(&'static self, change: impl FnOnce(&mut Queue)) {
         let mut state = self.state();
         change(&mut state);
         let starts = !std::mem::replace(&mut state.has_thread, true);
@@ -249,7 +249,7 @@ impl Screen {
     }
 
     /// Waits for queued text, and writes it.
-    fn write_next(&self, mut put: impl FnMut(To, &[u8])) {
+    fn write_next(&self, mut put: impl FnMut(Stream, &[u8])) {
         let mut state = self.state();
         while !state.has_work() {
             state = self
@@ -287,12 +287,12 @@ impl Screen {
     }
 }
 
-impl State {
+impl Queue {
     fn has_work(&self) -> bool {
         !self.waiting.is_empty() || self.left_out > 0 || self.live_is_new
     }
 
-    fn push(&mut self, to: To, text: String) {
+    fn push(&mut self, to: Stream, text: String) {
         self.tell_left_out();
         self.bytes += text.len();
         self.waiting.push_back((to, text));
@@ -302,7 +302,7 @@ impl State {
         if self.bytes + line.len() > MOST_WAITING {
             self.left_out += 1;
         } else {
-            self.push(To::Stderr, line);
+            self.push(Stream::Stderr, line);
         }
     }
 
@@ -312,24 +312,24 @@ impl State {
             let line =
                 format!("({lines} progress lines omitted here: the terminal accepted no output)\n");
             self.bytes += line.len();
-            self.waiting.push_back((To::Stderr, line));
+            self.waiting.push_back((Stream::Stderr, line));
         }
     }
 
     /// The text to write now: the queue, which replaces the live lines, and the new live lines
     /// below it.
-    fn take(&mut self) -> Vec<(To, String)> {
+    fn take(&mut self) -> Vec<(Stream, String)> {
         self.tell_left_out();
         let mut texts = Vec::new();
         if self.drawn > 0 {
             let lines_above = "\u{1b}[1A\u{1b}[2K".repeat(self.drawn - 1);
-            texts.push((To::Stderr, format!("\r\u{1b}[2K{lines_above}")));
+            texts.push((Stream::Stderr, format!("\r\u{1b}[2K{lines_above}")));
         }
         texts.extend(self.waiting.drain(..));
         let (rows, columns) = size();
         let lines = fitting(&self.live, rows, columns);
         if !lines.is_empty() {
-            texts.push((To::Stderr, lines.join("\n")));
+            texts.push((Stream::Stderr, lines.join("\n")));
         }
         (self.bytes, self.drawn, self.live_is_new) = (0, lines.len(), false);
         texts
@@ -355,13 +355,13 @@ fn size() -> (usize, usize) {
     }
 }
 
-fn put(to: To, bytes: &[u8]) {
+fn put(to: Stream, bytes: &[u8]) {
     let _ = match to {
-        To::Stdout => {
+        Stream::Stdout => {
             let mut stdout = io::stdout().lock();
             stdout.write_all(bytes).and_then(|()| stdout.flush())
         }
-        To::Stderr => io::stderr().lock().write_all(bytes),
+        Stream::Stderr => io::stderr().lock().write_all(bytes),
     };
 }
 
@@ -397,7 +397,7 @@ mod tests {
         for _ in 0..7 {
             screen.state().push_if_room(line.clone());
         }
-        screen.state().push(To::Stdout, "the end\n".to_owned());
+        screen.state().push(Stream::Stdout, "the end\n".to_owned());
         let told = "(3 progress lines omitted here: the terminal accepted no output)\n";
         assert_eq!(written(&screen), line.repeat(4) + told + "the end\n");
         screen.state().push_if_room("again\n".to_owned());
@@ -414,7 +414,7 @@ mod tests {
         };
         live(&["one", "two"]);
         assert_eq!(written(&screen), "one\ntwo");
-        screen.state().push(To::Stderr, "note\n".to_owned());
+        screen.state().push(Stream::Stderr, "note\n".to_owned());
         let erased = "\r\u{1b}[2K\u{1b}[1A\u{1b}[2K";
         assert_eq!(written(&screen), format!("{erased}note\none\ntwo"));
         live(&["three"]);
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn finish_waits_for_a_slow_terminal() {
         let screen = Screen::new();
-        screen.state().push(To::Stdout, "x".repeat(5 * PIECE));
+        screen.state().push(Stream::Stdout, "x".repeat(5 * PIECE));
         let slow = Duration::from_millis(60);
         thread::scope(|scope| {
             scope.spawn(|| screen.write_next(|_, _| thread::sleep(slow)));
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn finish_gives_up_on_a_stopped_terminal_after_a_stop() {
         let screen = Screen::new();
-        screen.state().push(To::Stdout, "the end".to_owned());
+        screen.state().push(Stream::Stdout, "the end".to_owned());
         let limit = Duration::from_millis(60);
         let started = Instant::now();
         screen.finish(|| started.elapsed() > 3 * limit, limit);

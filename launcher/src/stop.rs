@@ -33,17 +33,17 @@ static SEEN: LazyLock<[Arc<AtomicBool>; ASKING.len()]> = LazyLock::new(Default::
 
 /// The effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum SignalEffect {
     /// The process exits at once: a run is being prepared.
-    Leave,
+    Exit,
     /// The default action of the signal.
-    Die,
+    Default,
     /// A flag is set, which the running code checks.
-    Heeded,
+    SetFlag,
 }
 
 /// Locked while a signal is handled, and during writes that belong together.
-static ANSWER: Mutex<Answer> = Mutex::new(Answer::Leave);
+static EFFECT: Mutex<SignalEffect> = Mutex::new(SignalEffect::Exit);
 
 /// A second signal within this time counts as the first one: `timeout` sends its signal to the
 /// process and then to the whole group.
@@ -79,11 +79,11 @@ impl Stop {
     pub(crate) fn listen() -> io::Result<Self> {
         let (woken, wake) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
-        for signal in ASKING.into_iter().filter(|&signal| is_heard(signal)) {
+        for signal in ASKING.into_iter().filter(|&signal| is_handled(signal)) {
             pipe::register(signal, wake.try_clone()?)?;
         }
         pipe::register(SIGCHLD, wake)?;
-        *answer() = Answer::Heeded;
+        *effect() = SignalEffect::SetFlag;
         Ok(Self {
             asked: None,
             pressed: None,
@@ -92,7 +92,7 @@ impl Stop {
     }
 
     /// From now on a tracker may also request a stop, by setting this flag.
-    pub(crate) fn heed(&mut self, pressed: Option<Arc<AtomicBool>>) {
+    pub(crate) fn add_flag(&mut self, pressed: Option<Arc<AtomicBool>>) {
         self.pressed = pressed;
     }
 
@@ -148,15 +148,15 @@ impl Stop {
 /// # Errors
 ///
 /// When the operating system refuses the handlers or the thread.
-pub(crate) fn hear(is_rank: bool) -> io::Result<()> {
+pub(crate) fn handle_signals(is_rank: bool) -> io::Result<()> {
     if is_rank {
-        *answer() = Answer::Heeded;
+        *effect() = SignalEffect::SetFlag;
     }
     // SIGXFSZ would end the process; ignored, a write beyond `ulimit -f` fails like on a full disk.
     signal_hook::flag::register(SIGXFSZ, Arc::default())?;
     let (woken, wake) = UnixStream::pair()?;
     for (signal, seen) in ASKING.into_iter().zip(&*SEEN) {
-        if is_heard(signal) {
+        if is_handled(signal) {
             signal_hook::flag::register(signal, Arc::clone(&ASKED))?;
             signal_hook::flag::register(signal, Arc::clone(seen))?;
             // Registered after the flags, so that they are set when the thread wakes.
@@ -173,9 +173,9 @@ pub(crate) fn hear(is_rank: bool) -> io::Result<()> {
 
 /// Handles a signal.
 fn act() {
-    let answer = answer();
-    match *answer {
-        Answer::Leave => {
+    let effect = effect();
+    match *effect {
+        SignalEffect::Exit => {
             let _whole = spd_files::settled();
             screen::end(
                 "stopped during preparation; nothing new is saved, and the same command goes on",
@@ -183,34 +183,34 @@ fn act() {
             screen::finish(asked);
             exit(Exit::Stopped.code().into());
         }
-        Answer::Die => {
+        SignalEffect::Default => {
             let came = |seen: &Arc<AtomicBool>| seen.load(Ordering::Relaxed);
             let signal = ASKING.into_iter().zip(&*SEEN).find(|(_, seen)| came(seen));
             // It ends the process; if the system refuses, the next signal tries again.
             let _ = signal.map(|(signal, _)| emulate_default_handler(signal));
         }
-        Answer::Heeded => {}
+        SignalEffect::SetFlag => {}
     }
 }
 
-fn answer() -> MutexGuard<'static, Answer> {
-    ANSWER.lock().unwrap_or_else(PoisonError::into_inner)
+fn effect() -> MutexGuard<'static, SignalEffect> {
+    EFFECT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Restores the default effect of signals: there is nothing left to continue.
-pub(crate) fn die() {
-    *answer() = Answer::Die;
+pub(crate) fn restore_defaults() {
+    *effect() = SignalEffect::Default;
 }
 
 /// A flag that a request to save and exit sets. From now on signals only do that.
 pub(crate) fn flag() -> Arc<AtomicBool> {
-    *answer() = Answer::Heeded;
+    *effect() = SignalEffect::SetFlag;
     Arc::clone(&ASKED)
 }
 
 /// While the guard lives, no signal ends this process.
 pub(crate) fn hold() -> impl Drop {
-    answer()
+    effect()
 }
 
 /// Whether this process was asked to save and exit.
@@ -219,7 +219,7 @@ pub(crate) fn asked() -> bool {
 }
 
 /// Whether a signal is handled: under `nohup`, SIGHUP stays ignored.
-fn is_heard(signal: i32) -> bool {
+fn is_handled(signal: i32) -> bool {
     signal != SIGHUP || !is_ignored(signal)
 }
 

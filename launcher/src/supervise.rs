@@ -16,15 +16,15 @@ use anyhow::{Context, Result};
 use crate::channel::Message;
 use crate::exit::Exit;
 use crate::failure::monotonic;
-use crate::nodes::First;
-use crate::progress::{Follower, Spool};
-use crate::ranks::{Meeting, Program};
+use crate::nodes::FirstLauncher;
+use crate::progress::{Follower, SpoolReader};
+use crate::ranks::{RankProgram, Transport};
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::stop::{self, Stop, StopRequest};
 use crate::supervisor::{Action, Event, Supervisor, Timeouts};
 use local::{Finished, Local};
-use report::Report;
+use report::AttemptReport;
 use standing::Standing;
 
 /// Longest interval between two checks of the clock.
@@ -68,27 +68,28 @@ impl Attempt {
 ///
 /// When a rank cannot be started or watched; no rank is left running.
 pub(crate) fn attempt(
-    program: &Program,
+    program: &RankProgram,
     run_dir: &RunDir,
     timeouts: Timeouts,
     stop: &mut Stop,
-    mut others: Option<&mut First>,
+    mut others: Option<&mut FirstLauncher>,
     memory: &str,
 ) -> Result<Attempt> {
     let standing = Standing::of(run_dir.path())
         .with_context(|| format!("{}: the run directory", run_dir.path().display()))?;
-    let follower = Follower::start(Spool::follow(run_dir)?).context("the progress of the run")?;
+    let follower =
+        Follower::start(SpoolReader::follow(run_dir)?).context("the progress of the run")?;
     let meeting = match &mut others {
         Some(others) => match others.start(stop)? {
             Some(meeting) => meeting,
             None => return Ok(Attempt::not_begun()),
         },
-        None => Meeting::of(program).context("memory for ranks to share")?,
+        None => Transport::of(program).context("memory for ranks to share")?,
     };
     let local = Local::start(program, run_dir, &meeting)?;
     drop(meeting);
     let supervisor = Supervisor::new(program.ranks, timeouts, monotonic());
-    let mut watched = Watched {
+    let mut watched = RunningRanks {
         local,
         others,
         supervisor,
@@ -102,7 +103,7 @@ pub(crate) fn attempt(
     watched.standing.look();
     let (killed_for, gone) = (watched.lost.take(), watched.standing.lost());
     let (supervisor, finished) = watched.finish(stop);
-    let report = Report {
+    let report = AttemptReport {
         supervisor: &supervisor,
         finished: &finished,
         timeouts,
@@ -122,9 +123,9 @@ pub(crate) fn attempt(
 }
 
 /// The ranks of an attempt.
-struct Watched<'a> {
+struct RunningRanks<'a> {
     local: Local,
-    others: Option<&'a mut First>,
+    others: Option<&'a mut FirstLauncher>,
     supervisor: Supervisor,
     timeouts: Timeouts,
     standing: Standing,
@@ -132,7 +133,7 @@ struct Watched<'a> {
     lost: Option<String>,
 }
 
-impl Watched<'_> {
+impl RunningRanks<'_> {
     /// Passes all events to the supervisor and executes its actions, until all ranks have exited.
     fn watch(&mut self, stop: &mut Stop) -> Result<()> {
         while !self.supervisor.is_over() {

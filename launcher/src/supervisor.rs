@@ -77,7 +77,7 @@ pub(crate) enum Event {
     /// A message of a rank.
     Said(usize, Message),
     /// A rank has exited.
-    Ended(usize, Status),
+    Ended(usize, ProcessEnd),
     /// The node of a rank has become silent, or is heard again.
     Silent(usize, bool),
     /// A signal asked for an orderly stop.
@@ -91,7 +91,7 @@ pub(crate) enum Event {
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Status {
+pub(crate) enum ProcessEnd {
     /// It exited with this code.
     Code(i32),
     /// It died of this signal.
@@ -163,9 +163,9 @@ pub(crate) enum Cause {
     /// It was killed after this long without progress.
     Hung(Duration),
     /// It was killed because it did not exit within the grace period.
-    Overstayed,
+    GraceExpired,
     /// It was killed, and did not die.
-    Undead,
+    SurvivedKill,
     /// The launcher of its node is lost.
     Lost,
 }
@@ -177,7 +177,7 @@ impl Cause {
             Self::Failure(failure) => failure.kind,
             Self::Code(_) => FaultKind::Bug,
             Self::Signal(_) => FaultKind::Killed,
-            Self::Hung(_) | Self::Overstayed | Self::Undead => FaultKind::Hang,
+            Self::Hung(_) | Self::GraceExpired | Self::SurvivedKill => FaultKind::Hang,
             Self::Lost => FaultKind::PeerLost,
         }
     }
@@ -185,7 +185,7 @@ impl Cause {
 
 /// A rank's position.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Whereabouts {
+pub(crate) struct Position {
     /// The phase; empty before the first heartbeat.
     pub(crate) phase: String,
     /// Finished steps of the phase.
@@ -195,7 +195,7 @@ pub(crate) struct Whereabouts {
 /// The state of all ranks.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    ranks: Vec<Rank>,
+    ranks: Vec<RankState>,
     timeouts: Timeouts,
     started: Duration,
     now: Duration,
@@ -208,12 +208,12 @@ pub(crate) struct Supervisor {
 }
 
 #[derive(Debug)]
-struct Rank {
+struct RankState {
     /// Whether it has sent a message.
     is_up: bool,
     is_asked: bool,
     is_silent: bool,
-    at: Whereabouts,
+    at: Position,
     ticks: u64,
     /// The rank that it waits for.
     waits_for: Option<usize>,
@@ -235,25 +235,25 @@ struct Rank {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Killed {
     Hung(Duration),
-    Overstayed,
+    GraceExpired,
     /// Because another one failed, or all are to end.
     WithOthers,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    Status(Status),
-    Undead,
+    ProcessEnd(ProcessEnd),
+    SurvivedKill,
 }
 
 impl Supervisor {
     /// A supervisor of `ranks` ranks that were just started.
     pub(crate) fn new(ranks: usize, timeouts: Timeouts, now: Duration) -> Self {
-        let rank = |_| Rank {
+        let rank = |_| RankState {
             is_up: false,
             is_asked: false,
             is_silent: false,
-            at: Whereabouts::default(),
+            at: Position::default(),
             ticks: 0,
             waits_for: None,
             waited: Duration::ZERO,
@@ -288,7 +288,7 @@ impl Supervisor {
     }
 
     /// The position in the last heartbeat of a rank.
-    pub(crate) fn at(&self, rank: usize) -> &Whereabouts {
+    pub(crate) fn at(&self, rank: usize) -> &Position {
         &self.ranks[rank].at
     }
 
@@ -354,19 +354,19 @@ impl Supervisor {
                     *longest = pause.max(*longest);
                 }
                 (rank.ticks, rank.progressed) = (ticks, now);
-                rank.at = Whereabouts { phase, step };
+                rank.at = Position { phase, step };
                 if std::mem::take(&mut rank.is_told) {
                     actions.push(Action::Recovered(index));
                 }
                 rank.waited = Duration::from_millis(waited_ms);
-                let steps: Vec<Pace> = self.ranks.iter().map(Rank::pace).collect();
+                let steps: Vec<Pace> = self.ranks.iter().map(RankState::pace).collect();
                 if let Some((rank, percent)) = self.stragglers.look(now, &steps) {
                     actions.push(Action::Slow { rank, percent });
                 }
             }
             Message::Stopped(words) => rank.stopped = Some(words),
             Message::Failure(failure) => {
-                rank.at = Whereabouts {
+                rank.at = Position {
                     phase: failure.phase.clone(),
                     step: failure.step,
                 };
@@ -377,15 +377,15 @@ impl Supervisor {
         }
     }
 
-    fn ended(&mut self, index: usize, status: Status, actions: &mut Vec<Action>) {
+    fn ended(&mut self, index: usize, status: ProcessEnd, actions: &mut Vec<Action>) {
         let (now, asked) = (self.now, self.asked.is_some());
         let rank = &mut self.ranks[index];
-        rank.ended.get_or_insert((now, End::Status(status)));
+        rank.ended.get_or_insert((now, End::ProcessEnd(status)));
         match status {
-            Status::Code(DONE) => {}
+            ProcessEnd::Code(DONE) => {}
             // A stop signal to one rank is meant for all.
-            Status::Code(STOPPED) if rank.stopped.is_some() => self.leave(actions),
-            Status::Code(STOPPED) if asked => {}
+            ProcessEnd::Code(STOPPED) if rank.stopped.is_some() => self.leave(actions),
+            ProcessEnd::Code(STOPPED) if asked => {}
             _ if rank.killed.is_some() || rank.left_unsaved(asked) => {}
             _ => {
                 self.failed.get_or_insert(now);
@@ -428,7 +428,7 @@ impl Supervisor {
             self.ask(actions);
         }
         if over(self.asked, self.timeouts.grace) {
-            self.kill_all(Killed::Overstayed, actions);
+            self.kill_all(Killed::GraceExpired, actions);
         }
         self.kill_forsaken(actions);
         for index in 0..self.ranks.len() {
@@ -441,9 +441,9 @@ impl Supervisor {
             if let Some((since, _)) = rank.killed {
                 if over(Some(since), GIVE_UP) {
                     let end = if rank.is_silent {
-                        End::Status(Status::Lost)
+                        End::ProcessEnd(ProcessEnd::Lost)
                     } else {
-                        End::Undead
+                        End::SurvivedKill
                     };
                     rank.ended = Some((now, end));
                 }
@@ -479,12 +479,12 @@ impl Supervisor {
 
     /// Kills ranks that wait for a dead one, while others may still save.
     fn kill_forsaken(&mut self, actions: &mut Vec<Action>) {
-        let died = |end| !matches!(end, End::Status(Status::Code(DONE | STOPPED)));
+        let died = |end| !matches!(end, End::ProcessEnd(ProcessEnd::Code(DONE | STOPPED)));
         let is_gone = |rank: usize| {
             let ended = self.ranks.get(rank).and_then(|rank| rank.ended);
             ended.is_some_and(|(_, end)| died(end))
         };
-        let forsaken = |rank: &Rank| rank.waits_for.is_some_and(is_gone);
+        let forsaken = |rank: &RankState| rank.waits_for.is_some_and(is_gone);
         let forsaken: Vec<bool> = self.ranks.iter().map(forsaken).collect();
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             if forsaken[index] && rank.ended.is_none() && rank.killed.is_none() {
@@ -498,7 +498,7 @@ impl Supervisor {
     /// counts.
     fn is_idle(&self, rank: usize) -> bool {
         // The state of a silent rank is unknown: it may no longer wait.
-        let works = |(_, rank): (usize, &Rank)| rank.waits_for.is_none() || rank.is_silent;
+        let works = |(_, rank): (usize, &RankState)| rank.waits_for.is_none() || rank.is_silent;
         self.ranks[rank].waits_for.is_some() && self.running().any(works)
     }
 
@@ -530,7 +530,7 @@ impl Supervisor {
         }
     }
 
-    fn running(&self) -> impl Iterator<Item = (usize, &Rank)> {
+    fn running(&self) -> impl Iterator<Item = (usize, &RankState)> {
         let ranks = self.ranks.iter().enumerate();
         ranks.filter(|(_, rank)| rank.ended.is_none())
     }
@@ -568,8 +568,12 @@ impl Supervisor {
                 consequences,
             };
         }
-        let is_done =
-            |rank: &Rank| matches!(rank.ended, Some((_, End::Status(Status::Code(DONE)))));
+        let is_done = |rank: &RankState| {
+            matches!(
+                rank.ended,
+                Some((_, End::ProcessEnd(ProcessEnd::Code(DONE))))
+            )
+        };
         if self.ranks.iter().all(is_done) {
             return Verdict::Done;
         }
@@ -582,7 +586,7 @@ impl Supervisor {
 const DONE: i32 = 0;
 const STOPPED: i32 = 3;
 
-impl Rank {
+impl RankState {
     fn pace(&self) -> Pace {
         Pace {
             step: (self.at.phase == TRAIN).then_some(self.at.step),
@@ -602,7 +606,7 @@ impl Rank {
 
     /// Whether a request to exit ended it before it handled signals.
     fn left_unsaved(&self, asked: bool) -> bool {
-        let terminated = End::Status(Status::Signal(signal_hook::consts::SIGTERM));
+        let terminated = End::ProcessEnd(ProcessEnd::Signal(signal_hook::consts::SIGTERM));
         asked && self.failure.is_none() && self.ended.is_some_and(|(_, end)| end == terminated)
     }
 
@@ -613,19 +617,19 @@ impl Rank {
             return Some((failure.time(), Cause::Failure(failure.clone())));
         }
         let cause = match (self.killed, end) {
-            (_, End::Status(Status::Code(DONE))) => return None,
+            (_, End::ProcessEnd(ProcessEnd::Code(DONE))) => return None,
             // Without a message, it was not asked to exit.
-            (_, End::Status(Status::Code(STOPPED))) if asked || self.stopped.is_some() => {
+            (_, End::ProcessEnd(ProcessEnd::Code(STOPPED))) if asked || self.stopped.is_some() => {
                 return None;
             }
-            (_, End::Undead) => Cause::Undead,
+            (_, End::SurvivedKill) => Cause::SurvivedKill,
             (Some((time, Killed::Hung(limit))), _) => return Some((time, Cause::Hung(limit))),
-            (Some((time, Killed::Overstayed)), _) => return Some((time, Cause::Overstayed)),
+            (Some((time, Killed::GraceExpired)), _) => return Some((time, Cause::GraceExpired)),
             (Some((_, Killed::WithOthers)), _) => return None,
             (None, _) if self.left_unsaved(asked) => return None,
-            (None, End::Status(Status::Code(code))) => Cause::Code(code),
-            (None, End::Status(Status::Signal(signal))) => Cause::Signal(signal),
-            (None, End::Status(Status::Lost)) => Cause::Lost,
+            (None, End::ProcessEnd(ProcessEnd::Code(code))) => Cause::Code(code),
+            (None, End::ProcessEnd(ProcessEnd::Signal(signal))) => Cause::Signal(signal),
+            (None, End::ProcessEnd(ProcessEnd::Lost)) => Cause::Lost,
         };
         Some((ended, cause))
     }

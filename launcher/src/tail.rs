@@ -78,7 +78,7 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
                 screen::end(&format!("{place} is {}{note}", status.state.name()));
                 return Ok(Exit::Done);
             }
-            if nobody_reads_within(READ) {
+            if output_closes_within(READ) {
                 return Ok(Exit::Done);
             }
         }
@@ -310,7 +310,7 @@ fn clock(time: f64) -> String {
 
 /// Waits, and returns whether the output has no reader any more: a closed pipe, or a terminal that
 /// is gone.
-fn nobody_reads_within(limit: Duration) -> bool {
+fn output_closes_within(limit: Duration) -> bool {
     let stdout = io::stdout();
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
     let limit = Timespec {

@@ -54,28 +54,28 @@ impl Track {
     /// Starts the tasks of a run on its first node; a task that cannot start is reported and left
     /// out.
     pub(crate) fn of_run(dir: &Path, run: &Run, node: &Node) -> Self {
-        let (machine, page) = (Machine::of(dir, node), Page::of(dir));
+        let (machine, page) = (MachineSampler::of(dir, node), PageWriter::of(dir));
         let about = About::run(dir, &run.name, &run.tracker, run);
         Self::start(dir, Some(about), Some(machine), Some(page))
     }
 
     /// Starts the tasks of a sweep, whose runs have their own.
     pub(crate) fn of_sweep(dir: &Path, about: About) -> Self {
-        Self::start(dir, Some(about), None, Some(Page::of(dir)))
+        Self::start(dir, Some(about), None, Some(PageWriter::of(dir)))
     }
 
     /// Starts the tasks on another node of a run: only sampling its machine.
     pub(crate) fn of_node(dir: &Path, node: &Node) -> Self {
-        Self::start(dir, None, Some(Machine::of(dir, node)), None)
+        Self::start(dir, None, Some(MachineSampler::of(dir, node)), None)
     }
 
     fn start(
         dir: &Path,
         about: Option<About>,
-        machine: Option<Machine>,
-        page: Option<Page>,
+        machine: Option<MachineSampler>,
+        page: Option<PageWriter>,
     ) -> Self {
-        let watched = Watched {
+        let watched = Tasks {
             dir: dir.to_path_buf(),
             first: File::open(dir).ok(),
             machine,
@@ -127,16 +127,16 @@ impl Track {
 }
 
 /// The periodic and final tasks.
-struct Watched {
+struct Tasks {
     dir: PathBuf,
     /// The directory as it was at the start. Nothing is written into another one that takes its
     /// name.
     first: Option<File>,
-    machine: Option<Machine>,
-    page: Option<Page>,
+    machine: Option<MachineSampler>,
+    page: Option<PageWriter>,
 }
 
-impl Watched {
+impl Tasks {
     fn watch(mut self, is_over: &AtomicBool) {
         loop {
             let is_last = is_over.load(Ordering::Acquire);
@@ -162,14 +162,14 @@ impl Watched {
 }
 
 /// The page of a run or a sweep.
-struct Page {
+struct PageWriter {
     dir: PathBuf,
     /// The data read so far.
     book: Option<Book>,
     made: Instant,
 }
 
-impl Page {
+impl PageWriter {
     fn of(dir: &Path) -> Self {
         Self {
             dir: dir.to_path_buf(),
@@ -196,7 +196,7 @@ impl Page {
 }
 
 /// The samples of this machine.
-struct Machine {
+struct MachineSampler {
     dir: PathBuf,
     file: PathBuf,
     /// The number of this node, if the run has several.
@@ -206,7 +206,7 @@ struct Machine {
     sampled: Option<Instant>,
 }
 
-impl Machine {
+impl MachineSampler {
     fn of(dir: &Path, node: &Node) -> Self {
         Self {
             dir: dir.to_path_buf(),

@@ -5,12 +5,12 @@ use spd_trainer::bench::Overrides;
 /// A size of a workload, and its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Vary {
-    size: Size,
+    size: WorkloadSize,
     values: Vec<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
+enum WorkloadSize {
     Components,
     Batch,
     Seq,
@@ -18,12 +18,12 @@ enum Size {
     Samples,
 }
 
-const SIZES: [(&str, Size); 5] = [
-    ("C", Size::Components),
-    ("batch", Size::Batch),
-    ("seq", Size::Seq),
-    ("sites", Size::Sites),
-    ("samples", Size::Samples),
+const SIZES: [(&str, WorkloadSize); 5] = [
+    ("C", WorkloadSize::Components),
+    ("batch", WorkloadSize::Batch),
+    ("seq", WorkloadSize::Seq),
+    ("sites", WorkloadSize::Sites),
+    ("samples", WorkloadSize::Samples),
 ];
 
 impl Vary {
@@ -63,11 +63,11 @@ impl Vary {
         self.values.iter().map(move |&value| {
             let mut varied = overrides;
             let size = match self.size {
-                Size::Components => &mut varied.components,
-                Size::Batch => &mut varied.batch,
-                Size::Seq => &mut varied.seq,
-                Size::Sites => &mut varied.sites,
-                Size::Samples => &mut varied.samples,
+                WorkloadSize::Components => &mut varied.components,
+                WorkloadSize::Batch => &mut varied.batch,
+                WorkloadSize::Seq => &mut varied.seq,
+                WorkloadSize::Sites => &mut varied.sites,
+                WorkloadSize::Samples => &mut varied.samples,
             };
             *size = Some(value);
             (value, varied)

@@ -37,9 +37,9 @@ const PORT: u16 = 8420;
 const POLL: Duration = Duration::from_millis(250);
 
 /// The shared state of all handlers.
-type Shared = Arc<Mutex<Watched>>;
+type Shared = Arc<Mutex<Served>>;
 
-struct Watched {
+struct Served {
     book: Book,
     polled: Instant,
 }
@@ -59,7 +59,7 @@ pub(crate) fn watch(asked: &WatchArgs) -> Result<Exit, Fault> {
             .enable_io()
             .build()?;
         let polled = Instant::now();
-        let routes = routes(Arc::new(Mutex::new(Watched { book, polled })));
+        let routes = routes(Arc::new(Mutex::new(Served { book, polled })));
         screen::result(&format!(
             "http://{place}/ shows it, on this machine only; Ctrl-C ends it\n"
         ));
@@ -182,7 +182,7 @@ async fn components(State(shared): State<Shared>, Path(run): Path<usize>) -> Res
     typed("application/json", on_a_thread(components).await.flatten())
 }
 
-fn held(shared: &Shared) -> MutexGuard<'_, Watched> {
+fn held(shared: &Shared) -> MutexGuard<'_, Served> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

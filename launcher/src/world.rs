@@ -20,12 +20,12 @@ pub(crate) struct Node {
     /// Nodes of the run.
     pub(crate) count: u64,
     /// The variables with these numbers; `None` if none is set, and there is one node.
-    source: Option<Source>,
+    source: Option<VariablePair>,
 }
 
 /// A pair of variables and their values.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Source {
+struct VariablePair {
     index: &'static str,
     count: &'static str,
 }
@@ -81,16 +81,16 @@ const ENGINES: [Engine; 4] = [
 ];
 
 /// Pairs that are set by Kubernetes, Kubeflow or users.
-const DECLARED: [Source; 3] = [
-    Source {
+const DECLARED: [VariablePair; 3] = [
+    VariablePair {
         index: "PET_NODE_RANK",
         count: "PET_NNODES",
     },
-    Source {
+    VariablePair {
         index: "JOB_COMPLETION_INDEX",
         count: "WORLD_SIZE",
     },
-    Source {
+    VariablePair {
         index: "RANK",
         count: "WORLD_SIZE",
     },
@@ -246,7 +246,7 @@ impl fmt::Display for Node {
 impl Engine {
     fn node(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Node, String> {
         let (index, count) = (self.index, self.count);
-        let node = Source { index, count }.node(variable)?;
+        let node = VariablePair { index, count }.node(variable)?;
         // Slurm writes `1(x4)` for four nodes, and `2,1` if nodes differ.
         let on_node = variable(self.on_node).unwrap_or_default();
         let is_one = on_node
@@ -262,7 +262,7 @@ impl Engine {
     }
 }
 
-impl Source {
+impl VariablePair {
     fn node(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Node, String> {
         let value = |key: &'static str, other: &'static str| match variable(key) {
             Some(value) => number(key, &value),

@@ -28,7 +28,7 @@ const PROBE: usize = 32 << 20;
 
 /// The findings.
 #[derive(Debug, Clone)]
-pub(super) struct Machine {
+pub(super) struct Resources {
     /// CPU threads that this process may use, and their instruction set.
     pub(super) processor: String,
     /// Bytes of free memory, if known.
@@ -65,7 +65,7 @@ pub(super) struct Finding {
     pub(super) is_fatal: bool,
 }
 
-impl Machine {
+impl Resources {
     /// Examines the machine; writes 32 MiB into `dir` and removes them.
     pub(super) fn of(dir: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -183,8 +183,8 @@ fn disk(dir: &Path) -> std::io::Result<Disk> {
 mod tests {
     use super::*;
 
-    fn good() -> Machine {
-        Machine {
+    fn good() -> Resources {
+        Resources {
             processor: "2 threads, avx2".to_owned(),
             memory: Some(8 << 30),
             files: 1024,
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    fn with_disk(change: impl FnOnce(&mut Disk)) -> Machine {
+    fn with_disk(change: impl FnOnce(&mut Disk)) -> Resources {
         let mut machine = good();
         change(machine.disk.as_mut().unwrap());
         machine
@@ -226,7 +226,7 @@ mod tests {
     fn each_shortage_has_a_remedy_and_an_unwritable_directory_is_fatal() {
         for (machine, what, found, remedy, is_fatal) in [
             (
-                Machine {
+                Resources {
                     files: 64,
                     ..good()
                 },
@@ -236,7 +236,7 @@ mod tests {
                 false,
             ),
             (
-                Machine {
+                Resources {
                     shm: None,
                     ..good()
                 },
@@ -246,7 +246,7 @@ mod tests {
                 false,
             ),
             (
-                Machine {
+                Resources {
                     shm: Some(64 << 20),
                     ..good()
                 },
@@ -270,7 +270,7 @@ mod tests {
                 false,
             ),
             (
-                Machine {
+                Resources {
                     disk: Err("Read-only file system (os error 30)".to_owned()),
                     ..good()
                 },

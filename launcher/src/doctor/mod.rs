@@ -15,13 +15,13 @@ use crate::table::Table;
 
 pub(crate) use probes::probe;
 
-use machine::{Finding, Machine};
+use machine::{Finding, Resources};
 
 /// Prints the findings. A missing GPU or library is no failure, since runs on the CPU need none,
 /// unless a GPU was to be probed. It is a failure if no run can start.
 pub(crate) fn doctor(asked: &DoctorArgs) -> Exit {
     let dir = std::env::current_dir().unwrap_or_else(|_| Path::new(".").to_owned());
-    let findings = Machine::of(&dir).findings();
+    let findings = Resources::of(&dir).findings();
     screen::result(&text(&findings));
     if asked.deep {
         return probes::deep(asked.gpu);

@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// The result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum ProbeOutcome {
     Passed,
     Failed,
     /// It was killed at its time limit.
@@ -39,7 +39,7 @@ enum Outcome {
     Skipped,
 }
 
-impl Outcome {
+impl ProbeOutcome {
     fn word(self) -> &'static str {
         match self {
             Self::Passed => "ok",
@@ -67,11 +67,13 @@ pub(super) fn deep(gpu: usize) -> Exit {
     for probe in &probes {
         let start = Instant::now();
         let (outcome, said) = match probe.lacks() {
-            _ if !opens => (Outcome::Skipped, "the GPU cannot be opened".to_owned()),
-            Some(lacks) => (Outcome::Skipped, lacks),
+            _ if !opens => (ProbeOutcome::Skipped, "the GPU cannot be opened".to_owned()),
+            Some(lacks) => (ProbeOutcome::Skipped, lacks),
             None => started(probe, gpu)
                 .and_then(|commands| watch(commands, probe.limit()))
-                .unwrap_or_else(|error| (Outcome::Failed, format!("cannot be started: {error}"))),
+                .unwrap_or_else(|error| {
+                    (ProbeOutcome::Failed, format!("cannot be started: {error}"))
+                }),
         };
         screen::result(&line(probe.name, outcome, start.elapsed(), &said));
         bad += usize::from(outcome.is_bad());
@@ -86,7 +88,7 @@ pub(super) fn deep(gpu: usize) -> Exit {
 }
 
 /// A line of output for one probe.
-fn line(name: &str, outcome: Outcome, took: Duration, said: &str) -> String {
+fn line(name: &str, outcome: ProbeOutcome, took: Duration, said: &str) -> String {
     let (word, seconds) = (outcome.word(), took.as_secs_f64());
     format!("  {word:<7} {seconds:>6.1} s  {name:<9}  {said}\n")
 }
@@ -112,7 +114,7 @@ fn started(probe: &Probe, gpu: usize) -> io::Result<Vec<(Command, Stdio)>> {
 
 /// Starts processes and waits until all have exited, one has failed, or the limit is reached.
 /// Returns the outcome and a description.
-fn watch(commands: Vec<(Command, Stdio)>, limit: Duration) -> io::Result<(Outcome, String)> {
+fn watch(commands: Vec<(Command, Stdio)>, limit: Duration) -> io::Result<(ProbeOutcome, String)> {
     let start = Instant::now();
     let mut ranks = Vec::new();
     for (command, input) in commands {
@@ -130,21 +132,21 @@ fn watch(commands: Vec<(Command, Stdio)>, limit: Duration) -> io::Result<(Outcom
             }
         }
         match (ended, runs) {
-            (Some((rank, None)), _) => break (Outcome::Failed, rank, None),
+            (Some((rank, None)), _) => break (ProbeOutcome::Failed, rank, None),
             (Some((rank, Some(signal))), _) => {
-                break (Outcome::Crashed, rank, Some(stop::name(signal)));
+                break (ProbeOutcome::Crashed, rank, Some(stop::name(signal)));
             }
-            (None, None) => break (Outcome::Passed, 0, None),
+            (None, None) => break (ProbeOutcome::Passed, 0, None),
             (None, Some(rank)) if start.elapsed() >= limit => {
                 let killed = format!("killed after {} s", limit.as_secs_f64());
-                break (Outcome::Hung, rank, Some(killed));
+                break (ProbeOutcome::Hung, rank, Some(killed));
             }
             (None, Some(_)) => thread::sleep(LOOK_EVERY),
         }
     };
     ranks.iter_mut().for_each(|(process, _)| process.kill());
     let who = match outcome {
-        Outcome::Passed => String::new(),
+        ProbeOutcome::Passed => String::new(),
         _ if ranks.len() == 1 => String::new(),
         _ => format!("rank {rank}: "),
     };
@@ -196,7 +198,7 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
 mod tests {
     use super::*;
 
-    fn watched(scripts: &[&str], limit: Duration) -> (Outcome, String) {
+    fn watched(scripts: &[&str], limit: Duration) -> (ProbeOutcome, String) {
         let commands = scripts.iter().map(|script| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
@@ -211,16 +213,22 @@ mod tests {
         let told = |script| watched(&[script], long);
         assert_eq!(
             told("echo a; echo found; echo"),
-            (Outcome::Passed, "found".to_owned())
+            (ProbeOutcome::Passed, "found".to_owned())
         );
         assert_eq!(
             told("echo 'error: wrong'; echo a note; exit 1"),
-            (Outcome::Failed, "wrong".to_owned())
+            (ProbeOutcome::Failed, "wrong".to_owned())
         );
-        assert_eq!(told("exit 7"), (Outcome::Failed, "no output".to_owned()));
+        assert_eq!(
+            told("exit 7"),
+            (ProbeOutcome::Failed, "no output".to_owned())
+        );
         assert_eq!(
             told("echo here; kill -SEGV $$"),
-            (Outcome::Crashed, "SIGSEGV; last output: here".to_owned())
+            (
+                ProbeOutcome::Crashed,
+                "SIGSEGV; last output: here".to_owned()
+            )
         );
         assert_eq!(
             watched(
@@ -228,7 +236,7 @@ mod tests {
                 Duration::from_millis(500)
             ),
             (
-                Outcome::Hung,
+                ProbeOutcome::Hung,
                 "killed after 0.5 s; last output: here".to_owned()
             )
         );
@@ -240,15 +248,15 @@ mod tests {
         let long = Duration::from_secs(60);
         assert_eq!(
             watched(&["sleep 600", "echo no; exit 1"], long),
-            (Outcome::Failed, "rank 1: no".to_owned())
+            (ProbeOutcome::Failed, "rank 1: no".to_owned())
         );
         assert_eq!(
             watched(&["echo one", "echo other"], long),
-            (Outcome::Passed, "one".to_owned())
+            (ProbeOutcome::Passed, "one".to_owned())
         );
         assert_eq!(
             watched(&["true", "sleep 600"], Duration::from_millis(300)),
-            (Outcome::Hung, "rank 1: killed after 0.3 s".to_owned())
+            (ProbeOutcome::Hung, "rank 1: killed after 0.3 s".to_owned())
         );
     }
 
@@ -256,7 +264,7 @@ mod tests {
     fn a_row_has_outcome_seconds_name_and_output() {
         let row = line(
             "mma",
-            Outcome::Crashed,
+            ProbeOutcome::Crashed,
             Duration::from_millis(12_340),
             "SIGABRT",
         );

@@ -11,14 +11,14 @@ use super::handshake::{SILENCE, Secret};
 use super::mesh::Peers;
 use super::rendezvous::Posted;
 use super::wire::Wire;
-use super::{Here, ToFirst, ToMember, host, listeners};
+use super::{NodeResources, ToFirst, ToOther, host, listeners};
 use crate::exit::Exit;
 use crate::failure::monotonic;
-use crate::ranks::Meeting;
+use crate::ranks::Transport;
 use crate::screen;
 use crate::stop::{self, Stop};
 use crate::supervise::local::{Ended, Finished};
-use crate::supervisor::{Action, Event, Status, Whereabouts};
+use crate::supervisor::{Action, Event, Position, ProcessEnd};
 
 /// Interval between two reads of the connections.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
@@ -31,14 +31,14 @@ pub(super) const FINISH: Duration = Duration::from_secs(10);
 
 /// The first launcher, with its connections to the others.
 #[derive(Debug)]
-pub(crate) struct First {
+pub(crate) struct FirstLauncher {
     pub(super) secret: Secret,
     /// The address of this node in the run's network, if known.
     pub(super) network: Option<IpAddr>,
     /// Resources of this node; the others have the same.
-    pub(super) here: Here,
+    pub(super) here: NodeResources,
     /// By node number, from 1 on.
-    pub(super) others: Vec<Other>,
+    pub(super) others: Vec<Peer>,
     attempts: u64,
     /// Time of the last read of the connections.
     listened: Instant,
@@ -49,7 +49,7 @@ pub(crate) struct First {
 
 /// Another launcher.
 #[derive(Debug)]
-pub(super) struct Other {
+pub(super) struct Peer {
     wire: Wire,
     pub(super) host: String,
     ready: VecDeque<Vec<Vec<SocketAddr>>>,
@@ -62,7 +62,7 @@ pub(super) struct Other {
     was_silent: bool,
 }
 
-impl Other {
+impl Peer {
     /// A launcher that has just joined.
     pub(super) fn new(wire: Wire, host: String) -> Self {
         Self {
@@ -113,19 +113,18 @@ impl Other {
 
     /// Ends it.
     pub(super) fn quit(mut self, exit: Exit, why: Option<&str>) {
-        self.wire
-            .send(&ToMember::Quit(exit, why.map(str::to_owned)));
+        self.wire.send(&ToOther::Quit(exit, why.map(str::to_owned)));
         self.wire.finish(FINISH);
     }
 }
 
-impl First {
+impl FirstLauncher {
     /// The first launcher, after all others have joined.
     pub(super) fn new(
         (secret, posted): (Secret, Posted),
         network: Option<IpAddr>,
-        here: Here,
-        others: Vec<Other>,
+        here: NodeResources,
+        others: Vec<Peer>,
     ) -> Self {
         Self {
             secret,
@@ -145,7 +144,7 @@ impl First {
     /// # Errors
     ///
     /// When a launcher is gone, or no ports are left.
-    pub(crate) fn start(&mut self, stop: &mut Stop) -> Result<Option<Meeting>> {
+    pub(crate) fn start(&mut self, stop: &mut Stop) -> Result<Option<Transport>> {
         self.attempts += 1;
         let began = Instant::now();
         loop {
@@ -183,12 +182,12 @@ impl First {
             other.finished = None;
         }
         for other in &mut self.others {
-            other.wire.send(&ToMember::Start {
+            other.wire.send(&ToOther::Start {
                 peers: peers.clone(),
                 clock_ns: u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX),
             });
         }
-        Ok(Some(Meeting::Connections {
+        Ok(Some(Transport::Connections {
             listeners: own,
             peers,
         }))
@@ -196,7 +195,7 @@ impl First {
 
     /// The file descriptors to poll.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.others.iter().filter_map(Other::fd)
+        self.others.iter().filter_map(Peer::fd)
     }
 
     /// Whether none of them is lost.
@@ -229,7 +228,7 @@ impl First {
                 }
             }
             if other.lost.is_some() && !std::mem::replace(&mut other.is_lost_told, true) {
-                events.extend(of_node.map(|rank| Event::Ended(rank, Status::Lost)));
+                events.extend(of_node.map(|rank| Event::Ended(rank, ProcessEnd::Lost)));
                 continue;
             }
             let is_silent = other.is_silent();
@@ -255,21 +254,21 @@ impl First {
     }
 
     /// Passes an action on a rank to its launcher.
-    pub(crate) fn act(&mut self, action: &Action, at: &Whereabouts) {
+    pub(crate) fn act(&mut self, action: &Action, at: &Position) {
         let node = action.rank() / self.here.ranks;
         if let Some(other) = self.others.get_mut(node.wrapping_sub(1)) {
-            other.wire.send(&ToMember::Act(action.clone(), at.clone()));
+            other.wire.send(&ToOther::Act(action.clone(), at.clone()));
         }
     }
 
     /// Waits for the ranks of the other nodes to end, and returns what their launchers report.
     pub(crate) fn finish(&mut self, stop: &Stop) -> Finished {
         for other in &mut self.others {
-            other.wire.send(&ToMember::Finish);
+            other.wire.send(&ToOther::Finish);
         }
         let began = Instant::now();
         let is_open =
-            |other: &Other| other.finished.is_none() && other.lost.is_none() && !other.was_silent;
+            |other: &Peer| other.finished.is_none() && other.lost.is_none() && !other.was_silent;
         while self.others.iter().any(is_open) && began.elapsed() < FINISH {
             stop.wait(self.fds(), LOOK);
             self.events();

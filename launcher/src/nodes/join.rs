@@ -10,11 +10,11 @@ use spd_trainer::Fault;
 use spd_trainer::run_file::Run;
 
 use super::door::Door;
-use super::first::{FINISH, First, LOOK, Other};
+use super::first::{FINISH, FirstLauncher, LOOK, Peer};
 use super::handshake::Secret;
 use super::rendezvous::{self, Posted, Rendezvous};
 use super::wire::Wire;
-use super::{FIRST, Hello, Here, ToFirst, ToMember, VERSION};
+use super::{FIRST, Hello, NodeResources, ToFirst, ToOther, VERSION};
 use crate::exit::Exit;
 use crate::run_dir::RunDir;
 use crate::screen;
@@ -28,8 +28,8 @@ pub(crate) struct Joining {
     /// Proven launchers that have not sent their number yet, with their times of arrival.
     arriving: Vec<(Wire, Instant)>,
     /// By node number, from 1 on.
-    places: Vec<Option<Other>>,
-    here: Here,
+    places: Vec<Option<Peer>>,
+    here: NodeResources,
     network: Option<IpAddr>,
     secret: Secret,
     posted: Posted,
@@ -43,7 +43,7 @@ impl Joining {
     /// # Errors
     ///
     /// When no port is left, or the file with the address cannot be written.
-    pub(crate) fn open(run_dir: &RunDir, node: &Node, here: Here) -> Result<Self> {
+    pub(crate) fn open(run_dir: &RunDir, node: &Node, here: NodeResources) -> Result<Self> {
         let network = rendezvous::network();
         let listener = rendezvous::listener(network).context("a port for the other launchers")?;
         let secret = Secret::new().context("a secret for the run")?;
@@ -72,13 +72,18 @@ impl Joining {
         run: &Run,
         patience: Duration,
         stop: &mut Stop,
-    ) -> Result<Option<First>, Fault> {
+    ) -> Result<Option<FirstLauncher>, Fault> {
         let found = self.wait(run, patience, stop);
         let (exit, why) = match &found {
             Ok(None) => {
                 let of_run = (self.secret, self.posted);
                 let others = self.places.into_iter().flatten().collect();
-                return Ok(Some(First::new(of_run, self.network, self.here, others)));
+                return Ok(Some(FirstLauncher::new(
+                    of_run,
+                    self.network,
+                    self.here,
+                    others,
+                )));
             }
             Ok(Some(line)) => {
                 screen::end(line);
@@ -120,7 +125,7 @@ impl Joining {
                 )));
             }
             let arriving = self.arriving.iter().filter_map(|(wire, _)| wire.fd());
-            let joined = self.places.iter().flatten().filter_map(Other::fd);
+            let joined = self.places.iter().flatten().filter_map(Peer::fd);
             let fds: Vec<BorrowedFd<'_>> = self.door.fds().chain(arriving).chain(joined).collect();
             stop.wait(fds, LOOK);
         }
@@ -169,14 +174,14 @@ impl Joining {
                 continue;
             };
             if let Some(line) = self.refuses(&hello, run) {
-                wire.send(&ToMember::Refused(line.clone()));
+                wire.send(&ToOther::Refused(line.clone()));
                 wire.finish(LOOK);
                 return Err(Fault::BadInput(line));
             }
-            wire.send(&ToMember::Welcome);
+            wire.send(&ToOther::Welcome);
             screen::note(&format!("node {} ({}) has joined", hello.node, hello.host));
             let at = usize::try_from(hello.node - 1).unwrap_or(usize::MAX);
-            self.places[at] = Some(Other::new(wire, hello.host));
+            self.places[at] = Some(Peer::new(wire, hello.host));
         }
         Ok(())
     }
@@ -215,7 +220,7 @@ impl Joining {
                 hello.node, there.host
             ));
         }
-        let Here { ranks, computed_by } = &self.here;
+        let NodeResources { ranks, computed_by } = &self.here;
         if hello.ranks != *ranks {
             return Some(format!(
                 "{who} has {} ranks, and this node has {ranks}: give --cpus or --gpus the same number on all",

@@ -2,9 +2,9 @@
 //! on each.
 //!
 //! ```text
-//! node 0   First    the run directory, the supervisor of all ranks, messages
+//! node 0   FirstLauncher   the run directory, the supervisor of all ranks, messages
 //!            | a connection to each
-//! node n   Member   starts the ranks of its node, reports events, executes commands
+//! node n   OtherLauncher   starts the ranks of its node, reports events, executes commands
 //! ```
 //!
 //! The launchers find the first one by the [rendezvous], a file beside the run directory, which all
@@ -16,8 +16,8 @@ mod door;
 mod first;
 mod handshake;
 mod join;
-mod member;
 pub(crate) mod mesh;
+mod other;
 pub(crate) mod rendezvous;
 pub(crate) mod wire;
 
@@ -29,18 +29,18 @@ use serde::{Deserialize, Serialize};
 use crate::channel::Message;
 use crate::exit::Exit;
 use crate::supervise::local::Finished;
-use crate::supervisor::{Action, Status, Whereabouts};
+use crate::supervisor::{Action, Position, ProcessEnd};
 
-pub(crate) use first::First;
+pub(crate) use first::FirstLauncher;
 pub(crate) use join::Joining;
-pub(crate) use member::Member;
+pub(crate) use other::OtherLauncher;
 
 /// Version of the messages between launchers.
 const VERSION: u32 = 3;
 
 /// The resources of a node for a run.
 #[derive(Debug, Clone)]
-pub(crate) struct Here {
+pub(crate) struct NodeResources {
     /// Number of its ranks.
     pub(crate) ranks: usize,
     /// Their processors, in words.
@@ -72,7 +72,7 @@ enum ToFirst {
     /// A message of a rank.
     Said(usize, Message),
     /// A rank has exited.
-    Ended(usize, Status),
+    Ended(usize, ProcessEnd),
     /// A signal asked for an orderly stop.
     Leave(i32),
     /// A second signal asked for an immediate stop.
@@ -90,7 +90,7 @@ enum ToFirst {
 /// A message to another launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum ToMember {
+enum ToOther {
     /// It has joined.
     Welcome,
     /// It has not joined, and why.
@@ -99,7 +99,7 @@ enum ToMember {
     /// nanoseconds.
     Start { peers: mesh::Peers, clock_ns: u64 },
     /// Apply an action to a rank, whose last heartbeat is this.
-    Act(Action, Whereabouts),
+    Act(Action, Position),
     /// The attempt is over.
     Finish,
     /// The run is over, and why, if no rank has begun.

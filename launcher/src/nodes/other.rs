@@ -15,11 +15,11 @@ use spd_trainer::run_file::Run;
 use super::handshake;
 use super::rendezvous::{self, Rendezvous};
 use super::wire::Wire;
-use super::{ALIVE, FIRST, Hello, Here, ToFirst, ToMember, VERSION, host, listeners};
+use super::{ALIVE, FIRST, Hello, NodeResources, ToFirst, ToOther, VERSION, host, listeners};
 use crate::channel::Message;
 use crate::exit::Exit;
 use crate::failure::monotonic;
-use crate::ranks::{Meeting, Program};
+use crate::ranks::{RankProgram, Transport};
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::stop::{Stop, StopRequest};
@@ -39,19 +39,19 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// A launcher that has joined the first one.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct OtherLauncher {
     wire: Wire,
     /// Address of the first launcher.
     first: SocketAddr,
     /// The address of this node in the run's network, if known.
     network: Option<IpAddr>,
     /// Messages that arrived with the welcome.
-    said: Vec<ToMember>,
+    said: Vec<ToOther>,
     /// Listeners of the next attempt's ranks.
     listeners: Vec<TcpListener>,
 }
 
-impl Member {
+impl OtherLauncher {
     /// Joins the first launcher of a run, once it is up. `None` after a request to stop.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Member {
     /// One line: the first launcher is late, or refuses.
     pub(crate) fn join(
         node: &Node,
-        (run, run_dir, here): (&Run, &RunDir, Here),
+        (run, run_dir, here): (&Run, &RunDir, NodeResources),
         patience: Duration,
         stop: &mut Stop,
     ) -> Result<Option<Self>, Fault> {
@@ -107,8 +107,8 @@ impl Member {
         let said = loop {
             let mut said = wire.read().into_iter();
             match said.next() {
-                Some(ToMember::Welcome) => break said.collect(),
-                Some(ToMember::Refused(line)) => return Err(Fault::BadInput(line)),
+                Some(ToOther::Welcome) => break said.collect(),
+                Some(ToOther::Refused(line)) => return Err(Fault::BadInput(line)),
                 Some(_) | None => {}
             }
             if stop.request().is_some() {
@@ -150,7 +150,7 @@ impl Member {
     /// When the first one is lost, or a rank cannot be started; no rank is left running.
     pub(crate) fn serve(
         mut self,
-        program: &Program,
+        program: &RankProgram,
         run_dir: &RunDir,
         stop: &mut Stop,
     ) -> Result<Exit> {
@@ -178,11 +178,11 @@ impl Member {
             let said = std::mem::take(&mut self.said);
             for message in said.into_iter().chain(self.wire.read()) {
                 match message {
-                    ToMember::Start { peers, clock_ns } => {
+                    ToOther::Start { peers, clock_ns } => {
                         let own = u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX);
                         ahead = clock_ns.wrapping_sub(own);
                         let listeners = std::mem::take(&mut self.listeners);
-                        let meeting = Meeting::Connections { listeners, peers };
+                        let meeting = Transport::Connections { listeners, peers };
                         match Local::start(program, run_dir, &meeting) {
                             Ok(started) => local = Some(started),
                             Err(error) => {
@@ -192,17 +192,17 @@ impl Member {
                             }
                         }
                     }
-                    ToMember::Act(action, at) => {
+                    ToOther::Act(action, at) => {
                         let note = local.as_mut().and_then(|local| local.act(&action, &at));
                         note.into_iter()
                             .for_each(|note| self.wire.send(&ToFirst::Note(note)));
                     }
-                    ToMember::Finish => {
+                    ToOther::Finish => {
                         let finished = local.take().map(Local::finish).unwrap_or_default();
                         self.wire.send(&ToFirst::Finished(finished));
                         self.get_ready(program.here.len())?;
                     }
-                    ToMember::Quit(exit, why) => {
+                    ToOther::Quit(exit, why) => {
                         match (exit, why) {
                             (_, None) => {}
                             (Exit::Failed | Exit::BadInput, Some(why)) => screen::error(&why),
@@ -210,7 +210,7 @@ impl Member {
                         }
                         return Ok(exit);
                     }
-                    ToMember::Welcome | ToMember::Refused(_) => {}
+                    ToOther::Welcome | ToOther::Refused(_) => {}
                 }
             }
             if let Some(end) = self.wire.end() {

@@ -16,12 +16,12 @@ const LONGEST: usize = 4 << 20;
 
 /// Assembles lines from pieces.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct LineBuffer {
     partial: Vec<u8>,
     longest: usize,
 }
 
-impl Lines {
+impl LineBuffer {
     /// For lines of at most `longest` bytes.
     pub(crate) fn new(longest: usize) -> Self {
         Self {
@@ -68,7 +68,7 @@ pub(crate) fn line<M: Serialize>(message: &M) -> serde_json::Result<Vec<u8>> {
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: TcpStream,
-    lines: Lines,
+    lines: LineBuffer,
     out: Vec<u8>,
     /// Why the connection has ended.
     end: Option<String>,
@@ -84,7 +84,7 @@ impl Wire {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
-            lines: Lines::new(LONGEST),
+            lines: LineBuffer::new(LONGEST),
             out: Vec::new(),
             end: None,
         })
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn lines_are_assembled_and_junk_is_skipped() {
-        let mut lines = Lines::new(10);
+        let mut lines = LineBuffer::new(10);
         assert_eq!(lines.take::<u32>(b"1\n2"), [1]);
         assert_eq!(lines.take::<u32>(b"3\njunk\n4\n5"), [23, 4]);
         assert!(lines.take::<u32>(b"00000000000").is_empty());

@@ -6,8 +6,8 @@ use anyhow::Context;
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
-use crate::nodes::First;
-use crate::ranks::{Program, own_program};
+use crate::nodes::FirstLauncher;
+use crate::ranks::{RankProgram, own_program};
 use crate::restart::Restarts;
 use crate::run_dir::RunDir;
 use crate::stop::Stop;
@@ -17,7 +17,7 @@ use crate::{screen, supervise};
 
 /// The attempts of a run: its start and its restarts.
 pub(super) struct Attempts<'a> {
-    pub(super) program: Program,
+    pub(super) program: RankProgram,
     pub(super) run_dir: &'a RunDir,
     pub(super) timeouts: Timeouts,
     /// Planned memory of the run, in words.
@@ -31,7 +31,7 @@ impl Attempts<'_> {
         &self,
         mut restarts: Restarts,
         stop: &mut Stop,
-        mut others: Option<&mut First>,
+        mut others: Option<&mut FirstLauncher>,
     ) -> anyhow::Result<(Exit, String)> {
         let Self {
             program,
@@ -74,13 +74,17 @@ impl Attempts<'_> {
 }
 
 /// The program of the ranks of this node.
-pub(super) fn program(asked: &RunArgs, node: &Node, run_dir: &RunDir) -> anyhow::Result<Program> {
+pub(super) fn program(
+    asked: &RunArgs,
+    node: &Node,
+    run_dir: &RunDir,
+) -> anyhow::Result<RankProgram> {
     let path = match &asked.rank_program {
         Some(path) => path.clone(),
         None => own_program().context("cannot find this program's executable")?,
     };
     let first = node.place() * asked.ranks();
-    Ok(Program {
+    Ok(RankProgram {
         path,
         run_dir: run_dir.path().to_owned(),
         threads: asked.threads_of_rank(),

@@ -7,7 +7,7 @@ use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 
 use crate::cli::RunArgs;
 use crate::hub::{self, RunFiles};
-use crate::run_dir::{Found, RunDir};
+use crate::run_dir::{DirState, RunDir};
 use crate::world::Node;
 use crate::{memory, plan, screen};
 
@@ -15,7 +15,7 @@ use crate::{memory, plan, screen};
 pub(super) struct Checked {
     pub(super) run: Run,
     pub(super) run_dir: RunDir,
-    pub(super) found: Found,
+    pub(super) found: DirState,
     /// Its directory, in words; empty, as the plan is, for a finished run.
     pub(super) destination: String,
     pub(super) run_plan: RunPlan,
@@ -50,7 +50,7 @@ pub(super) fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<C
     let ranks = asked.ranks() * node.nodes();
     decide_shards(&mut run, begun, ranks, asked).map_err(Fault::BadInput)?;
     let found = if asked.fresh {
-        run_dir.find_old().map(|_| Found::Nothing)
+        run_dir.find_old().map(|_| DirState::Nothing)
     } else {
         run_dir.find(&run)
     };
@@ -62,7 +62,7 @@ pub(super) fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<C
         run,
         run_dir,
     };
-    if checked.found == Found::Finished {
+    if checked.found == DirState::Finished {
         return Ok(checked);
     }
     let Checked { run, run_dir, .. } = &checked;
@@ -187,8 +187,8 @@ fn decide_shards(
 
 /// Bytes of the checkpoints still to be written: one more than are kept, as the oldest is deleted
 /// after the newest is written. They share the target's weights.
-pub(crate) fn checkpoint_bytes(run: &Run, run_plan: &RunPlan, found: &Found) -> u64 {
-    let checkpoints = if *found == Found::Nothing {
+pub(crate) fn checkpoint_bytes(run: &Run, run_plan: &RunPlan, found: &DirState) -> u64 {
+    let checkpoints = if *found == DirState::Nothing {
         run.checkpoint.keep.saturating_add(1)
     } else {
         1
@@ -197,13 +197,15 @@ pub(crate) fn checkpoint_bytes(run: &Run, run_plan: &RunPlan, found: &Found) -> 
     states.saturating_add(run_plan.frozen_bytes) as u64
 }
 
-fn destination(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {
+fn destination(run: &Run, run_dir: &RunDir, found: &DirState) -> Result<String, Fault> {
     let what = match found {
-        Found::Nothing if run_dir.stands().map_err(Fault::BadInput)? => {
+        DirState::Nothing if run_dir.stands().map_err(Fault::BadInput)? => {
             "new; the existing one is moved aside".to_owned()
         }
-        Found::Nothing => "new".to_owned(),
-        Found::Begun | Found::Finished | Found::FinishedUnread(_) => goes_on(run, run_dir, found)?,
+        DirState::Nothing => "new".to_owned(),
+        DirState::Begun | DirState::Finished | DirState::FinishedUnread(_) => {
+            continued_from(run, run_dir, found)?
+        }
     };
     Ok(format!("{} ({what})", run_dir.path().display()))
 }
@@ -213,14 +215,18 @@ fn destination(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fau
 /// # Errors
 ///
 /// Bad input, when its checkpoints are lost, or its data or target differ from those it began with.
-pub(crate) fn goes_on(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {
+pub(crate) fn continued_from(
+    run: &Run,
+    run_dir: &RunDir,
+    found: &DirState,
+) -> Result<String, Fault> {
     let words = match spd_trainer::continuation(run, run_dir.path())? {
         Continuation::From(0) => "continued from before its first step".to_owned(),
         Continuation::From(step) => format!("continued from step {step}"),
         Continuation::Anew => "begins again: no checkpoint was written yet".to_owned(),
         Continuation::Lost(line) => return Err(Fault::BadInput(line)),
     };
-    if let Found::FinishedUnread(why) = found {
+    if let DirState::FinishedUnread(why) = found {
         screen::note(&format!(
             "{why}; it is made again from the newest checkpoint"
         ));

@@ -126,7 +126,7 @@ fn first_free(place: impl Fn(u32) -> PathBuf) -> io::Result<PathBuf> {
 mod tests {
     use spd_checkpoint::atomic;
 
-    use super::super::Found;
+    use super::super::DirState;
     use super::super::tests::{names, tms};
     use super::*;
 
@@ -164,14 +164,14 @@ mod tests {
             let old = run_dir.set_aside_by(&rename).unwrap();
             assert_eq!(old.path(), run_dir.path().join("old-1"));
             assert_eq!(names(old.path()), ["checkpoints", "config.toml", "logs"]);
-            assert_eq!(run_dir.find(&tms()), Ok(Found::Nothing));
+            assert_eq!(run_dir.find(&tms()), Ok(DirState::Nothing));
             drop(run_dir.prepare(&tms()).unwrap());
             let older = run_dir.set_aside_by(&rename).unwrap();
             assert_eq!(older.path(), run_dir.path().join("old-2"));
             run_dir.put_back(&older).unwrap();
             let all = ["checkpoints", "config.toml", "logs", "lost+found", "old-1"];
             assert_eq!(names(run_dir.path()), all);
-            assert_eq!(run_dir.find(&tms()), Ok(Found::Begun));
+            assert_eq!(run_dir.find(&tms()), Ok(DirState::Begun));
         }
     }
 

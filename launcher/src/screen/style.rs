@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// The kind of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TextKind {
     /// A requested result.
     Result,
     /// The plan.
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     End,
 }
 
-impl Kind {
+impl TextKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Result => "result",
@@ -78,7 +78,7 @@ impl Style {
     }
 
     /// A text in this style; `None` if it is not shown.
-    pub(super) fn text(self, kind: Kind, text: &str) -> Option<String> {
+    pub(super) fn text(self, kind: TextKind, text: &str) -> Option<String> {
         self.text_at(kind, text, Timestamp::now())
     }
 
@@ -86,16 +86,16 @@ impl Style {
     pub(super) fn result_of(words: &str, object: Value) -> String {
         let now = Timestamp::now();
         let now = now.round(Unit::Second).unwrap_or(now).to_string();
-        let (kind, words) = (Kind::Result.name(), words.trim_end());
+        let (kind, words) = (TextKind::Result.name(), words.trim_end());
         let line = json!({"time": now, "kind": kind, "text": words, "result": object});
         format!("{line}\n")
     }
 
-    fn text_at(self, kind: Kind, text: &str, now: Timestamp) -> Option<String> {
+    fn text_at(self, kind: TextKind, text: &str, now: Timestamp) -> Option<String> {
         let shown = match kind {
-            Kind::Result | Kind::Error | Kind::End => true,
-            Kind::Plan | Kind::Note => !self.quiet,
-            Kind::Detail => self.verbose && !self.quiet,
+            TextKind::Result | TextKind::Error | TextKind::End => true,
+            TextKind::Plan | TextKind::Note => !self.quiet,
+            TextKind::Detail => self.verbose && !self.quiet,
         };
         let now = now.round(Unit::Second).unwrap_or(now);
         shown.then(|| match kind {
@@ -104,7 +104,7 @@ impl Style {
                 let line = json!({"time": now.to_string(), "kind": kind.name(), "text": text});
                 format!("{line}\n")
             }
-            Kind::Note | Kind::Detail | Kind::Error | Kind::End if self.stamped => {
+            TextKind::Note | TextKind::Detail | TextKind::Error | TextKind::End if self.stamped => {
                 format!("{now} {text}")
             }
             _ => text.to_owned(),
@@ -124,7 +124,7 @@ pub(crate) fn unstamped(line: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn written(style: Style, kind: Kind) -> Option<String> {
+    fn written(style: Style, kind: TextKind) -> Option<String> {
         let now = "2026-11-23T11:40:05.4Z".parse().unwrap();
         style.text_at(kind, "step 3\n", now)
     }
@@ -137,15 +137,18 @@ mod tests {
         };
         let line = "2026-11-23T11:40:05Z step 3\n".to_owned();
         assert_eq!(unstamped(&line), "step 3\n");
-        assert_eq!(written(stamped, Kind::Error), Some(line));
-        assert_eq!(written(stamped, Kind::Result), Some("step 3\n".to_owned()));
+        assert_eq!(written(stamped, TextKind::Error), Some(line));
+        assert_eq!(
+            written(stamped, TextKind::Result),
+            Some("step 3\n".to_owned())
+        );
         assert_eq!(unstamped("no time"), "no time");
         assert_eq!(unstamped("error: Z"), "error: Z");
     }
 
     #[test]
     fn quiet_and_verbose_select_the_kinds() {
-        use Kind::{Detail, Error, Note, Plan, Result};
+        use TextKind::{Detail, Error, Note, Plan, Result};
         let quiet = Style {
             quiet: true,
             ..Style::default()
@@ -174,6 +177,6 @@ mod tests {
             ..Style::default()
         };
         let line = r#"{"time":"2026-11-23T11:40:05Z","kind":"note","text":"step 3"}"#;
-        assert_eq!(written(style, Kind::Note), Some(format!("{line}\n")));
+        assert_eq!(written(style, TextKind::Note), Some(format!("{line}\n")));
     }
 }

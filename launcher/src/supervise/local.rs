@@ -16,17 +16,17 @@ use crate::channel::Listener;
 use crate::memory;
 use crate::output::Output;
 use crate::progress::place;
-use crate::ranks::{Meeting, Process, Program};
+use crate::ranks::{Process, RankProgram, Transport};
 use crate::run_dir::RunDir;
 use crate::screen;
-use crate::supervisor::{Action, Event, Status, Whereabouts};
+use crate::supervisor::{Action, Event, Position, ProcessEnd};
 
 /// The ranks of this node during an attempt.
 #[derive(Debug)]
 pub(crate) struct Local {
     /// Their numbers among all ranks.
     here: Range<usize>,
-    ranks: Vec<Rank>,
+    ranks: Vec<RankProcess>,
     /// Out-of-memory kills before the attempt.
     oom_kills: u64,
     forwarded: Instant,
@@ -34,7 +34,7 @@ pub(crate) struct Local {
 
 /// A rank, its channel and its output.
 #[derive(Debug)]
-struct Rank {
+struct RankProcess {
     process: Process,
     listener: Listener,
     output: Output,
@@ -74,10 +74,14 @@ impl Local {
     /// # Errors
     ///
     /// When one cannot be started; no rank is left running.
-    pub(crate) fn start(program: &Program, run_dir: &RunDir, meeting: &Meeting) -> Result<Self> {
+    pub(crate) fn start(
+        program: &RankProgram,
+        run_dir: &RunDir,
+        meeting: &Transport,
+    ) -> Result<Self> {
         let oom_kills = memory::oom_kills();
         let here = program.here.clone();
-        let start = |rank| Rank::start(program, run_dir, rank, meeting);
+        let start = |rank| RankProcess::start(program, run_dir, rank, meeting);
         let ranks = here.clone().map(start).collect::<Result<Vec<_>>>()?;
         for (index, rank) in here.clone().zip(&ranks) {
             screen::detail(&format!(
@@ -126,7 +130,7 @@ impl Local {
             if let Some(status) = status
                 && !std::mem::replace(&mut rank.is_gone, true)
             {
-                events.push(Event::Ended(index, Status::of(status)));
+                events.push(Event::Ended(index, ProcessEnd::of(status)));
             }
             rank.output.read();
         }
@@ -158,9 +162,9 @@ impl Local {
     }
 
     /// Applies an action to a rank of this node; returns a message if that is all the action is.
-    pub(crate) fn act(&mut self, action: &Action, at: &Whereabouts) -> Option<String> {
+    pub(crate) fn act(&mut self, action: &Action, at: &Position) -> Option<String> {
         let index = action.rank().checked_sub(self.here.start)?;
-        let Rank {
+        let RankProcess {
             process,
             was_stopped,
             is_gone,
@@ -226,8 +230,13 @@ impl Local {
     }
 }
 
-impl Rank {
-    fn start(program: &Program, run_dir: &RunDir, rank: usize, meeting: &Meeting) -> Result<Self> {
+impl RankProcess {
+    fn start(
+        program: &RankProgram,
+        run_dir: &RunDir,
+        rank: usize,
+        meeting: &Transport,
+    ) -> Result<Self> {
         let log = run_dir.log(rank);
         let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
         let (mut listener, input) = Listener::new().context("the channel to the rank")?;
@@ -235,7 +244,7 @@ impl Rank {
         let process = started.with_context(|| {
             format!("{}: rank {rank} cannot be started", program.path.display())
         })?;
-        if let Meeting::Connections { peers, .. } = meeting {
+        if let Transport::Connections { peers, .. } = meeting {
             listener.send(peers).context("the addresses for the rank")?;
         }
         Ok(Self {
@@ -260,7 +269,7 @@ fn stopped(pid: u32) -> String {
     format!("is stopped (process {pid}; `kill -CONT {pid}` lets it go on)")
 }
 
-impl Status {
+impl ProcessEnd {
     fn of(status: ExitStatus) -> Self {
         match status.code() {
             Some(code) => Self::Code(code),

@@ -17,7 +17,7 @@ use crate::supervisor::{Cause, Supervisor, Timeouts, Verdict};
 const NOTHING_SAVED: &str = "nothing new is saved, and the same command goes on";
 
 /// The data of a report.
-pub(super) struct Report<'a> {
+pub(super) struct AttemptReport<'a> {
     pub(super) supervisor: &'a Supervisor,
     pub(super) finished: &'a Finished,
     pub(super) timeouts: Timeouts,
@@ -25,7 +25,7 @@ pub(super) struct Report<'a> {
     pub(super) run_dir: &'a RunDir,
 }
 
-impl Report<'_> {
+impl AttemptReport<'_> {
     pub(super) fn attempt(&self) -> Attempt {
         let said = |exit, line: String| Attempt {
             exit,
@@ -80,8 +80,10 @@ impl Report<'_> {
         Attempt {
             exit,
             message,
-            may_restart: !matches!(cause, Cause::Overstayed | Cause::Undead | Cause::Lost)
-                && may_restart(kind),
+            may_restart: !matches!(
+                cause,
+                Cause::GraceExpired | Cause::SurvivedKill | Cause::Lost
+            ) && may_restart(kind),
         }
     }
 
@@ -117,12 +119,12 @@ impl Report<'_> {
                 "{who} made no progress for {} s {place}: it counts as hung and was killed; --hang-seconds sets the limit",
                 limit.as_secs()
             ),
-            Cause::Overstayed if ended.was_stopped => format!(
+            Cause::GraceExpired if ended.was_stopped => format!(
                 "{who} was stopped by a signal and could not exit within {} s of being asked, {place}: it was killed; `kill -CONT` lets a stopped \
                  process go on",
                 self.timeouts.grace.as_secs()
             ),
-            Cause::Overstayed => format!(
+            Cause::GraceExpired => format!(
                 "{who} did not exit within {} s of being asked, {place}, and was killed; --grace gives it longer",
                 self.timeouts.grace.as_secs()
             ),
@@ -134,7 +136,7 @@ impl Report<'_> {
                     .map_or(String::new(), |host| format!(" ({host})")),
                 ended.lost.as_deref().unwrap_or("it does not answer")
             ),
-            Cause::Undead => format!(
+            Cause::SurvivedKill => format!(
                 "{who} was killed {place} and does not die: it waits for a disk or a driver that does not answer, and ends when that does"
             ),
         }
@@ -209,7 +211,7 @@ mod tests {
     use super::super::local::Ended;
     use crate::channel::Message;
     use crate::failure::Failure;
-    use crate::supervisor::{Event, HangLimit, Status};
+    use crate::supervisor::{Event, HangLimit, ProcessEnd};
 
     use super::*;
 
@@ -225,7 +227,7 @@ mod tests {
             supervisor.on(Duration::ZERO, event);
         }
         let lines = lines.iter().map(|line| (*line).to_owned()).collect();
-        Report {
+        AttemptReport {
             supervisor: &supervisor,
             finished: &Finished {
                 ranks: vec![Ended {
@@ -242,7 +244,7 @@ mod tests {
         .attempt()
     }
 
-    fn ended(status: Status) -> Vec<Event> {
+    fn ended(status: ProcessEnd) -> Vec<Event> {
         vec![Event::Ended(0, status)]
     }
 
@@ -257,7 +259,7 @@ mod tests {
         };
         vec![
             Event::Said(0, Message::Failure(failure)),
-            Event::Ended(0, Status::Code(code)),
+            Event::Ended(0, ProcessEnd::Code(code)),
         ]
     }
 
@@ -282,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_kill_from_outside_hints_at_memory() {
-        let killed = || ended(Status::Signal(SIGKILL));
+        let killed = || ended(ProcessEnd::Signal(SIGKILL));
         let attempt = report(killed(), &[], false);
         assert_eq!(
             attempt.message,
@@ -321,20 +323,20 @@ mod tests {
         }
         // An exit code without a message is not a refusal.
         for code in [1, 2, 101] {
-            let attempt = report(ended(Status::Code(code)), &[], false);
+            let attempt = report(ended(ProcessEnd::Code(code)), &[], false);
             assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, true));
         }
         // The exit code of a stop without a request is not a stop.
-        let left = report(ended(Status::Code(3)), &[], false);
+        let left = report(ended(ProcessEnd::Code(3)), &[], false);
         assert_eq!((left.exit, left.may_restart), (Exit::Failed, true));
         let mut words = vec![Event::Said(0, Message::Stopped("stopped".to_owned()))];
-        words.extend(ended(Status::Code(3)));
+        words.extend(ended(ProcessEnd::Code(3)));
         let stopped = report(words, &[], false);
         assert_eq!((stopped.exit, stopped.may_restart), (Exit::Stopped, false));
         let left = vec![
             Event::Leave,
             Event::LeaveNow(2),
-            Event::Ended(0, Status::Signal(SIGKILL)),
+            Event::Ended(0, ProcessEnd::Signal(SIGKILL)),
         ];
         let left = report(left, &[], false);
         assert_eq!((left.exit, left.may_restart), (Exit::Killed(2), false));
@@ -346,12 +348,12 @@ mod tests {
         let events = vec![
             Event::Leave,
             Event::Said(0, Message::Stopped(words.to_owned())),
-            Event::Ended(0, Status::Code(3)),
+            Event::Ended(0, ProcessEnd::Code(3)),
         ];
         assert_eq!(report(events, &[], false).message, [words]);
         let early = vec![
             Event::Leave,
-            Event::Ended(0, Status::Signal(signal_hook::consts::SIGTERM)),
+            Event::Ended(0, ProcessEnd::Signal(signal_hook::consts::SIGTERM)),
         ];
         assert_eq!(
             report(early, &[], false).message,

@@ -51,11 +51,11 @@ fn failure(kind: FaultKind, time: Duration, because_of: Option<usize>) -> Failur
 }
 
 fn code(rank: usize, code: i32) -> Event {
-    Event::Ended(rank, Status::Code(code))
+    Event::Ended(rank, ProcessEnd::Code(code))
 }
 
 fn signal(rank: usize, signal: i32) -> Event {
-    Event::Ended(rank, Status::Signal(signal))
+    Event::Ended(rank, ProcessEnd::Signal(signal))
 }
 
 /// All killed ranks die.
@@ -189,7 +189,7 @@ fn a_request_to_stop_goes_to_all_with_the_grace_period() {
     assert_eq!(other.on(ms(25_001), Event::Tick), [Action::Kill(1)]);
     let expected = Verdict::Failed {
         rank: 1,
-        cause: Cause::Overstayed,
+        cause: Cause::GraceExpired,
         consequences: Vec::new(),
     };
     assert_eq!(buried(&mut other, ms(25_002)), expected);
@@ -229,8 +229,8 @@ fn ranks_of_a_lost_node_are_the_cause_not_their_peers() {
     let mut s = up(4);
     let lost = failure(FaultKind::PeerLost, ms(5), Some(2));
     s.on(ms(5), Event::Said(0, Message::Failure(lost)));
-    s.on(ms(6), Event::Ended(2, Status::Lost));
-    s.on(ms(6), Event::Ended(3, Status::Lost));
+    s.on(ms(6), Event::Ended(2, ProcessEnd::Lost));
+    s.on(ms(6), Event::Ended(3, ProcessEnd::Lost));
     let expected = Verdict::Failed {
         rank: 2,
         cause: Cause::Lost,
@@ -442,7 +442,7 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(r, c)| code(r, c)),
         1 => (rank.clone(), prop_oneof![Just(SIGKILL), Just(SIGTERM), Just(SIGABRT)])
             .prop_map(|(r, n)| signal(r, n)),
-        1 => rank.prop_map(|r| Event::Ended(r, Status::Lost)),
+        1 => rank.prop_map(|r| Event::Ended(r, ProcessEnd::Lost)),
         1 => Just(Event::Leave),
         1 => Just(Event::LeaveNow(SIGTERM)),
         8 => Just(Event::Tick),
@@ -483,7 +483,7 @@ proptest! {
             prop_assert!(!consequences.contains(rank));
         }
         // Ranks that exited with code 0 or 3 are never the failed one.
-        if s.ranks.iter().all(|r| matches!(r.ended, Some((_, End::Status(Status::Code(0)))))
+        if s.ranks.iter().all(|r| matches!(r.ended, Some((_, End::ProcessEnd(ProcessEnd::Code(0)))))
             && r.failure.is_none())
         {
             prop_assert!(matches!(verdict, Verdict::Done | Verdict::Interrupted(_)));

@@ -17,14 +17,14 @@ use spd_trainer::run_file::Run;
 use super::axes::{self, Combination};
 use crate::cli::RunArgs;
 use crate::output::{Output, last_words};
-use crate::progress::{Progress, Spool};
+use crate::progress::{Progress, SpoolReader};
 use crate::ranks::{Process, command, own_program};
 use crate::run_dir::RunDir;
 use crate::stop;
 
 /// The state of a run of a sweep.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum State {
+pub(crate) enum MemberState {
     /// Not started by this launch.
     Waiting,
     /// Started.
@@ -37,7 +37,7 @@ pub(crate) enum State {
     Failed(String),
 }
 
-impl State {
+impl MemberState {
     /// Its name in `sweep.json`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ pub(crate) struct Member {
     /// Its directory.
     pub(crate) dir: RunDir,
     /// Its state.
-    pub(crate) state: State,
+    pub(crate) state: MemberState,
     /// `values` of its summary, once it is done.
     pub(crate) results: Map<String, Value>,
     /// Whether it found the known solution, and what that means, from its summary.
@@ -73,7 +73,7 @@ pub(crate) struct Member {
 struct Launch {
     process: Process,
     output: Output,
-    spool: Spool,
+    spool: SpoolReader,
     started: Instant,
 }
 
@@ -87,7 +87,7 @@ impl Member {
             values,
             name,
             run,
-            state: State::Waiting,
+            state: MemberState::Waiting,
             results: Map::new(),
             solved: None,
             launch: None,
@@ -101,10 +101,10 @@ impl Member {
     /// When it cannot be started.
     pub(crate) fn start(&mut self, asked: &RunArgs, threads: Threads) -> Result<()> {
         let log = &self.launch_log;
-        let spool = Spool::follow(&self.dir)?;
+        let spool = SpoolReader::follow(&self.dir)?;
         let (output, writer) = Output::to_log(log).with_context(|| log.display().to_string())?;
         let process = self.process(asked, threads, writer)?;
-        self.state = State::Running;
+        self.state = MemberState::Running;
         self.launch = Some(Launch {
             process,
             output,
@@ -177,7 +177,7 @@ impl Member {
     pub(crate) fn kill(&mut self) {
         if let Some(launch) = &mut self.launch {
             launch.process.kill();
-            self.state = State::Stopped;
+            self.state = MemberState::Stopped;
         }
         self.launch = None;
     }
@@ -201,11 +201,11 @@ impl Member {
         let events = launch.spool.read();
         let lines = self.launch.take().map(|launch| launch.output.last_lines());
         self.state = match status.code() {
-            Some(0) => State::Done,
-            Some(3) => State::Stopped,
-            _ => State::Failed(self.cause(status, &lines.unwrap_or_default())),
+            Some(0) => MemberState::Done,
+            Some(3) => MemberState::Stopped,
+            _ => MemberState::Failed(self.cause(status, &lines.unwrap_or_default())),
         };
-        if self.state == State::Done {
+        if self.state == MemberState::Done {
             self.read_results()?;
         }
         Ok(Some((ran, events)))

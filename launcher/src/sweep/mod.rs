@@ -30,17 +30,17 @@ use spd_trainer::run_file::Run;
 use spd_trainer::{Fault, RunPlan, Threads, World};
 
 use self::axes::{Axis, Combination, axes, combinations};
-use self::member::{Member, State};
-use self::rows::Rows;
+use self::member::{Member, MemberState};
+use self::rows::SweepRows;
 use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
 use crate::gpus::gpu;
 use crate::hub::RunFiles;
 use crate::launched::Launched;
-use crate::run::check::{check_memory, checkpoint_bytes, goes_on};
+use crate::run::check::{check_memory, checkpoint_bytes, continued_from};
 use crate::run::create;
-use crate::run_dir::{Found, RunDir};
+use crate::run_dir::{DirState, RunDir};
 use crate::stop::{self, Stop, StopRequest};
 use crate::track::Track;
 use crate::world::Node;
@@ -58,7 +58,7 @@ struct Sweep<'a> {
     /// CPU threads of each member, and of the one that trains the target while the others wait.
     threads: Threads,
     /// The rows for trackers, once the sweep has begun.
-    rows: Option<Rows>,
+    rows: Option<SweepRows>,
 }
 
 /// Runs every combination of values to its end, continuing an earlier launch.
@@ -143,8 +143,8 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         &run_plan,
     ));
     for (member, found) in members.iter_mut().zip(&found) {
-        if *found == Found::Finished {
-            member.state = State::Done;
+        if *found == DirState::Finished {
+            member.state = MemberState::Done;
             member.read_results().map_err(Fault::Failed)?;
         }
     }
@@ -160,7 +160,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         sweep.root.prepare_sweep(&file)
     };
     let launched = Launched::now(hold.map_err(Fault::BadInput)?);
-    sweep.rows = Rows::start(&sweep.root);
+    sweep.rows = SweepRows::start(&sweep.root);
     sweep.write(&members).map_err(Fault::Failed)?;
     let about = rows::about(&sweep.name, &members);
     let track = about.map(|about| Track::of_sweep(sweep.root.path(), about));
@@ -168,7 +168,9 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let written = sweep.write(&members);
     // All rows are in their files before trackers are told that the sweep is over.
     drop(sweep.rows.take());
-    let has_failed = members.iter().any(|m| matches!(m.state, State::Failed(_)));
+    let has_failed = members
+        .iter()
+        .any(|m| matches!(m.state, MemberState::Failed(_)));
     let ended = ended.map_err(Fault::Failed).map(|exit| match exit {
         Exit::Done if has_failed => (Exit::Failed, String::new()),
         exit => (exit, String::new()),
@@ -281,11 +283,11 @@ fn overrides(set: &[String], values: &Combination) -> Vec<String> {
 }
 
 /// The state of each member's directory.
-fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> {
+fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<DirState>, Vec<String>> {
     let (mut all, mut lines) = (Vec::new(), Vec::new());
     for member in members {
         let found = if asked.fresh {
-            member.dir.find_old().map(|_| Found::Nothing)
+            member.dir.find_old().map(|_| DirState::Nothing)
         } else {
             member.dir.find(&member.run)
         };
@@ -299,16 +301,16 @@ fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> 
     }
     // The table is about one dataset and one target, so if any run is left, finished ones are
     // checked too.
-    if all.iter().any(|found| *found != Found::Finished) {
+    if all.iter().any(|found| *found != DirState::Finished) {
         for (member, found) in members.iter().zip(&all) {
             let same = match found {
-                Found::Nothing => Ok(()),
+                DirState::Nothing => Ok(()),
                 // Its checkpoints may be gone: it needs none.
-                Found::Finished => {
+                DirState::Finished => {
                     spd_trainer::continuation(&member.run, member.dir.path()).map(drop)
                 }
-                Found::Begun | Found::FinishedUnread(_) => {
-                    goes_on(&member.run, &member.dir, found).map(drop)
+                DirState::Begun | DirState::FinishedUnread(_) => {
+                    continued_from(&member.run, &member.dir, found).map(drop)
                 }
             };
             lines.extend(same.err().map(|fault| fault.to_string()));
@@ -327,7 +329,7 @@ impl Sweep<'_> {
     fn check<'m>(
         &self,
         members: &'m [Member],
-        found: &[Found],
+        found: &[DirState],
     ) -> Result<(RunPlan, &'m Member), Fault> {
         let mut known: Vec<(Run, RunPlan, &Member)> = Vec::new();
         let mut bytes = 0_u64;
@@ -347,7 +349,7 @@ impl Sweep<'_> {
                     &known.last().expect("pushed just now").1
                 }
             };
-            if *found != Found::Finished {
+            if *found != DirState::Finished {
                 member
                     .dir
                     .check(0, self.asked.fresh)
@@ -366,7 +368,7 @@ impl Sweep<'_> {
     }
 
     /// Describes all members in the plan of one.
-    fn described(&self, run_plan: RunPlan, members: &[Member], found: &[Found]) -> RunPlan {
+    fn described(&self, run_plan: RunPlan, members: &[Member], found: &[DirState]) -> RunPlan {
         let keys: Vec<&str> = members
             .first()
             .map(|member| member.values.iter().map(|(key, _)| key.as_str()).collect())
@@ -377,7 +379,7 @@ impl Sweep<'_> {
             .map(|(first, last)| format!("{} to {}", first.name, last.name));
         let finished = found
             .iter()
-            .filter(|found| **found == Found::Finished)
+            .filter(|found| **found == DirState::Finished)
             .count();
         let done = match finished {
             0 => String::new(),
@@ -402,7 +404,7 @@ impl Sweep<'_> {
     }
 
     /// Starts members as others end, until all have or a stop is requested.
-    fn run(&mut self, members: &mut [Member], found: &[Found]) -> Result<Exit> {
+    fn run(&mut self, members: &mut [Member], found: &[DirState]) -> Result<Exit> {
         let mut stop = Stop::listen().context("cannot install signal handlers")?;
         let width = members.iter().map(|m| m.name.len()).max().unwrap_or(0);
         let mut status = StatusLines::new(members.len(), width);
@@ -411,7 +413,10 @@ impl Sweep<'_> {
             if !stop.asked() {
                 self.start(members, found);
             }
-            if !members.iter().any(|member| member.state == State::Running) {
+            if !members
+                .iter()
+                .any(|member| member.state == MemberState::Running)
+            {
                 break;
             }
             match stop.request() {
@@ -452,7 +457,8 @@ impl Sweep<'_> {
             }
             stop.wait(members.iter().filter_map(Member::fd), READ);
         }
-        let left = |member: &Member| matches!(member.state, State::Waiting | State::Stopped);
+        let left =
+            |member: &Member| matches!(member.state, MemberState::Waiting | MemberState::Stopped);
         Ok(if members.iter().any(left) {
             Exit::Stopped
         } else {
@@ -461,27 +467,30 @@ impl Sweep<'_> {
     }
 
     /// Starts as many members as there is room for; one that cannot start has failed.
-    fn start(&self, members: &mut [Member], found: &[Found]) {
-        let mut running = members.iter().filter(|m| m.state == State::Running).count();
+    fn start(&self, members: &mut [Member], found: &[DirState]) {
+        let mut running = members
+            .iter()
+            .filter(|m| m.state == MemberState::Running)
+            .count();
         for (member, found) in members.iter_mut().zip(found) {
             if running >= self.jobs {
                 return;
             }
-            if member.state != State::Waiting {
+            if member.state != MemberState::Waiting {
                 continue;
             }
             match self.start_one(member, found) {
                 Ok(()) => running += 1,
                 Err(cause) => {
                     screen::note(&format!("{}  failed: {cause}", member.name));
-                    member.state = State::Failed(cause);
+                    member.state = MemberState::Failed(cause);
                 }
             }
         }
     }
 
-    fn start_one(&self, member: &mut Member, found: &Found) -> Result<(), String> {
-        if *found == Found::Nothing {
+    fn start_one(&self, member: &mut Member, found: &DirState) -> Result<(), String> {
+        if *found == DirState::Nothing {
             // Released at once: the launcher of the member takes it.
             let hold = create(&member.dir, &member.run, self.asked.fresh);
             drop(hold.map_err(|fault| fault.to_string())?);
@@ -494,8 +503,10 @@ impl Sweep<'_> {
     }
 
     fn show(&self, members: &mut [Member], status: &mut StatusLines) {
-        let over = |member: &&mut Member| matches!(member.state, State::Done | State::Failed(_));
-        let failed = |member: &&mut Member| matches!(member.state, State::Failed(_));
+        let over = |member: &&mut Member| {
+            matches!(member.state, MemberState::Done | MemberState::Failed(_))
+        };
+        let failed = |member: &&mut Member| matches!(member.state, MemberState::Failed(_));
         let (over, failed) = (
             members.iter_mut().filter(over).count(),
             members.iter_mut().filter(failed).count(),
@@ -529,7 +540,7 @@ impl Sweep<'_> {
 
 fn said_at_end(member: &Member, ran: Duration) -> String {
     let state = match &member.state {
-        State::Failed(cause) => format!("failed: {}", screen::plain(cause)),
+        MemberState::Failed(cause) => format!("failed: {}", screen::plain(cause)),
         state => state.name().to_owned(),
     };
     format!("{}  {state}, after {:.0} s", member.name, ran.as_secs_f64())

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use spd_trainer::metrics::number;
 
-use super::member::{Member, State};
+use super::member::{Member, MemberState};
 use crate::screen::plain;
 use crate::table::{Align, Table};
 
@@ -85,7 +85,7 @@ fn table(members: &[Member]) -> Table {
             None => "-".to_owned(),
         }));
         row.push(match &member.state {
-            State::Failed(cause) => format!("failed: {}", plain(cause)),
+            MemberState::Failed(cause) => format!("failed: {}", plain(cause)),
             state => state.name().to_owned(),
         });
         table.row(row);
@@ -125,7 +125,7 @@ pub(crate) fn json(name: &str, members: &[Member]) -> String {
                 .map(|(key, value)| (key.clone(), parsed(value)))
                 .collect();
             let cause = match &member.state {
-                State::Failed(cause) => Some(cause),
+                MemberState::Failed(cause) => Some(cause),
                 _ => None,
             };
             json!({

@@ -13,7 +13,7 @@ use spd_ship::About;
 use spd_tracker::{Kind, Mark, Row, Spool, Value, now};
 use spd_trainer::run_file::Run;
 
-use super::member::{Member, State};
+use super::member::{Member, MemberState};
 use super::report;
 use crate::exit::Exit;
 use crate::launched::ended;
@@ -24,14 +24,14 @@ use crate::screen;
 const TABLE: &str = "table.html";
 
 /// Writes the rows of a sweep.
-pub(crate) struct Rows {
+pub(crate) struct SweepRows {
     spool: Spool,
     /// The first run without a row.
     next: usize,
     is_whole: bool,
 }
 
-impl Rows {
+impl SweepRows {
     /// Opens the spool in the directory of a sweep. If that fails, a note says so, and there are no
     /// rows.
     pub(crate) fn start(root: &RunDir) -> Option<Self> {
@@ -51,7 +51,7 @@ impl Rows {
     /// Writes an event of a run.
     pub(crate) fn tell(&self, place: usize, member: &Member, line: &str) {
         let kind = match member.state {
-            State::Failed(_) => Kind::Alert,
+            MemberState::Failed(_) => Kind::Alert,
             _ => Kind::Event,
         };
         let row = Row::new(place as u64, kind).with_note(line);
@@ -62,9 +62,9 @@ impl Rows {
     pub(crate) fn add(&mut self, name: &str, members: &[Member], root: &Path) {
         while let Some(member) = members.get(self.next) {
             match member.state {
-                State::Done => self.spool.append(row(self.next, member)),
-                State::Failed(_) => {}
-                State::Waiting | State::Running | State::Stopped => return,
+                MemberState::Done => self.spool.append(row(self.next, member)),
+                MemberState::Failed(_) => {}
+                MemberState::Waiting | MemberState::Running | MemberState::Stopped => return,
             }
             self.next += 1;
         }
