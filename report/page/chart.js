@@ -3,14 +3,14 @@
 const charts = new Set();
 const cursor = { x: null, domain: "step" };
 
-/** The same place over the other kind of x. */
+/** The same place on the other x axis (steps or seconds). */
 function translated(x, from, to) {
   const run = focused();
   if (from === to || x === null || !run) return x;
   return from === "step" ? stepToTime(run, x) : timeToStep(run, x);
 }
 
-/** Where the crosshair is over a kind of x: nowhere, where that is told by the clock of the run in focus, which has ended by then. */
+/** The crosshair on an x axis; null if it is on the other axis, after the end of the run in focus. */
 function pointed(domain) {
   const run = focused();
   if (cursor.domain !== domain && cursor.x !== null && run && cursor.x > endOf(run, cursor.domain)) return null;
@@ -34,7 +34,7 @@ function sayWhere() {
   byId("at").textContent = cursor.x === null ? "" : words.filter(Boolean).join(" · ");
 }
 
-/** Shows a range of x in all charts; all of it without one. */
+/** Shows a range of x in all charts; the whole range without an argument. */
 function zoom(domain, range) {
   view.ranges = range ? { [domain]: range } : {};
   const other = domain === "step" ? "time" : "step";
@@ -46,7 +46,7 @@ function zoom(domain, range) {
 
 const waiting = new Set();
 
-/** Draws charts anew, as many in each frame as leave it short: those in the window first, and of these the one that waits the longest. */
+/** Redraws charts, a few in each frame to keep it short: visible charts first, the longest waiting one before others. */
 function redraw(some = charts) {
   for (const chart of some) if (chart.isNear) waiting.add(chart);
   redraw.frame ??= requestAnimationFrame(async () => {
@@ -55,7 +55,7 @@ function redraw(some = charts) {
     for (const chart of [...waiting].sort((one, other) => one.isOff - other.isOff || one.drawn - other.drawn)) {
       waiting.delete(chart);
       chart.refresh();
-      // uPlot draws when this function waits.
+      // uPlot draws while this function waits.
       await null;
       if (chart.plot) chart.point(false);
       if (performance.now() > until) break;
@@ -71,8 +71,8 @@ const nearby = new IntersectionObserver(all => {
 
 class Chart {
   /**
-   * @param spec `title`; `lines()`: what is drawn, each `{label, color, dash, run, curve}`; and where they differ from the usual:
-   *   `domain`, `named` (values are shown with their labels), `stacked`, `linear`, `format`, `incrs` (steps of ticks), `tall`
+   * @param spec `title`; `lines()`: the lines, each `{label, color, dash, run, curve}`; optional:
+   *   `domain`, `named` (shows values with their labels), `stacked`, `linear`, `format`, `incrs` (steps of ticks), `tall`
    */
   constructor(spec) {
     this.spec = spec;
@@ -85,7 +85,7 @@ class Chart {
     this.card.chart = this;
     this.card.addEventListener("keydown", event => this.key(event));
     this.drawn = 0;
-    // There is room for what it says from the beginning: nothing below moves when it is drawn.
+    // Its space is reserved from the start: drawing it moves nothing below.
     this.lines = spec.lines();
     this.tell();
     charts.add(this);
@@ -100,7 +100,7 @@ class Chart {
     this.card.remove();
   }
 
-  /** A chart that is far from the window is not drawn. */
+  /** Draws a chart that is near the window, and clears any other. */
   see(isNear) {
     this.isNear = isNear;
     if (isNear) redraw([this]);
@@ -121,7 +121,7 @@ class Chart {
     return this.spec.domain ?? (view.x === "time" ? "time" : "step");
   }
 
-  /** Draws what there is now. */
+  /** Draws the current data. */
   refresh() {
     if (!this.isNear && !paper.isOn || !this.card.isConnected) return;
     this.drawn = performance.now();
@@ -159,7 +159,7 @@ class Chart {
         return [x, line.below ? y.map(value => isBelow(value) ? null : value) : y];
       };
       const raw = shown(line.points), soft = line.isSmooth && shown(smoothed(line.run, line.curve, this.domain, steps));
-      // Where all rows are here they have the same x, and there is nothing to join.
+      // Without thinning, all rows have the same x and need no join.
       tables.push(...!soft ? [raw] : line.curve.means ? [raw, soft] : [[...raw, soft[1]]]);
       line.raw = ++place;
       line.soft = soft ? ++place : 0;
@@ -169,9 +169,9 @@ class Chart {
     return { lines, data, isLog, isLogX };
   }
 
-  /** Each line on top of those before it. */
+  /** Stacks each line on the ones before it. */
   stack([x, ...parts]) {
-    // Each part was thinned by itself: where one has no point, it is as at its last one.
+    // Each part was thinned by itself: between its points a part keeps its last value.
     const held = part => {
       let last = 0;
       return part.map(value => last = value ?? last);
@@ -244,7 +244,7 @@ class Chart {
     this.plot?.setSize(this.size());
   }
 
-  /** Where values are not finite: a triangle at the edge that they are beyond, a cross for NaN. */
+  /** Marks values that are not finite: a triangle at the edge for infinities, a cross for NaN. */
   mark(u) {
     const { ctx, bbox } = u;
     ctx.save();
@@ -262,7 +262,7 @@ class Chart {
     ctx.restore();
   }
 
-  /** Fingers and the pointer move the crosshair of all charts. */
+  /** Touches and the pointer move the crosshair of all charts. */
   follow() {
     const { over } = this.plot;
     const at = event => {
@@ -292,7 +292,7 @@ class Chart {
     event.preventDefault();
   }
 
-  /** Moves this chart's crosshair to where all are, and says what is there; its last values where it is nowhere. */
+  /** Moves this chart's crosshair to the common place, and shows the values there; the last values without a place. */
   point(isSource) {
     const u = this.plot;
     const x = pointed(this.domain);
@@ -306,14 +306,14 @@ class Chart {
     });
   }
 
-  /** The index nearest to `index` at which a line has a value; none where `x` is before the line or behind its run. */
+  /** The index nearest to `index` at which a line has a value; none if `x` is before the line or after its run. */
   at(line, values, index, x) {
     const { x: all } = line.points;
     if (x !== null && (x < all[0] || x > Math.max(all.at(-1), endOf(line.run, this.domain)))) return null;
     return nearest(values, index);
   }
 
-  /** Makes room for the values. */
+  /** Reserves space for the values. */
   tell() {
     const counts = new Map();
     for (const line of this.lines) {
@@ -331,7 +331,7 @@ class Chart {
   }
 }
 
-/** Paper has all charts, light, and with as many pixels as make them sharp. */
+/** Prints all charts in the light theme, with enough pixels to be sharp. */
 function toPaper(isOn) {
   Object.assign(paper, { isOn, finer: isOn ? 2 : 1 });
   setTheme();
@@ -340,14 +340,14 @@ function toPaper(isOn) {
     if (isOn) chart.refresh();
     else if (chart.isNear) redraw([chart]);
   }
-  // uPlot draws when this function is left.
+  // uPlot draws after this function returns.
   if (isOn) queueMicrotask(() => charts.forEach(chart => chart.plot && chart.point(false)));
 }
 
 addEventListener("beforeprint", () => toPaper(true));
 addEventListener("afterprint", () => toPaper(false));
 
-/** Greatest by least value, where all are above 0. */
+/** The ratio of the greatest to the least value, if all are above 0. */
 function spread(lines) {
   const low = Math.min(...lines.map(line => extent(line.points).low)), high = Math.max(...lines.map(line => extent(line.points).high));
   return low > 0 ? high / low : 1;
@@ -371,7 +371,7 @@ function wide(low, high, isLog) {
   return isLog ? [low / 2, high * 2] : [low - 1, high + 1];
 }
 
-/** The index nearest to `index` that has a value; `index` where none has. */
+/** The index nearest to `index` that has a value; `index` if none has. */
 function nearest(values, index) {
   for (let away = 0; away < values.length; away++) {
     if (values[index - away] != null) return index - away;
@@ -380,5 +380,5 @@ function nearest(values, index) {
   return index;
 }
 
-/** A colour that lets through what is behind it. */
+/** A translucent colour. */
 const faint = color => color.startsWith("#") ? `${color}48` : color.replace(")", " / 0.3)");

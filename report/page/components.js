@@ -1,8 +1,8 @@
-// Components as people study them: a table of each site, and for each component its text and what its removal changes.
+// Components: a table for each site, and for each component its text and the effect of its removal.
 
 const asked = new Map();
 
-/** The components of a run: those of this file, or the server's, which are asked for once a step. */
+/** The components of a run: from this file, or from the server, which is asked once a step. */
 function componentsOf(run) {
   if (run?.pictures) return run.pictures.components;
   const step = run?.head?.components;
@@ -18,14 +18,14 @@ function componentsOf(run) {
   return asked.get(key);
 }
 
-/** A token so that its blanks can be seen. */
+/** A token with visible blanks. */
 function visible(token) {
   if (/^ +$/.test(token)) return "·".repeat(token.length);
   return token.replace(/\r/g, "␍").replace(/\n/g, "↵").replace(/\t/g, "⇥")
     .replace(/[\u0000-\u001f\u007f]/g, letter => `\\x${letter.charCodeAt(0).toString(16).padStart(2, "0")}`);
 }
 
-/** Tokens on a background as strong as the component is important there. */
+/** Tokens, with the component's importance as the strength of the background. */
 function marked(context, from = 0, to = context.tokens.length) {
   const token = (text, i) => {
     const importance = context.importances[i] ?? 0;
@@ -89,7 +89,7 @@ function componentTable(site) {
   return table;
 }
 
-/** The row of a component, and below it, once it is opened, all that is known of it. */
+/** The row of a component, and its details below once it is opened. */
 function componentRows(one, most) {
   const best = one.contexts[0];
   const body = el("tbody", {});
@@ -113,7 +113,7 @@ function componentRows(one, most) {
   return body;
 }
 
-/** Over what the effect of a removal is averaged. */
+/** The samples that the effect of a removal is averaged over. */
 function measuredAt({ rows, positions }) {
   if (positions === null || positions === undefined) return "measured at the first of these";
   const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;

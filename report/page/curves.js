@@ -12,7 +12,7 @@ const perKey = (belongs, label, many = false) => () => {
   return all.map((key, i) => ({ label: label(key), color: color(i), run, curve: run.curves.get(key) }));
 };
 
-/** What a metric is shown under: what is before its last word, two words at most. */
+/** The group of a metric: its name without the last word, two words at most. */
 function groupOf(key) {
   const words = key.split("/");
   return words.length < 2 ? "other" : words.slice(0, Math.min(2, words.length - 1)).join("/");
@@ -20,20 +20,20 @@ function groupOf(key) {
 
 const nameIn = (group, key) => key.startsWith(`${group}/`) ? key.slice(group.length + 1) : key;
 
-/** What was measured once, before the first step. */
+/** Values that were measured once, before the first step. */
 const isEarly = key => key.startsWith("start/");
 
-/** Which group comes when: losses, evaluations from the general to the single, the rest. */
+/** The order of groups: losses, evaluations from general to specific, the rest. */
 function rank(group) {
   return { loss: 0, eval: 1, "eval/kl": 2, "eval/ce": 2, "eval/mse": 2 }[group] ?? (group.startsWith("eval/") ? 3 : 4);
 }
 
-/** Whether a name has all words of the filter in it. */
+/** Whether a name contains all words of the filter. */
 function passes(key) {
   return view.filter.toLowerCase().split(/\s+/).every(word => key.toLowerCase().includes(word));
 }
 
-/** A part of the page that can be folded, with charts in it. */
+/** A foldable section of charts. */
 function folded(title, count, isOpen, ...inside) {
   return el("details", { class: "group", open: isOpen }, el("summary", {}, el("span", {}, title), el("small", {}, count)), ...inside);
 }
@@ -49,7 +49,7 @@ function curvesSection() {
   return [...names.map(name => folded(name, groups.get(name).length, true, charts(name))), early(all.filter(isEarly))];
 }
 
-/** Single values, which make no curves. */
+/** Single values, without curves. */
 function early(all) {
   if (!all.length) return null;
   const column = run => ({ title: runs.filter(Boolean).length > 1 ? [dotOf(run), book.names[run.id]] : "value", number: true, show: key => short(lastOf(run, key) ?? null) });
@@ -65,7 +65,7 @@ function grouped(all) {
 
 const L0 = "eval/l0/";
 
-/** Whether a metric is of a site: groups of sites (`[[eval.subset]]`) have such metrics too, and would be counted twice. */
+/** Whether a metric belongs to a site. Groups of sites (`[[eval.subset]]`) have such metrics too, and would be counted twice. */
 function isOfSite(run, key) {
   run.groups ??= new Set((run.head?.settings ?? []).filter(([setting]) => /^eval\.subset\[\d+\]\.name$/.test(setting)).map(([, name]) => L0 + name));
   return key.startsWith(L0) && !run.groups.has(key);
@@ -77,7 +77,7 @@ function sitesSection() {
   return [runSelect(), new Chart({ title: "active components a position, by site", lines, named: true, tall: true }).card];
 }
 
-/** Whether it is a time of a step of training: those of other phases have the name of the phase before theirs. */
+/** Whether it is a time of a training step. Times of other phases are prefixed with the phase. */
 const isOfStep = key => /^system:time_ms\/[^/]+$/.test(key);
 
 function speedSection() {
@@ -85,7 +85,7 @@ function speedSection() {
   const speeds = keys(key => key.startsWith("system:steps_per_s/"));
   const trained = speeds.filter(key => key.endsWith("/train") || key.endsWith("/target"));
   if (!parts.length && !speeds.length) return null;
-  // Steps of the target are others than those of the run: of both, only the time can be read at once.
+  // Steps of the target and of the run count separately; both share only the time axis.
   const speed = key => ({ title: `steps a second, ${key.split("/").at(-1)}`, lines: perRun(key), domain: key.endsWith("/train") ? undefined : "time" });
   const part = key => key.slice("system:time_ms/".length);
   const isPart = key => isOfStep(key) && part(key) !== "step";

@@ -3,7 +3,7 @@
 const UV = "uv_matrices";
 const chosenSteps = {};
 
-/** The address of a figure: in a page that is a file, one made of its text. */
+/** The address of a figure; in a page that is a file, it is made from the text. */
 function figureAddress(run, step, name) {
   if (!run.pictures) return `figure/${run.id}/${step}/${encodeURIComponent(name)}`;
   const text = run.pictures.figures[step]?.[name];
@@ -13,13 +13,13 @@ function figureAddress(run, step, name) {
 }
 figureAddress.made = {};
 
-/** Steps of the run in focus for which the page has one of the figures that are wanted. */
+/** Steps of the run in focus for which the page has one of these figures. */
 function stepsOf(run, wanted) {
   const has = ([step, names]) => names.some(name => wanted(name) && figureAddress(run, step, name));
   return run?.head ? run.head.figures.filter(has) : [];
 }
 
-/** Width and height of a figure of a page that is a file: there is room for it before it is drawn, and links lead to where they should. */
+/** Width and height of a figure in a page that is a file: its space is reserved before it is drawn, so links lead to the right place. */
 function figureSize(run, step, name) {
   const [, width, height] = /^[^>]*?<svg[^>]*\sviewBox="\S+ \S+ ([\d.]+) ([\d.]+)"/.exec(run.pictures?.figures[step]?.[name] ?? "") ?? [];
   return { width, height };
@@ -27,7 +27,7 @@ function figureSize(run, step, name) {
 
 const widened = new Set();
 
-/** A figure, which can be made as wide as the page. */
+/** A figure, with a button for page width. */
 function picture(title, image) {
   const button = el("button", { type: "button", "aria-label": `${title}, larger`, title: "Larger" }, "⤢");
   const card = el("figure", { class: "picture" }, el("figcaption", {}, title, button), image);
@@ -35,7 +35,7 @@ function picture(title, image) {
   button.addEventListener("click", () => {
     if (!widened.delete(title)) widened.add(title);
     set();
-    // It has another place among the others now.
+    // Its place among the others has changed.
     card.scrollIntoView({ block: card.offsetHeight > innerHeight / 2 ? "start" : "nearest" });
   });
   set();

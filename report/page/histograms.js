@@ -1,6 +1,6 @@
-// Histograms of rows, as bars at the step that the slider of the figures is at.
+// Histograms of rows, as bars at the step of the figures' slider.
 
-/** The histograms of a run by name, each a list of `{step, edges, counts}` with rising steps. */
+/** The histograms of a run by name, each a list of `{step, edges, counts}` with ascending steps. */
 function takeHistograms(run, pieces = []) {
   for (const { name, x, edges, counts } of pieces) {
     if (!run.histograms.has(name)) run.histograms.set(name, []);
@@ -16,7 +16,7 @@ function takeHistograms(run, pieces = []) {
 /** Steps of a run that have histograms. */
 const histogramSteps = run => [...new Set([...run?.histograms.values() ?? []].flat().map(one => one.step))];
 
-/** A part of the page with bars for each name, and what draws them at a step. */
+/** A section with bars for each name, and the function that draws them at a step. */
 function histogramsPart(run) {
   const names = [...run.histograms.keys()].sort(inOrder);
   if (!names.length) return { part: null, draw: () => {} };
@@ -57,7 +57,7 @@ class Bars {
     this.say(null);
   }
 
-  /** Says what is in the bin at a part of the width; what there is in all where nobody points. */
+  /** Shows the count of the bin at a fraction of the width; the total without a pointer. */
   say(part) {
     const { edges, counts } = this.shown;
     const at = part === null ? -1 : edges[0] + part * (edges.at(-1) - edges[0]);

@@ -1,9 +1,9 @@
-// The page as a whole: its sections, its controls, and where the data comes from.
+// The page as a whole: its sections, its controls, and the source of the data.
 
 const given = JSON.parse(byId("data").textContent);
 const isLive = given.live === true;
 
-/** Sections in their order: name, title, what makes its content (nothing where there is none), and what it is made of. */
+/** Sections in order: name, title, and the function that makes the content. */
 const SECTIONS = [
   ["overview", "Overview", overviewSection],
   ["curves", "Curves", curvesSection],
@@ -17,7 +17,7 @@ const SECTIONS = [
   ["events", "Events", eventsSection],
 ];
 
-/** Makes sections anew: those of charts where there are other charts than before, or `all` that are not of charts alone. */
+/** Rebuilds the sections of charts if there are other charts than before, and with `all` the other sections. */
 function show(all, isByItself = false) {
   const signature = JSON.stringify([keys(() => true), view.filter, runs.length]);
   const isOther = signature !== show.signature;
@@ -27,15 +27,15 @@ function show(all, isByItself = false) {
   for (const [name, title, make] of SECTIONS) {
     if (ofCharts.includes(name) ? !isOther : !all && !isOther) continue;
     if (ofRun.includes(name) && !isOther && show.focus === view.focus) continue;
-    // What somebody has in hand is not taken away.
+    // An element in use is not replaced.
     if (isByItself && byId(name)?.contains(document.activeElement) && /SELECT|INPUT/.test(document.activeElement.tagName)) continue;
     fillSection(name, title, make);
   }
   show.focus = view.focus;
   showHead();
-  // The bar covers no heading, also where no frame was drawn since it has its links.
+  // The bar has its links now, and headings stand below it.
   clearBar();
-  // A link may have led here before there was the section that it names.
+  // The address may name a section that did not exist yet.
   if (!show.wasHere) byId(location.hash.slice(1))?.scrollIntoView();
   show.wasHere = true;
 }
@@ -49,14 +49,14 @@ function fillSection(name, title, make) {
   try {
     made = make();
   } catch (error) {
-    // What one file of a run holds that nobody expects is not to hide all the rest.
+    // An unexpected file of a run must not hide the rest.
     made = [el("p", { class: "failed" }, `This cannot be shown: ${error.message}`)];
   }
   if (!section) {
     section = el("section", { id: name, "aria-label": title });
     main.append(section);
   }
-  // A filter opens what it finds; without one what was folded stays so.
+  // A filter opens its matches; without one folded sections stay folded.
   const inHand = [...section.querySelectorAll("select, input, button")].indexOf(document.activeElement);
   const scroll = section.querySelector(".scroll")?.scrollLeft ?? 0;
   section.hidden = !made;
@@ -85,18 +85,18 @@ function showHead() {
   if (!isLive) byId("state").textContent = `as of ${clockTime(given.made)}`;
 }
 
-/** Has headings that are scrolled to stand below the bar. */
+/** Makes headings that are scrolled to stand below the bar. */
 function clearBar() {
   document.documentElement.style.scrollPaddingTop = `${byId("bar").offsetHeight + 4}px`;
 }
 
-/** Says over how many steps curves are smoothed: more, as a run gets longer than planned. */
+/** Shows the number of steps of smoothing, which grows as a run gets longer than planned. */
 function saySmoothing() {
   const steps = smoothing();
   byId("smoothness").textContent = steps ? `~ ${steps.toLocaleString("en")} step${steps === 1 ? "" : "s"}` : "off";
 }
 
-/** Does something once before the next picture, however often it is asked for. */
+/** Runs a function once before the next frame, for any number of calls. */
 function soon(what) {
   soon.waiting ??= new Set();
   if (!soon.waiting.size) {
@@ -166,7 +166,7 @@ function connect() {
   if (innerWidth < 700) byId("view").open = false;
 }
 
-/** Asks for what is new once a second, and less often where there is no answer. */
+/** Polls for new data once a second, and less often without an answer. */
 async function follow(wait = 1000) {
   let next = wait;
   if (!document.hidden || !runs.length) {
@@ -200,7 +200,7 @@ addEventListener("unhandledrejection", event => trouble(event.reason?.message ??
 
 function trouble(text) {
   byId("trouble").hidden = false;
-  byId("trouble").textContent = `This page met an error of its own: ${text}`;
+  byId("trouble").textContent = `This page has an error: ${text}`;
 }
 
 recall();

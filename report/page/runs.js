@@ -1,14 +1,14 @@
 "use strict";
 
-// What is known of the runs, as it arrives: from the page itself, or from the server that it came from.
+// The data of the runs, as it arrives: from the page itself, or from its server.
 
 const runs = [];
 const book = { version: "", title: "", names: [], sweeps: [] };
 
-/** What the reader chose; kept from visit to visit where the browser lets a page keep things. `smooth` is a place between off and most. */
+/** The reader's settings, kept between visits if the browser has storage. `smooth` is between 0 (off) and 1 (most). */
 const view = { x: "step", y: "auto", smooth: 0, filter: "", focus: 0, theme: "", hidden: [], ranges: {} };
 
-/** Whether the page is being printed, and how many pixels its charts then have where they else have one. */
+/** Whether the page is being printed, and the factor of pixels of its charts then. */
 const paper = { isOn: false, finer: 1 };
 
 function remember() {
@@ -26,7 +26,7 @@ function recall() {
   } catch { /* nothing was kept */ }
 }
 
-/** Takes in what an answer says; returns whether more than rows is new. */
+/** Adds an answer to the data; returns whether more than rows is new. */
 function take(answer) {
   let isNews = false;
   if (answer.book) {
@@ -72,7 +72,7 @@ function append(run, piece) {
     curve.t.push(piece.t?.[i] ?? null);
   }
   if (curve.means) {
-    // Live, most pieces are whole.
+    // Live, most pieces are complete.
     const last = of => of.slice(of.length - piece.x.length);
     const rows = piece.means ?? { x: piece.x, y: last(curve.y), t: last(curve.t), n: piece.x.map(() => 1) };
     for (const [name, column] of Object.entries(curve.means)) for (const value of rows[name]) column.push(value);
@@ -80,13 +80,13 @@ function append(run, piece) {
   return isNew;
 }
 
-/** How far the reader is, for the server. */
+/** The reader's place, for the server. */
 function places() {
   const of = run => [run.id, run.generation, run.rows, run.version].join(".");
   return [book.version, ...runs.filter(Boolean).map(of)].join(",");
 }
 
-/** Pairs of step and time of which what a resumed run did again is taken out. */
+/** Pairs of step and time, without steps that a resumed run did again. */
 function rising(pairs) {
   const kept = [];
   for (const pair of pairs) {
@@ -96,7 +96,7 @@ function rising(pairs) {
   return kept;
 }
 
-/** The value at `x` on the line through pairs; beyond its ends, that of the end. */
+/** The value at `x` by linear interpolation of pairs; beyond the ends, the value of the end. */
 function between(pairs, x, from = 0, to = 1) {
   if (!pairs.length) return null;
   let low = 0, high = pairs.length - 1;
@@ -119,7 +119,7 @@ function placed(run, rows, domain) {
   for (let i = 0; i < rows.x.length; i++) {
     const at = domain === "time" ? rows.t[i] ?? stepToTime(run, rows.x[i]) : rows.x[i];
     if (at === null) continue;
-    // After a resume a step is there again: the later one holds.
+    // After a resume a step occurs again: the later one holds.
     while (x.length && x.at(-1) > at) for (const column of new Set([x, y, n ?? x, steps])) column.pop();
     x.push(at);
     y.push(rows.y[i]);
@@ -129,7 +129,7 @@ function placed(run, rows, domain) {
   return { x, y, n, steps };
 }
 
-/** The points of a curve over steps or seconds, and what is not finite as [x, kind]. */
+/** The points of a curve over steps or seconds, and non-finite values as [x, kind]. */
 function points(run, curve, domain) {
   if (curve.by?.[domain]) return curve.by[domain];
   const at = i => domain === "time" ? curve.t[i] ?? stepToTime(run, curve.x[i]) : curve.x[i];
@@ -137,15 +137,15 @@ function points(run, curve, domain) {
   return (curve.by ??= {})[domain] = { ...placed(run, curve, domain), strange, of: curve.of };
 }
 
-/** Steps over which curves are smoothed: from a two-thousandth to a half of the longest run; 0 where they are not. */
+/** Steps of smoothing: from a two-thousandth to a half of the longest run; 0 if it is off. */
 function smoothing() {
   const longest = Math.max(1, ...runs.filter(Boolean).map(run => Math.max(run.head?.planned ?? 0, stepOf(run))));
   return view.smooth && Math.max(Number((longest / 2000 * 1000 ** view.smooth).toPrecision(2)), 1);
 }
 
 /**
- * A curve smoothed over `over` steps: each value is the mean of those until then, of which one that is as many steps earlier counts 1/e as
- * much. It is made of all rows, or of the means of all, whatever points of it are here.
+ * A curve smoothed over `over` steps: an exponential moving average, in which a value `over` steps earlier has the weight 1/e. It uses
+ * all rows, or the means of all rows, also if the curve is thinned.
  */
 function smoothed(run, curve, domain, over) {
   const rows = curve.means ? (curve.by ??= {})[`means ${domain}`] ??= placed(run, curve.means, domain) : points(run, curve, domain);
@@ -158,7 +158,7 @@ function smoothed(run, curve, domain, over) {
       found[i] = null;
       continue;
     }
-    // Mostly rows are as far apart as those before.
+    // Mostly rows have the same distance as the ones before.
     if (steps[i] - before !== apart) {
       apart = steps[i] - before;
       decay = Math.exp(-Math.max(apart, 0) / over);
@@ -172,14 +172,14 @@ function smoothed(run, curve, domain, over) {
   return { x, y: found };
 }
 
-/** Where a run ends, in steps or in seconds. */
+/** The end of a run, in steps or in seconds. */
 const endOf = (run, domain) => (domain === "time" ? timeOf(run) : stepOf(run)) ?? Infinity;
 
 const shownRuns = () => runs.filter(run => run && !view.hidden.includes(run.id));
 const focused = () => runs[view.focus] ?? runs.find(Boolean);
 const lastOf = (run, key) => run.curves.get(key)?.y.findLast(value => value !== null);
 
-/** Names of all curves that some run has, in the order of reading: `h.2` before `h.10`. */
+/** Names of the curves of all runs, in natural order: `h.2` before `h.10`. */
 function keys(belongs) {
   const found = new Set();
   for (const run of runs) for (const key of run?.curves.keys() ?? []) if (belongs(key)) found.add(key);

@@ -20,7 +20,7 @@ function tick(value) {
   return String(+value.toPrecision(6));
 }
 
-/** Seconds as people say them. */
+/** A duration as text. */
 function lasting(seconds) {
   if (seconds === null || !isFinite(seconds)) return "–";
   if (seconds < 100) return `${+seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
@@ -41,7 +41,7 @@ function timeTick(seconds) {
   return `${sign}${Math.floor(size / 3600)}${minutes ? `:${two(minutes)}` : ""} h`;
 }
 
-/** Ticks as text, with as many digits as tell them apart where the format takes a number of digits. */
+/** Ticks as text, with enough digits to be distinct if the format takes a number of digits. */
 function apart(values, format) {
   for (let digits = 3; ; digits++) {
     const all = values.map(value => format(value, digits));
@@ -61,7 +61,7 @@ function bytes(value, digits = 3) {
 
 const clockTime = time => new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
-/** The powers of ten in a range, with what is between them where they are few; evenly spaced ticks where these are few too. */
+/** The powers of ten in a range, with ticks between them if they are few; evenly spaced ticks if these are few too. */
 function logTicks(low, high) {
   const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
   const every = Math.ceil((last - first) / 6) || 1;
@@ -79,7 +79,7 @@ function logTicks(low, high) {
   return found;
 }
 
-// Okabe and Ito's colours, which colour-blind people can tell apart, darkened on white and lightened on black where they are too near.
+// Okabe and Ito's colours, distinct for colour-blind people, darkened on white and lightened on black for contrast.
 const COLORS = {
   light: ["#0072b2", "#d55e00", "#009e73", "#b5568f", "#b07d00", "#3aa0d8", "#5b5ea6", "#6b6b6b"],
   dark: ["#56a8e8", "#ff8a3d", "#2ec4a0", "#e58fc3", "#e6b422", "#8fd3ff", "#a5a8f0", "#b8b8b8"],
@@ -90,7 +90,7 @@ const colorOf = index => COLORS[isDark() ? "dark" : "light"][index % 8];
 /** Beyond eight, lines are dashed too. */
 const dashOf = index => [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / 8) % 4];
 
-/** A colour of many that have an order, from violet over green to yellow. */
+/** A colour of an ordered scale, from violet over green to yellow. */
 function ordered(index, count) {
   const part = count > 1 ? index / (count - 1) : 0;
   return `hsl(${Math.round(275 - 225 * part)} ${isDark() ? "65% 65%" : "70% 40%"})`;
@@ -98,7 +98,7 @@ function ordered(index, count) {
 
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** An element; texts inside are text, never HTML. */
+/** An element. Strings inside are text, never HTML. */
 function el(tag, set = {}, ...inside) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(set)) {
@@ -109,7 +109,7 @@ function el(tag, set = {}, ...inside) {
   return node;
 }
 
-/** A long name that is broken behind its parts, where it has to be. */
+/** A long name with line breaks allowed after its parts. */
 const breakable = name => name.split(/(?<=[./])/).flatMap(part => [part, el("wbr")]);
 
 const byId = id => document.getElementById(id);

@@ -1,4 +1,4 @@
-// What is told in words: what came of the runs, their settings, what happened.
+// Tables: results of the runs, their settings, events.
 
 function table(columns, rows) {
   const cell = (tag, column, inside) => el(tag, { class: column.number ? "number" : null }, inside);
@@ -8,7 +8,7 @@ function table(columns, rows) {
 
 const dotOf = run => el("i", { class: "dot", style: `background:${colorOf(run.id)}` });
 
-/** What a run is doing; what a file knows of one that runs was so when the page was made. */
+/** The state of a run; a page that is a file has the state of its time. */
 const stateOf = run => isLive || run.head?.state !== "running" ? run.head?.state : "not finished";
 
 const stepOf = run => Math.max(run.clock.at(-1)?.[0] ?? 0, run.curves.get("loss/total")?.x.at(-1) ?? 0);
@@ -19,14 +19,14 @@ function l0Of(run) {
   return all.length ? all.reduce((sum, key) => sum + (lastOf(run, key) ?? 0), 0) : null;
 }
 
-/** Metrics that tell most of a run, of which those that a run has are columns. */
+/** The most telling metrics; the ones that a run has are columns. */
 const TELLING = [
   ["loss", "loss/total"], ["CI error", "eval/ci_error"], ["matched", "eval/matched"], ["MMCS", "eval/mmcs"], ["ML2R", "eval/ml2r"],
   ["CE CI-masked", "eval/ce/ci_masked"], ["KL CI-masked", "eval/kl/ci_masked"], ["KL stochastic", "eval/kl/stochastic"],
   ["MSE stochastic", "eval/mse/stochastic"],
 ];
 
-/** Whether a run found the solution that is known, where one is. */
+/** Whether a run found the known solution, if there is one. */
 function solvedOf(run) {
   const solved = run.head?.summary?.solved;
   return solved ? solved.found ? "yes" : "no" : null;
@@ -77,7 +77,7 @@ function overviewOfMany(all) {
     ...all.some(solvedOf) ? [{ title: "solved", show: run => solvedOf(run) ?? "–" }] : [],
   ];
   const waiting = book.sweeps.flatMap(sweep => sweep.runs ?? []).filter(one => one.run === null);
-  // Of several sweeps, or of one beside other runs, a line says which runs it counts.
+  // With several sweeps, or a sweep beside other runs, a line names its runs.
   const isOne = book.sweeps.length === 1 && all.every(run => member.has(run.id));
   const solved = book.sweeps.filter(sweep => sweep.solved).map(sweep => isOne ? sweep.solved : `${sweep.name}: ${sweep.solved}`);
   return [
@@ -98,10 +98,10 @@ function configSection() {
   ];
 }
 
-/** Settings that are not the same in all runs. */
+/** Settings that differ between runs. */
 function differences(all) {
   const of = new Map(all.map(run => [run, new Map(run.head.settings)]));
-  // Where metrics are sent makes no other run.
+  // The trackers do not change a run.
   const names = [...new Set(all.flatMap(run => run.head.settings.map(([key]) => key)))].filter(key => !key.startsWith("tracker."));
   const differ = names.filter(key => new Set(all.map(run => of.get(run).get(key))).size > 1);
   if (!differ.length) return el("p", { class: "none" }, "All runs have the same settings.");
