@@ -353,7 +353,7 @@ mod tests {
                 30,
             ),
             (
-                r##"<line x1="1" y1="1" x2="50" y2="15" stroke="#FF0000" stroke-width="2"/>"##,
+                r##"<line x1="1" y1="1" x2="50" y2="15" stroke="#0080FF" stroke-width="2"/>"##,
                 90,
             ),
             (
