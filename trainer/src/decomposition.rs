@@ -10,7 +10,7 @@ pub use crate::component_model::{
 };
 use crate::component_model::{ComponentModel, Settings};
 use crate::fault::Fault;
-use crate::losses::{LossInputs, Scalar};
+use crate::losses::{self, LossInputs, Scalar};
 use crate::networks::{Network, shipped};
 use crate::run_file::{Data, Reduction, Run, Train};
 use crate::sites::{check_subsets, resolve};
@@ -78,11 +78,18 @@ impl Decomposition {
         let sites = (&run.decomposition, sites);
         let target = (target, run.target.dtype);
         let model = ComponentModel::new(settings, sites, target, store)?;
+        losses::add_state(store, &run.losses, &model.sites);
         Ok(Self {
             run: run.clone(),
             draws: Draws::Counters,
             model,
         })
+    }
+
+    /// Draws starting values of components and importance functions from the run's seed, and starts the state of losses.
+    pub fn initialise(&self, store: &mut Store) {
+        self.model.initialise(store);
+        losses::start_state(store, &self.run.losses, &self.sites);
     }
 
     /// Shape of a block of a batch of `rows` rows.

@@ -191,7 +191,7 @@ impl Parameters {
     /// loss or a gradient is not finite. A tensor that two parameters share is updated by one after the other, in their order.
     ///
     /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step scalars: `lr`,
-    /// `correction1`, `correction2`.
+    /// `correction1`, `correction2`. Returns the guards: each ends in a number that is finite unless the step is refused.
     ///
     /// # Errors
     ///
@@ -202,7 +202,7 @@ impl Parameters {
         store: &Store,
         loss: Value,
         settings: impl Fn(Group) -> Update,
-    ) -> Result<()> {
+    ) -> Result<Vec<Value>> {
         let values = self.0.iter().map(|p| {
             let value = b.persistent(store, p.slot);
             if p.transposed {
@@ -288,7 +288,7 @@ impl Parameters {
                 }
             }
         }
-        Ok(())
+        Ok(guards)
     }
 
     /// Names of the parameters of a group, in the order of its norms.

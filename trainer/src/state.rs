@@ -1,7 +1,8 @@
 //! The state of a run between two steps, as a checkpoint holds it: every tensor of the store under its own name, which is
 //! the reference's (`_components.<site>.V`, `_ci_fns.<site>.layers.0.W`, where the site's path has dashes for dots, and
 //! `target_model.<tensor>`), and AdamW's moments as `adamw.first.<tensor>` and `adamw.second.<tensor>`. A tied site has no tensors; if it
-//! has updates of its own, its moments are there, in the shape of the tensors that it shares.
+//! has updates of its own, its moments are there, in the shape of the tensors that it shares. What a loss keeps from step to step is
+//! `losses.<kind>.<tensor>`, the same on all ranks, so one of them writes it and each restores it.
 
 use std::collections::BTreeSet;
 use std::path::Path;

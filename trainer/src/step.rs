@@ -47,7 +47,8 @@ impl Decomposition {
         }
         b.part("update");
         let train = &self.run.train;
-        self.parameters
+        let guards = self
+            .parameters
             .update(&mut b, store, total, |group| Update {
                 beta2: BETA2,
                 decay: 0.0,
@@ -57,6 +58,8 @@ impl Decomposition {
                     _ => train.clip_importance,
                 },
             })?;
+        let from = self.loss_inputs(store, &clean_pass, self.draws);
+        from.update(&mut b, &self.run.losses, &guards)?;
         b.check_blocks()?;
         Ok(b)
     }

@@ -94,7 +94,7 @@ mod tests {
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
-    use crate::losses::Measure;
+    use crate::losses::{Measure, Term};
     use crate::run_file::{Run, TiedUpdate};
     use crate::world::World;
 
@@ -172,6 +172,22 @@ mod tests {
         let mut run = small_run();
         run.decomposition.tied_update = TiedUpdate::Separate;
         goes_on_to_the_same_bits(&run);
+    }
+
+    #[test]
+    fn so_does_a_run_whose_penalty_has_a_state() {
+        let mut run = small_run();
+        let mut losses = run.losses.iter_mut();
+        let penalty = losses.find_map(|loss| match &mut loss.term {
+            Term::ImportanceMinimality(penalty) => Some(penalty),
+            _ => None,
+        });
+        let penalty = penalty.unwrap();
+        (penalty.beta, penalty.frequency_halflife) = (0.5, Some(3.0));
+        for shards in [1, 2] {
+            run.train.shards = Some(shards);
+            goes_on_to_the_same_bits(&run);
+        }
     }
 
     #[test]

@@ -265,6 +265,13 @@ impl Step {
         let halt = self.store.zeros("halt", &[2]);
         let halt = self.b.persistent(&self.store, halt);
         self.b.halt(halt, &[group])?;
+        let average = self.store.zeros("average", &[4]);
+        let average = self.b.persistent(&self.store, average);
+        let x = self.b.constant(1.0, &[4])?;
+        let correction = self.b.step_scalar("correction1");
+        let smooth = self.b.average(average, x, 0.25, correction)?;
+        self.b.output("average", smooth);
+        self.b.keep_average(average, x, 0.25, &[group])?;
         let op = AdamW {
             decay: 0.01,
             clip: Some(1.0),
@@ -324,6 +331,7 @@ fn a_replay_allocates_nothing() {
         "add",
         "ascend",
         "attention",
+        "average",
         "bernoulli",
         "component_mlp",
         "concatenate",
@@ -337,6 +345,7 @@ fn a_replay_allocates_nothing() {
         "head_divergence",
         "importance_gates",
         "importance_minimality",
+        "keep_average",
         "kl_divergence",
         "layer_norm",
         "log_sum_exp",

@@ -497,6 +497,12 @@ impl EveryOp {
         let other = self.b.gradient_norm(&gradients[..2])?;
         let halt = self.kept("halt", &[2], 0, |_| 0.0);
         self.b.halt(halt, &[group, other])?;
+        let correction = self.b.step_scalar("correction1");
+        let average = self.kept("average", &[self.sizes.components], 3, |x| 0.1 * x);
+        let x = self.kept("averaged", &[self.sizes.components], 4, |x| x);
+        let smooth = self.b.average(average, x, 0.25, correction)?;
+        self.b.output("average", smooth);
+        self.b.keep_average(average, x, 0.25, &[group])?;
         let mut on = [Vec::new(), Vec::new()];
         for (index, (&parameter, &gradient)) in leaves.iter().zip(&gradients).enumerate() {
             let dims = self.b.ty(parameter).dims.clone();

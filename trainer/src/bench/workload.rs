@@ -177,7 +177,7 @@ fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executo
     let mut scalars = vec![("lr", half_way)];
     scalars.extend(corrections(BETA2, update.into()));
     for loss in &run.losses {
-        scalars.extend(loss.term.term().step_scalars(0.5));
+        scalars.extend(loss.term.term().step_scalars(0.5, steps / 2));
     }
     parameters::set_scalars(program, scalars);
 }

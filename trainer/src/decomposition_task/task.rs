@@ -72,7 +72,7 @@ impl Task for DecompositionTask {
         let fraction = step as f64 / steps as f64;
         let mut scalars = vec![("lr", learning_rate(&run.train.lr, step, steps))];
         for loss in &run.losses {
-            scalars.extend(loss.term.term().step_scalars(fraction));
+            scalars.extend(loss.term.term().step_scalars(fraction, step));
         }
         scalars
     }

@@ -41,6 +41,7 @@ use crate::component_model::{
 };
 use crate::run_file::OutputLoss;
 use crate::run_file::reference::Made;
+use crate::sites::Site;
 
 macro_rules! losses {
     ($($Struct:ident { $($word:literal: $sites:ident = $class:literal),+ })*) => {
@@ -161,6 +162,11 @@ pub trait LossTerm {
     /// Puts its keys into a row of the SPD reference.
     fn to_reference(&self, _row: &mut Map<String, Json>) {}
 
+    /// A key that it sets and the SPD reference has no word for.
+    fn left_out(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Whether an evaluation may measure it, as `[[eval.loss]]`.
     fn is_measurable() -> bool
     where
@@ -215,9 +221,25 @@ pub trait LossTerm {
         0
     }
 
-    /// The step scalars that its value reads, after this fraction of the run.
-    fn step_scalars(&self, _fraction: f64) -> Vec<(&'static str, f64)> {
+    /// The step scalars that its value reads, after so many steps, this fraction of the run.
+    fn step_scalars(&self, _fraction: f64, _steps: u64) -> Vec<(&'static str, f64)> {
         Vec::new()
+    }
+
+    /// The tensors that it keeps from step to step, each the same on all ranks. They are in the store, and in checkpoints, as
+    /// `losses.<kind>.<name>`.
+    fn state(&self, _sites: &[Site]) -> Vec<StateTensor> {
+        Vec::new()
+    }
+
+    /// Appends what changes its state to the end of a step: nothing may be written where one of `guards` ends in a number that is not
+    /// finite. Until then, values read the state as the step before left it.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn update(&self, _: &mut Builder, _from: &LossInputs<'_>, _guards: &[Value]) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -251,6 +273,42 @@ impl fmt::Display for Term {
         }
         write!(f, " ({})", details.join(", "))
     }
+}
+
+/// A tensor that a loss keeps from step to step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StateTensor {
+    /// Its name among those of the loss.
+    pub name: String,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// What all of its elements are at the start.
+    pub start: f32,
+}
+
+/// Makes room for the state of all losses.
+pub(crate) fn add_state(store: &mut Store, losses: &[Loss], sites: &[Site]) {
+    for loss in losses {
+        for tensor in loss.term.term().state(sites) {
+            store.zeros(state_name(loss.term.name(), &tensor.name), &tensor.dims);
+        }
+    }
+}
+
+/// Gives the state of all losses its starting values.
+pub(crate) fn start_state(store: &mut Store, losses: &[Loss], sites: &[Site]) {
+    for loss in losses {
+        for tensor in loss.term.term().state(sites) {
+            let slot = store.slot(&state_name(loss.term.name(), &tensor.name));
+            store
+                .get_mut(slot.expect("made by `add_state`"))
+                .fill(tensor.start);
+        }
+    }
+}
+
+fn state_name(loss: &str, tensor: &str) -> String {
+    format!("losses.{loss}.{tensor}")
 }
 
 /// What a loss is computed from.
@@ -287,6 +345,27 @@ impl LossInputs<'_> {
                 })
             })
             .collect()
+    }
+
+    /// Appends what changes the state of losses to the end of a step.
+    pub(crate) fn update(
+        mut self,
+        b: &mut Builder,
+        losses: &[Loss],
+        guards: &[Value],
+    ) -> Result<()> {
+        for loss in losses {
+            self.name = loss.term.name();
+            loss.term.term().update(b, &self, guards)?;
+            self.first_sample += self.mask_samples;
+        }
+        Ok(())
+    }
+
+    /// A tensor of the loss's state, as the step before left it.
+    fn state(&self, b: &mut Builder, name: &str) -> Value {
+        let slot = self.store.slot(&state_name(self.name, name));
+        b.persistent(self.store, slot.expect("made by `add_state`"))
     }
 
     /// The terms that a run only measures, by name, in order.

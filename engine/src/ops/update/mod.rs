@@ -1,6 +1,7 @@
 //! End of a step: gradient norms, the update, and the check that all gradients are finite.
 
 mod adamw;
+mod average;
 mod gradient_norm;
 mod halt;
 

@@ -388,6 +388,7 @@ fn what_may_be_left_out_is_written_when_it_is_there() {
         anneal_start: 0.0,
         anneal_end: 1.0,
         beta: 0.5,
+        frequency_halflife: None,
     };
     assert_eq!(run.losses[0].term, Term::ImportanceMinimality(penalty));
 }

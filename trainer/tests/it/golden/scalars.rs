@@ -80,6 +80,7 @@ pub(super) fn annealing() -> Outcome {
             anneal_start: needed(1),
             anneal_end: needed(3),
             beta: 0.0,
+            frequency_halflife: None,
         };
         for (fraction, theirs) in at(&said["vals"]) {
             let ours = exponent(&penalty, fraction);

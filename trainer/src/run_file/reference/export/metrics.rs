@@ -12,6 +12,8 @@ pub(super) fn losses(losses: &[Loss], left_out: &mut Vec<String>) -> Vec<Value> 
         let row = row(Some(loss.coeff), &loss.term);
         if row.is_none() {
             left_out.push(format!("[[loss]] {}", loss.term.name()));
+        } else if let Some(key) = loss.term.term().left_out() {
+            left_out.push(format!("[[loss]] {}: {key}", loss.term.name()));
         }
         row
     });

@@ -1,0 +1,186 @@
+//! An exponential average over steps of a value, kept in the store.
+//!
+//! ```text
+//! e' = e + a (x - e)            a: weight of the newest, e: 0 at the start
+//! y = e' / c                    c: step scalar, what takes the start from 0 out of e': 1 - (1 - a)^t at observation t, from 1
+//! ```
+//!
+//! [`average`](Builder::average) makes `y` and leaves `e` as it is, so any part of a step may read it, at any time;
+//! [`keep_average`](Builder::keep_average) writes `e'` at the end of a replay. A gradient passes to `x` as if `y` were `x`.
+
+mod cuda;
+
+use std::ops::Range;
+
+use crate::cpu::Frame;
+use crate::cuda::Lowering;
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::value::{StepScalar, Type, Value};
+
+/// `y`. Inputs: `e`, `x`.
+#[derive(Debug, Clone, Copy)]
+struct Average {
+    weight: f32,
+    correction: StepScalar,
+}
+
+/// Writes `e'`. Inputs: `e`, `x`, and guards.
+#[derive(Debug, Clone, Copy)]
+struct KeepAverage {
+    weight: f32,
+}
+
+impl Builder {
+    /// The average that `x` makes of `average`, f32 of one shape, divided by `correction`. The gradient flows to `x`, unchanged.
+    ///
+    /// # Errors
+    ///
+    /// When the shapes differ.
+    pub fn average(
+        &mut self,
+        average: Value,
+        x: Value,
+        weight: f32,
+        correction: StepScalar,
+    ) -> Result<Value> {
+        self.op1(Average { weight, correction }, &[average, x])
+    }
+
+    /// Keeps the average that `x` makes of `average`, which is persistent, unless one of `guards` ends in a number that is not finite.
+    ///
+    /// # Errors
+    ///
+    /// When the shapes differ.
+    pub fn keep_average(
+        &mut self,
+        average: Value,
+        x: Value,
+        weight: f32,
+        guards: &[Value],
+    ) -> Result<()> {
+        let inputs = [&[average, x], guards].concat();
+        self.op(KeepAverage { weight }, &inputs).map(|_| ())
+    }
+}
+
+fn same(op: &'static str, inputs: &[&Type]) -> Result<Type> {
+    match inputs[0] == inputs[1] {
+        true => Ok(inputs[0].clone()),
+        false => {
+            let reason = format!("average {} and value {} differ", inputs[0], inputs[1]);
+            Err(BuildError::new(op, reason))
+        }
+    }
+}
+
+impl Op for Average {
+    fn name(&self) -> &'static str {
+        "average"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        same(self.name(), inputs).map(|ty| vec![ty])
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        match gradients.of(node.outputs[0]) {
+            Some(gradient) => gradients.pass(node.inputs[1], gradient),
+            None => Ok(()),
+        }
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        let correction = frame.scalar(self.correction);
+        let (out, _) = frame.output(0);
+        let values = frame.input(0).iter().zip(frame.input(1));
+        for (out, (e, x)) in out.iter_mut().zip(values) {
+            *out = (e + self.weight * (x - e)) / correction;
+        }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::average(self, to);
+    }
+}
+
+impl Op for KeepAverage {
+    fn name(&self) -> &'static str {
+        "keep_average"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        same(self.name(), inputs).map(|_| Vec::new())
+    }
+
+    fn writes(&self, _inputs: usize) -> Range<usize> {
+        0..1
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        let finite = |index: usize| frame.input(index).last().is_none_or(|end| end.is_finite());
+        if !(2..frame.inputs()).all(finite) {
+            return;
+        }
+        let x = frame.input(1);
+        for (e, x) in frame.state(0).iter_mut().zip(x) {
+            *e += self.weight * (x - *e);
+        }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::keep(self, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::cpu::{Executor, Pool};
+    use crate::{Builder, Store, Type};
+
+    // By hand, in numbers that are exact: a weight of 1/2, of 8 and then 4.
+    #[test]
+    fn an_average_follows_its_value_and_a_bad_guard_leaves_it() {
+        let mut store = Store::new();
+        let slot = store.zeros("average", &[1]);
+        let mut b = Builder::new();
+        let e = b.persistent(&store, slot);
+        let x = b.input("x", &Type::f32(&[1])).unwrap();
+        let correction = b.step_scalar("correction");
+        let y = b.average(e, x, 0.5, correction).unwrap();
+        let squares = b.sum_squares(y).unwrap();
+        let gradient = b.gradients(squares, &[x]).unwrap()[0].unwrap();
+        let guard = b.gradient_norm(&[x]).unwrap();
+        b.keep_average(e, x, 0.5, &[guard]).unwrap();
+        b.output("y", y);
+        b.output("gradient", gradient);
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        for (x, correction, y, kept) in [
+            (8.0, 0.5, 8.0, 4.0),
+            (4.0, 0.75, 16.0 / 3.0, 4.0),
+            (f32::NAN, 0.875, f32::NAN, 4.0),
+        ] {
+            executor.input("x").fill(x);
+            executor.set_scalar("correction", correction);
+            executor.run(&mut store);
+            let found = executor.output("y", &store)[0];
+            assert!(found.to_bits() == y.to_bits() || found.is_nan() && y.is_nan());
+            let gradient = executor.output("gradient", &store)[0];
+            assert!(gradient.to_bits() == (2.0 * y).to_bits() || y.is_nan());
+            assert_eq!(store.get(slot), [kept]);
+        }
+    }
+
+    #[test]
+    fn an_average_of_another_shape_is_refused() {
+        let mut b = Builder::new();
+        let e = b.input("e", &Type::f32(&[2])).unwrap();
+        let x = b.input("x", &Type::f32(&[3])).unwrap();
+        let correction = b.step_scalar("correction");
+        assert_eq!(
+            b.average(e, x, 0.5, correction).unwrap_err().to_string(),
+            "average: average f32 [2] and value f32 [3] differ"
+        );
+    }
+}
