@@ -18,12 +18,14 @@ const TRACKERS: [Registered; 3] = [
     Registered::of::<TensorBoard>(),
 ];
 
+type Ship = fn(Arc<RunInfo>, Link, Arc<AtomicBool>) -> Pin<Box<dyn Future<Output = ()>>>;
+
 /// A tracker and its name.
 #[derive(Clone, Copy)]
 pub(crate) struct Registered {
     pub(crate) name: &'static str,
     /// Sends the rows of a run until it is over and all of them are sent; see [`drive`].
-    pub(crate) ship: fn(Arc<RunInfo>, Link, Arc<AtomicBool>) -> Pin<Box<dyn Future<Output = ()>>>,
+    pub(crate) ship: Ship,
 }
 
 impl Registered {

@@ -18,14 +18,14 @@ use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{StepScalar, Type, Value};
 
 /// `y`. Inputs: `e`, `x`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Average {
     weight: f32,
     correction: StepScalar,
 }
 
 /// Writes `e'`. Inputs: `e`, `x`, and guards.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct KeepAverage {
     weight: f32,
 }
@@ -91,7 +91,7 @@ impl Op for Average {
 
     fn run(&self, frame: &mut Frame<'_>) {
         let correction = frame.scalar(self.correction);
-        let (out, _) = frame.output(0);
+        let out = frame.output(0).values;
         let values = frame.input(0).iter().zip(frame.input(1));
         for (out, (e, x)) in out.iter_mut().zip(values) {
             *out = (e + self.weight * (x - e)) / correction;
