@@ -242,7 +242,7 @@ enum Killed {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    ProcessEnd(ProcessEnd),
+    Process(ProcessEnd),
     SurvivedKill,
 }
 
@@ -380,7 +380,7 @@ impl Supervisor {
     fn ended(&mut self, index: usize, status: ProcessEnd, actions: &mut Vec<Action>) {
         let (now, asked) = (self.now, self.asked.is_some());
         let rank = &mut self.ranks[index];
-        rank.ended.get_or_insert((now, End::ProcessEnd(status)));
+        rank.ended.get_or_insert((now, End::Process(status)));
         match status {
             ProcessEnd::Code(DONE) => {}
             // A stop signal to one rank is meant for all.
@@ -441,7 +441,7 @@ impl Supervisor {
             if let Some((since, _)) = rank.killed {
                 if over(Some(since), GIVE_UP) {
                     let end = if rank.is_silent {
-                        End::ProcessEnd(ProcessEnd::Lost)
+                        End::Process(ProcessEnd::Lost)
                     } else {
                         End::SurvivedKill
                     };
@@ -479,7 +479,7 @@ impl Supervisor {
 
     /// Kills ranks that wait for a dead one, while others may still save.
     fn kill_forsaken(&mut self, actions: &mut Vec<Action>) {
-        let died = |end| !matches!(end, End::ProcessEnd(ProcessEnd::Code(DONE | STOPPED)));
+        let died = |end| !matches!(end, End::Process(ProcessEnd::Code(DONE | STOPPED)));
         let is_gone = |rank: usize| {
             let ended = self.ranks.get(rank).and_then(|rank| rank.ended);
             ended.is_some_and(|(_, end)| died(end))
@@ -569,10 +569,7 @@ impl Supervisor {
             };
         }
         let is_done = |rank: &RankState| {
-            matches!(
-                rank.ended,
-                Some((_, End::ProcessEnd(ProcessEnd::Code(DONE))))
-            )
+            matches!(rank.ended, Some((_, End::Process(ProcessEnd::Code(DONE)))))
         };
         if self.ranks.iter().all(is_done) {
             return Verdict::Done;
@@ -606,7 +603,7 @@ impl RankState {
 
     /// Whether a request to exit ended it before it handled signals.
     fn left_unsaved(&self, asked: bool) -> bool {
-        let terminated = End::ProcessEnd(ProcessEnd::Signal(signal_hook::consts::SIGTERM));
+        let terminated = End::Process(ProcessEnd::Signal(signal_hook::consts::SIGTERM));
         asked && self.failure.is_none() && self.ended.is_some_and(|(_, end)| end == terminated)
     }
 
@@ -617,9 +614,9 @@ impl RankState {
             return Some((failure.time(), Cause::Failure(failure.clone())));
         }
         let cause = match (self.killed, end) {
-            (_, End::ProcessEnd(ProcessEnd::Code(DONE))) => return None,
+            (_, End::Process(ProcessEnd::Code(DONE))) => return None,
             // Without a message, it was not asked to exit.
-            (_, End::ProcessEnd(ProcessEnd::Code(STOPPED))) if asked || self.stopped.is_some() => {
+            (_, End::Process(ProcessEnd::Code(STOPPED))) if asked || self.stopped.is_some() => {
                 return None;
             }
             (_, End::SurvivedKill) => Cause::SurvivedKill,
@@ -627,9 +624,9 @@ impl RankState {
             (Some((time, Killed::GraceExpired)), _) => return Some((time, Cause::GraceExpired)),
             (Some((_, Killed::WithOthers)), _) => return None,
             (None, _) if self.left_unsaved(asked) => return None,
-            (None, End::ProcessEnd(ProcessEnd::Code(code))) => Cause::Code(code),
-            (None, End::ProcessEnd(ProcessEnd::Signal(signal))) => Cause::Signal(signal),
-            (None, End::ProcessEnd(ProcessEnd::Lost)) => Cause::Lost,
+            (None, End::Process(ProcessEnd::Code(code))) => Cause::Code(code),
+            (None, End::Process(ProcessEnd::Signal(signal))) => Cause::Signal(signal),
+            (None, End::Process(ProcessEnd::Lost)) => Cause::Lost,
         };
         Some((ended, cause))
     }
