@@ -117,7 +117,7 @@ impl Decomposition {
         };
         let mut means = Vec::new();
         for metric in METRICS {
-            means.extend(metric(&mut b, &on)?);
+            means.extend((metric.means)(&mut b, &on)?);
         }
         let values: Vec<Value> = means.iter().map(|mean| mean.value).collect();
         let values = over_blocks(&mut b, &values)?;

@@ -1,13 +1,19 @@
 //! `activation_density`: how many components are active on which part of the positions, a panel a site.
 
-use super::Figure;
 use super::axes::Axes;
 use super::histogram::{Histogram, histogram, spread};
 use super::measured::{SiteSums, Sums};
 use super::panel::{Panel, Steps, grid};
+use super::{Drawn, Figure};
 use crate::fault::Fault;
 
-pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) const FIGURE: Figure<Sums> = Figure {
+    name: "activation_density",
+    is_drawn: |_| true,
+    draw,
+};
+
+fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| {
         let parts = site.active.iter();
         let parts = parts.map(|&active| (active as f64 / site.positions as f64, 1));
@@ -22,5 +28,5 @@ pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     let title =
         format!("components by the part of the positions on which they are active ({when})");
     let svg = grid(&title, &panels.collect::<Vec<_>>(), 1)?;
-    Figure::new("activation_density", &all, svg).map(Some)
+    Drawn::new(&all, svg)
 }

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::Figure;
 use super::axes::Axes;
 use super::bars::Bars;
 use super::measured::Sums;
 use super::panel::{Panel, grid};
+use super::{Drawn, Figure};
 use crate::fault::Fault;
 
 /// Most bars of a panel.
@@ -30,7 +30,13 @@ struct Bar {
     sites: Vec<Active>,
 }
 
-pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) const FIGURE: Figure<Sums> = Figure {
+    name: "active_components",
+    is_drawn: |_| true,
+    draw,
+};
+
+fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
     let sites = sums.sites.iter().map(|site| Active {
         name: site.site.clone(),
         components: site.active.len(),
@@ -70,5 +76,5 @@ pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     panels.extend(sites.map(|bars| panel("sites", bars, most(&all.sites))));
     let title = format!("components that are active at a position (of so many), mean ({when})");
     let svg = grid(&title, &panels, 1)?;
-    Figure::new("active_components", &all, svg).map(Some)
+    Drawn::new(&all, svg)
 }

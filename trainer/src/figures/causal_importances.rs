@@ -1,35 +1,30 @@
 //! `causal_importances`: importances of a toy on inputs of one feature each, a panel a site; `causal_importances_upper_leaky`: the same
 //! gates as the sparsity penalty sees them, where those differ.
 
-use super::Figure;
 use super::axes::Axes;
 use super::matrix::{MOST_SPARSE, Matrix};
 use super::measured::{Probe, Probed};
 use super::panel::{Heat, Panel, grid};
+use super::{Drawn, Figure};
+use crate::component_model::Sigmoid;
 use crate::fault::Fault;
 
 /// Slope of the upper gate above 1.
 const LEAK: f32 = 0.01;
 
-pub(super) fn of_masks(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
-    let value = |site: &Probed, at: usize| site.answer.importance[at];
-    figure("causal_importances", probe, when, value)
-}
+pub(super) const OF_MASKS: Figure<Probe> = Figure {
+    name: "causal_importances",
+    is_drawn: |_| true,
+    draw: |probe, when| draw(probe, when, |site, at| site.answer.importance[at]),
+};
 
-pub(super) fn of_penalty(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
-    if !probe.leaks {
-        return Ok(None);
-    }
-    let value = |site: &Probed, at: usize| upper_leaky(site.answer.logits[at]);
-    figure("causal_importances_upper_leaky", probe, when, value)
-}
+pub(super) const OF_PENALTY: Figure<Probe> = Figure {
+    name: "causal_importances_upper_leaky",
+    is_drawn: |run| run.importance.sigmoid == Sigmoid::LeakyHard,
+    draw: |probe, when| draw(probe, when, |site, at| upper_leaky(site.answer.logits[at])),
+};
 
-fn figure(
-    name: &'static str,
-    probe: &Probe,
-    when: &str,
-    value: impl Fn(&Probed, usize) -> f32,
-) -> Result<Option<Figure>, Fault> {
+fn draw(probe: &Probe, when: &str, value: impl Fn(&Probed, usize) -> f32) -> Result<Drawn, Fault> {
     let matrix = |site: &Probed| {
         let c = site.order.len();
         let rows = site.answer.importance.len() / c;
@@ -43,7 +38,7 @@ fn figure(
     });
     let title = format!("causal importances ({when})");
     let svg = grid(&title, &panels.collect::<Vec<_>>(), 1)?;
-    Figure::new(name, &sites, svg).map(Some)
+    Drawn::new(&sites, svg)
 }
 
 /// The upper one of the pair of leaky hard sigmoids.

@@ -3,11 +3,11 @@
 
 use spd_tracker::Value;
 
-use super::Figure;
 use super::axes::Axes;
 use super::histogram::{Histogram, histogram, spread};
 use super::measured::{SiteSums, Sums};
 use super::panel::{Panel, Steps, grid};
+use super::{Drawn, Figure};
 use crate::fault::Fault;
 
 /// The importances of a site.
@@ -25,7 +25,13 @@ pub(super) fn values(sums: &Sums) -> Vec<(String, Value)> {
     sums.sites.iter().map(value).collect()
 }
 
-pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) const FIGURE: Figure<Sums> = Figure {
+    name: "importance_histograms",
+    is_drawn: |_| true,
+    draw,
+};
+
+fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| {
         let (name, logits) = (format!("{} logit", site.site), site.logits.values());
         [importances(site), histogram(name, spread(&logits), &logits)]
@@ -38,5 +44,5 @@ pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     });
     let title = format!("causal importances of all positions and components ({when})");
     let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
-    Figure::new("importance_histograms", &all, svg).map(Some)
+    Drawn::new(&all, svg)
 }

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::Figure;
 use super::axes::Axes;
 use super::measured::{SiteSums, Sums};
 use super::panel::{Panel, Trace, grid};
+use super::{Drawn, Figure};
 use crate::fault::Fault;
 
 /// Mean importances of a site's components, largest first.
@@ -19,7 +19,13 @@ struct Means {
     means: Vec<f64>,
 }
 
-pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) const FIGURE: Figure<Sums> = Figure {
+    name: "mean_importance",
+    is_drawn: |_| true,
+    draw,
+};
+
+fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| {
         let mut order: Vec<usize> = (0..site.sums.len()).collect();
         order.sort_by(|&a, &b| site.sums[b].total_cmp(&site.sums[a]).then(a.cmp(&b)));
@@ -43,5 +49,5 @@ pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     });
     let title = format!("mean causal importance of each component ({when})");
     let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
-    Figure::new("mean_importance", &all, svg).map(Some)
+    Drawn::new(&all, svg)
 }

@@ -4,7 +4,6 @@ use spd_dataloader::Batch;
 use spd_engine::Store;
 
 use super::histogram::Counts;
-use super::leaks;
 use super::matrix::{MOST_DENSE, Matrix};
 use crate::active_rows::{ActiveRow, ActiveRows, Lots};
 use crate::arena::in_arena_of;
@@ -24,8 +23,6 @@ const BATCHES: u64 = 5;
 /// What a toy answers to inputs of one feature each.
 pub(super) struct Probe {
     pub(super) sites: Vec<Probed>,
-    /// Whether the penalty sees other importances than the masks.
-    pub(super) leaks: bool,
 }
 
 /// A site of a toy.
@@ -71,7 +68,6 @@ pub(super) fn probe(
     });
     Ok(Some(Probe {
         sites: sites.collect(),
-        leaks: leaks(&decomposition.run),
     }))
 }
 
@@ -238,6 +234,7 @@ impl SiteSums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::Figure;
 
     // The 48 matrices of GPT-2, as many components as it is decomposed into.
     #[test]
@@ -255,20 +252,15 @@ mod tests {
             sites,
             subsets: Vec::new(),
         };
-        for draw in super::super::OF_ALL {
-            let figure = draw(&sites, "now").unwrap().unwrap();
-            assert!(
-                figure.svg.len() < 1 << 20,
-                "{}: {}",
-                figure.name,
-                figure.svg.len()
-            );
+        for Figure { name, draw, .. } in super::super::OF_ALL {
+            let svg = draw(&sites, "now").unwrap().svg;
+            assert!(svg.len() < 1 << 20, "{name}: {}", svg.len());
             let pixels = |key: &str| {
-                let text = figure.svg.split_once(key).unwrap().1;
+                let text = svg.split_once(key).unwrap().1;
                 text.split('"').next().unwrap().parse::<f64>().unwrap()
             };
             let shape = pixels("width=\"") / pixels("height=\"");
-            assert!((1.0..2.0).contains(&shape), "{}: {shape}", figure.name);
+            assert!((1.0..2.0).contains(&shape), "{name}: {shape}");
         }
     }
 

@@ -18,7 +18,8 @@
 //!
 //! # Adding a figure
 //!
-//! A file here with a function that makes it of what was measured, and a line of `OF_TOYS` or `OF_ALL`.
+//! A file here with its [`Figure`]: its name, whether a run has it, and what draws it of what was measured; and a line of `OF_TOYS` or
+//! `OF_ALL`.
 
 mod activation_density;
 mod active_components;
@@ -44,41 +45,46 @@ use spd_engine::Store;
 use spd_tracker::Value;
 
 use self::measured::{Probe, Sums, probe, sums};
-use crate::component_model::Sigmoid;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::run_file::Run;
 use crate::task::GoOn;
 
-/// Makes a figure of what was measured, if there is one; `when` is a part of its title.
-type Draw<M> = fn(measured: &M, when: &str) -> Result<Option<Figure>, Fault>;
-
 /// Figures of toys.
-const OF_TOYS: [Draw<Probe>; 3] = [
-    causal_importances::of_masks,
-    causal_importances::of_penalty,
-    uv_matrices::figure,
+const OF_TOYS: [Figure<Probe>; 3] = [
+    causal_importances::OF_MASKS,
+    causal_importances::OF_PENALTY,
+    uv_matrices::FIGURE,
 ];
 
 /// Figures of all targets.
-const OF_ALL: [Draw<Sums>; 4] = [
-    active_components::figure,
-    importance_histograms::figure,
-    activation_density::figure,
-    mean_importance::figure,
+const OF_ALL: [Figure<Sums>; 4] = [
+    active_components::FIGURE,
+    importance_histograms::FIGURE,
+    activation_density::FIGURE,
+    mean_importance::FIGURE,
 ];
 
-/// A picture, and the numbers that it shows.
-struct Figure {
+/// A figure of what was measured.
+struct Figure<M> {
+    /// Its name in files and in rows.
     name: &'static str,
+    /// Whether a run has it.
+    is_drawn: fn(&Run) -> bool,
+    /// Draws it; the second argument is a part of its title.
+    draw: fn(&M, &str) -> Result<Drawn, Fault>,
+}
+
+/// A picture, and the numbers that it shows.
+struct Drawn {
     json: Vec<u8>,
     svg: String,
 }
 
-impl Figure {
-    fn new(name: &'static str, numbers: &impl Serialize, svg: String) -> Result<Self, Fault> {
+impl Drawn {
+    fn new(numbers: &impl Serialize, svg: String) -> Result<Self, Fault> {
         let json = serde_json::to_vec(numbers).context("the data of a figure")?;
-        Ok(Self { name, json, svg })
+        Ok(Self { json, svg })
     }
 }
 
@@ -89,21 +95,17 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
 
 /// The figures that a task has, whether or not a disk takes them: rows name them, and hold nothing that a disk decides.
 fn names(task: &DecompositionTask) -> Vec<&'static str> {
-    let mut names = Vec::new();
-    if task.has_probe() {
-        names.push("causal_importances");
-        if leaks(&task.decomposition.run) {
-            names.push("causal_importances_upper_leaky");
-        }
-        names.push("uv_matrices");
-    }
-    names.extend([
-        "active_components",
-        "importance_histograms",
-        "activation_density",
-        "mean_importance",
-    ]);
+    let run = &task.decomposition.run;
+    let of_toys = drawn(&OF_TOYS, run).filter(|_| task.has_probe());
+    let names = of_toys.map(|figure| figure.name);
     names
+        .chain(drawn(&OF_ALL, run).map(|figure| figure.name))
+        .collect()
+}
+
+/// Those of some figures that a run has.
+fn drawn<'f, M>(figures: &'f [Figure<M>], run: &Run) -> impl Iterator<Item = &'f Figure<M>> {
+    figures.iter().filter(|figure| (figure.is_drawn)(run))
 }
 
 /// What the row of a step says of its figures: the file of each, and then what was measured of the importances.
@@ -114,11 +116,6 @@ pub(crate) fn values(task: &DecompositionTask, step: u64) -> Vec<(String, Value)
     };
     let files = names(task).into_iter().map(value);
     files.chain(task.importances.iter().cloned()).collect()
-}
-
-/// Whether the sparsity penalty sees other gates than the masks do.
-fn leaks(run: &Run) -> bool {
-    run.importance.sigmoid == Sigmoid::LeakyHard
 }
 
 /// Draws every figure that the target has. Returns whether it did; not so where it was not to go on.
@@ -151,7 +148,8 @@ pub(crate) fn write(
     };
     task.importances = importance_histograms::values(&sums);
     of_toys?;
-    if !save_all((&to, &when), &OF_ALL, &sums, go_on)? {
+    let run = &task.decomposition.run;
+    if !save_all((&to, &when), drawn(&OF_ALL, run), &sums, go_on)? {
         return Ok(false);
     }
     components::write(task, store, &sums, (&to, step), go_on)
@@ -172,26 +170,28 @@ fn draw_toys(
         }
     }
     match probe(task, store)? {
-        Some(probe) => save_all((to, when), &OF_TOYS, &probe, go_on),
+        Some(probe) => {
+            let figures = drawn(&OF_TOYS, &task.decomposition.run);
+            save_all((to, when), figures, &probe, go_on)
+        }
         None => Ok(true),
     }
 }
 
 /// Draws and writes figures. Whether it was to go on, which is asked before each: a busy disk takes seconds for a file.
-fn save_all<M>(
+fn save_all<'f, M: 'f>(
     (to, when): (&Path, &str),
-    figures: &[Draw<M>],
+    figures: impl Iterator<Item = &'f Figure<M>>,
     measured: &M,
     go_on: &mut GoOn<'_>,
 ) -> Result<bool, Fault> {
-    for draw in figures {
+    for Figure { name, draw, .. } in figures {
         if !go_on() {
             return Ok(false);
         }
-        if let Some(Figure { name, json, svg }) = draw(measured, when)? {
-            write_file(&to.join(format!("{name}.json")), &json)?;
-            write_file(&to.join(format!("{name}.svg")), svg.as_bytes())?;
-        }
+        let Drawn { json, svg } = draw(measured, when)?;
+        write_file(&to.join(format!("{name}.json")), &json)?;
+        write_file(&to.join(format!("{name}.svg")), svg.as_bytes())?;
     }
     Ok(true)
 }

@@ -1,13 +1,19 @@
 //! `uv_matrices`: `V` and the transpose of `U` of each site of a toy, two panels a site, components in columns in both.
 
-use super::Figure;
 use super::axes::Axes;
 use super::matrix::Matrix;
 use super::measured::Probe;
 use super::panel::{Heat, Panel, grid};
+use super::{Drawn, Figure};
 use crate::fault::Fault;
 
-pub(super) fn figure(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) const FIGURE: Figure<Probe> = Figure {
+    name: "uv_matrices",
+    is_drawn: |_| true,
+    draw,
+};
+
+fn draw(probe: &Probe, when: &str) -> Result<Drawn, Fault> {
     let all = probe.sites.iter().flat_map(|site| &site.components);
     let all: Vec<&Matrix> = all.collect();
     let panels = all.iter().zip(["input", "output"].into_iter().cycle());
@@ -17,5 +23,5 @@ pub(super) fn figure(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault>
     });
     let title = format!("components ({when})");
     let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
-    Figure::new("uv_matrices", &all, svg).map(Some)
+    Drawn::new(&all, svg)
 }

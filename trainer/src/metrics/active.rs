@@ -2,11 +2,16 @@
 
 use spd_engine::{Builder, Result};
 
-use super::{Evaluated, Mean};
+use super::{Evaluated, Mean, Metric};
 use crate::run_file::Subset;
 use crate::task::Measured;
 
-pub(super) fn means(_b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
+pub(super) const METRIC: Metric = Metric {
+    means,
+    derived: |means, run| derived(means, &run.eval.subsets),
+};
+
+fn means(_b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
     let sites = on.decomposition.sites.iter().zip(&on.clean_pass.sites);
     let means = sites.map(|(site, values)| Mean {
         name: format!("l0/{}", site.path()),
@@ -17,7 +22,7 @@ pub(super) fn means(_b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
 }
 
 /// Sums over the sites of each subset.
-pub(super) fn derived(means: &[(String, f64)], subsets: &[Subset]) -> Measured {
+fn derived(means: &[(String, f64)], subsets: &[Subset]) -> Measured {
     let sum = |subset: &Subset| {
         let sites = means.iter().filter_map(|(name, l0)| {
             let path = name.strip_prefix("eval/l0/")?;

@@ -2,9 +2,11 @@
 
 use spd_engine::{Builder, Result};
 
-use super::{Evaluated, Mean};
+use super::{Evaluated, Mean, Metric};
 
-pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
+pub(super) const METRIC: Metric = Metric::of_means(means);
+
+fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
     Ok(vec![Mean {
         name: "faithfulness".into(),
         value: on.decomposition.faithfulness(b, on.store)?,

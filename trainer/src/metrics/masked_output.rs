@@ -17,7 +17,7 @@
 
 use spd_engine::{Builder, Result};
 
-use super::{Evaluated, Mean};
+use super::{Evaluated, Mean, Metric};
 use crate::component_model::Routing;
 use crate::component_model::USUAL_MASKS;
 use crate::decomposition::{MaskSample, Masking};
@@ -25,7 +25,12 @@ use crate::losses::{divergence, divergence_and_cross_entropy, hidden_acts_errors
 use crate::run_file::OutputLoss;
 use crate::task::Measured;
 
-pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
+pub(super) const METRIC: Metric = Metric {
+    means,
+    derived: |means, _| derived(means),
+};
+
+fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
     let Evaluated {
         decomposition,
         clean_pass,
@@ -100,7 +105,7 @@ pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
 }
 
 /// What follows from the means over all batches.
-pub(super) fn derived(means: &[(String, f64)]) -> Measured {
+fn derived(means: &[(String, f64)]) -> Measured {
     let of = |name: &str| {
         let mut means = means.iter();
         means

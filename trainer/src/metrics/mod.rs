@@ -2,7 +2,8 @@
 //!
 //! # Adding a metric
 //!
-//! A file here with a function that adds the metric's means on one batch to the program of the evaluation, and a line of `METRICS`.
+//! A file here with its [`Metric`]: what adds its means on one batch to the program of the evaluation, and what follows from them; and a
+//! line of `METRICS`.
 //! Where it is for toys alone, `toy` measures on inputs of one feature each.
 
 mod active;
@@ -24,22 +25,38 @@ pub use summary::number;
 use crate::decomposition::{CleanPass, Decomposition};
 use crate::task::Measured;
 
-/// Means of a metric on one batch.
-pub(crate) type Metric = fn(&mut Builder, &Evaluated<'_>) -> Result<Vec<Mean>>;
+/// A metric.
+pub(crate) struct Metric {
+    /// Its means on one batch.
+    pub(crate) means: fn(&mut Builder, &Evaluated<'_>) -> Result<Vec<Mean>>,
+    /// What follows from the means of all metrics over all batches, as they are named in rows.
+    derived: fn(&[(String, f64)], &Run) -> Measured,
+}
+
+impl Metric {
+    /// One whose means are all there is to it.
+    const fn of_means(means: fn(&mut Builder, &Evaluated<'_>) -> Result<Vec<Mean>>) -> Self {
+        Self {
+            means,
+            derived: |_, _| Vec::new(),
+        }
+    }
+}
 
 /// Every metric, in the order of a row.
 pub(crate) const METRICS: [Metric; 4] = [
-    masked_output::means,
-    terms::means,
-    active::means,
-    faithfulness::means,
+    masked_output::METRIC,
+    terms::METRIC,
+    active::METRIC,
+    faithfulness::METRIC,
 ];
 
-/// What follows from the means over all batches, as they are named in rows.
+/// What follows from the means over all batches.
 pub(crate) fn derived(means: &[(String, f64)], run: &Run) -> Measured {
-    let mut derived = masked_output::derived(means);
-    derived.extend(active::derived(means, &run.eval.subsets));
-    derived
+    let metrics = METRICS.iter();
+    metrics
+        .flat_map(|metric| (metric.derived)(means, run))
+        .collect()
 }
 
 /// One number of a metric on a batch.

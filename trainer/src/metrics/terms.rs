@@ -2,9 +2,11 @@
 
 use spd_engine::{Builder, Result};
 
-use super::{Evaluated, Mean};
+use super::{Evaluated, Mean, Metric};
 
-pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
+pub(super) const METRIC: Metric = Metric::of_means(means);
+
+fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
     let decomposition = on.decomposition;
     let terms = decomposition.measures(b, on.store, on.clean_pass, decomposition.draws)?;
     // What is left out is built, so that others draw what they always do, and never computed.

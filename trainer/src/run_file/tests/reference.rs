@@ -391,16 +391,14 @@ fn a_changed_file_is_told_or_read_and_nothing_else() {
 
 #[test]
 fn the_names_beside_our_keys_are_those_that_are_read() {
-    let sources = [
-        "beside",
-        "importance",
-        "metrics",
-        "schedule",
-        "target",
-        "top",
-    ]
-    .map(|file| fs::read_to_string(format!("src/reference/{file}.rs")).unwrap());
-    let sources = sources.concat();
+    let folders = ["run_file/reference", "losses", "networks"];
+    let files = folders.map(|folder| fs::read_dir(format!("src/{folder}")).unwrap());
+    let files = files.into_iter().flatten();
+    let files = files.map(|file| file.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "rs"));
+    let sources: String = files
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
     let rows = include_str!("../../../../configs/README.md").lines();
     let rows = rows.skip_while(|line| !line.starts_with("| key | default | the reference's |"));
     let mut names = 0;
