@@ -1,5 +1,5 @@
 //! Sums over the blocks of one rank on its GPU, which computes them in turn:
-//! [`Running`](crate::blocks::tree::Running) on a device.
+//! [`Running`] on a device.
 //!
 //! Results of a replay are added to the sums of earlier blocks along the tree. The sum over all
 //! blocks of the rank is then all-reduced bucket by bucket. The host enqueues this and waits for
