@@ -1,4 +1,4 @@
-//! What is wrong with a run file, and where: every fault at once, in the order of the file.
+//! Faults of a run file with their places: every fault at once, in the order of the file.
 
 use std::{
     fmt,
@@ -29,13 +29,13 @@ impl Faults {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {message}")]
 pub struct Fault {
-    /// Where it was said.
+    /// Its place.
     pub place: Place,
-    /// What was expected, what was found, and what to try.
+    /// One line: expected, found, and advice.
     pub message: String,
 }
 
-/// Where a fault was found.
+/// The place of a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A file as a whole.
@@ -63,7 +63,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Faults that are told of a file: a file of another kind may have one in each of its lines.
+/// The most faults reported of a file: a file of another kind may have one in each line.
 const MOST_TOLD: usize = 100;
 
 /// Longer messages are cut.
@@ -74,11 +74,11 @@ const MOST_MESSAGE_BYTES: usize = 4096;
 pub struct Note {
     /// Into the [`Source`].
     pub offset: usize,
-    /// What was expected, and what was found.
+    /// One line: expected, and found.
     pub message: String,
 }
 
-/// What a run is read from: the text of a file, and the overrides that follow it.
+/// The source of a run: the text of a file, and the overrides that follow it.
 ///
 /// An offset below the length of the text is a byte of it. Each override is one more, so that order of
 /// offsets is order of reading.

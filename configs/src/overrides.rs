@@ -1,4 +1,4 @@
-//! `KEY=VALUE` after the file: one key of a run said anew, for this time only.
+//! Overrides: `KEY=VALUE` replaces one key of a run file for one invocation.
 
 use std::borrow::Cow;
 
@@ -127,7 +127,7 @@ fn named(rows: &DeArray<'_>, name: &str) -> Vec<usize> {
     rows.map(|(index, _)| index).collect()
 }
 
-/// The names of rows, for whoever looks for another one.
+/// The names of rows, as part of a message about an unknown one.
 fn named_too(rows: &DeArray<'_>) -> String {
     let names = rows.iter().filter_map(name_of);
     let names: Vec<_> = names

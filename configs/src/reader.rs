@@ -12,7 +12,7 @@ use crate::{
     values::{Kind, found},
 };
 
-/// A table being read. Wherever a method returns `None`, it has noted a fault.
+/// A table being read. A method that returns `None` has noted a fault.
 pub struct Table<'t> {
     /// Dotted, as in an override: `target.train`, `loss.0`; empty for the file itself.
     pub path: String,
@@ -179,7 +179,7 @@ impl<'t> Table<'t> {
         }
     }
 
-    /// The value of a key as it is written, and the place of the key, whoever checks it later; nothing where it is left out.
+    /// The value of a key unchecked, and the place of the key; `None` if it is absent.
     pub fn raw(&mut self, key: &'static str) -> Option<(usize, &'t DeValue<'t>)> {
         let entry = self.take(key)?;
         Some((entry.offset, entry.value.get_ref()))
@@ -355,7 +355,7 @@ fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
     alike(key, known).first().copied()
 }
 
-/// Those of the known words that a word was probably meant to be, the most likely first.
+/// The known words that resemble a word, most alike first.
 pub fn alike<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     // Above this, an abbreviation or a slip; below, another word.
     const ALIKE: f64 = 0.75;

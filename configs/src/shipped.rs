@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// What the path of a shipped run file begins with: there is no such directory.
+/// Prefix of the path of a shipped run file; no directory has this name.
 const SCHEME: &str = "shipped:";
 
 /// A run file that is part of the program.
@@ -10,7 +10,7 @@ const SCHEME: &str = "shipped:";
 pub struct Shipped {
     /// Its name, without `.toml`.
     pub name: &'static str,
-    /// What it holds.
+    /// Its text.
     pub text: &'static str,
 }
 
@@ -65,7 +65,7 @@ impl Shipped {
         format!("{SCHEME}{}.toml", self.name).into()
     }
 
-    /// What it is: the first sentence of the comment that it begins with.
+    /// A description: the first sentence of its opening comment.
     pub fn about(&self) -> String {
         let comment = self.text.lines().map_while(|line| line.strip_prefix('#'));
         let words: Vec<&str> = comment.flat_map(str::split_whitespace).collect();

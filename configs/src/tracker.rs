@@ -7,7 +7,7 @@ use crate::{
     values::{OneOf, Text, Words},
 };
 
-/// Where the metrics of a run are sent. Credentials and addresses of servers are no part of it: they come from the environment.
+/// Destinations of a run's metrics. Credentials and server addresses come from the environment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Tracker {
     /// The trackers, each once.
@@ -18,7 +18,7 @@ pub struct Tracker {
     /// User or team of W&B; the key's own where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entity: Option<String>,
-    /// What puts runs together; the name of the sweep where there is none.
+    /// Groups runs; defaults to the name of the sweep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// The name that is shown; that of the run where there is none.
@@ -27,10 +27,10 @@ pub struct Tracker {
     /// Words to find the run by.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// What is to be said of it.
+    /// Free text about the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notes: Option<String>,
-    /// What becomes of rows that were sent and then rolled back.
+    /// Treatment of rows that were sent and then rolled back.
     pub on_rollback: OnRollback,
 }
 
@@ -54,7 +54,7 @@ impl Destination {
         (Self::Tensorboard.name(), Self::Tensorboard),
     ];
 
-    /// What it is called in run files and on the command line.
+    /// Its name in run files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Wandb => "wandb",

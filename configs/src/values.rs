@@ -6,7 +6,7 @@ use toml::de::DeValue;
 
 /// A kind of value.
 pub trait Kind {
-    /// What a key of this kind becomes.
+    /// The type of a value that was read.
     type Value;
 
     /// How the kind is asked for, as in "expected ...".

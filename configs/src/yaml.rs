@@ -26,11 +26,11 @@ const DEEPEST: usize = 64;
 pub struct Node {
     /// Of its first byte.
     pub offset: usize,
-    /// What it holds.
+    /// Its value.
     pub value: Value,
 }
 
-/// What a node holds.
+/// The value of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// Nothing: as a key that is left out.
@@ -359,7 +359,7 @@ fn key_of(node: Node) -> Result<String, Note> {
     }
 }
 
-/// What a tag makes of a scalar: a string, or nothing else than it is without.
+/// The effect of a tag on a scalar: a string, or none.
 fn known_tag(tag: Option<&Tag>) -> Result<Option<()>, String> {
     match tag {
         None => Ok(None),
@@ -371,7 +371,7 @@ fn known_tag(tag: Option<&Tag>) -> Result<Option<()>, String> {
     }
 }
 
-/// What a scalar without quotes means.
+/// The value of an unquoted scalar.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,

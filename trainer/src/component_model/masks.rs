@@ -22,7 +22,7 @@ pub(crate) const SAMPLES: usize = USUAL_MASKS as usize - FIRST_MEASURE;
 /// A mask sample of a program: a loss term's `k`-th, or an evaluation's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskSample {
-    /// Where its numbers come from.
+    /// The source of its random numbers.
     pub draws: Draws,
     /// Number that keys the draws; no two samples of a run share one.
     pub number: u8,
@@ -30,7 +30,7 @@ pub struct MaskSample {
     pub name: String,
 }
 
-/// Where random numbers come from.
+/// The source of random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Draws {
     /// Counters: a function of (seed, purpose, step, site, row, component).
@@ -59,7 +59,7 @@ impl AdversarialSource {
     }
 }
 
-/// What the masks of a pass are made from.
+/// The kind of masks of a pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Masking {
     /// All ones.

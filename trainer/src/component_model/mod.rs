@@ -36,7 +36,7 @@ use crate::pass::Pass;
 use crate::run_file::{Dtype, TiedUpdate, decomposition::Decomposition};
 use crate::sites::Site;
 
-/// What a run says of its component model.
+/// Settings of a component model.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Keys starting values.
@@ -54,11 +54,11 @@ pub struct Settings {
 /// The target with its sites, and where their parameters lie in the store.
 #[derive(Debug, Clone)]
 pub struct ComponentModel {
-    /// What the run says of it.
+    /// Its settings.
     pub settings: Settings,
     /// Sites, in order.
     pub sites: Vec<Site>,
-    /// What training moves.
+    /// Trained parameters.
     pub parameters: Parameters,
     /// The network that is taken apart.
     pub target: Network,
@@ -101,7 +101,7 @@ pub struct CleanPass {
     pub sites: Vec<CleanSite>,
 }
 
-/// What is known of a site after the clean pass.
+/// A site after the clean pass.
 #[derive(Debug, Clone, Copy)]
 pub struct CleanSite {
     /// Its components.
@@ -121,7 +121,7 @@ pub struct CleanSite {
     pub active: Value,
 }
 
-/// What a masked pass computes.
+/// The results of a masked pass.
 #[derive(Debug, Clone)]
 pub struct MaskedPass {
     /// Output of the model, as that of the frozen one.

@@ -23,7 +23,7 @@ struct Active {
     l0: f64,
 }
 
-/// What the bars show.
+/// The data of the bars.
 #[derive(Debug, Serialize)]
 struct Bar {
     groups: Vec<Active>,

@@ -1,4 +1,4 @@
-//! What all panels share: a title, axes with ticks and labels, and numbers in few letters.
+//! Parts of all panels: a title, axes with ticks and labels, and numbers in few letters.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{BoldPoints, Ranged, ValueFormatter};

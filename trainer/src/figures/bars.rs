@@ -16,7 +16,7 @@ const TICKS: usize = 5;
 /// Named values, none below 0.
 pub(super) struct Bars {
     pub(super) bars: Vec<(String, f64)>,
-    /// Where the axis ends.
+    /// The end of the axis.
     pub(super) most: f64,
 }
 

@@ -255,7 +255,7 @@ fn asked<'t>(
     of_each.collect()
 }
 
-/// What the first removals change, by site and component; `None` where it was not to go on.
+/// Effects of the first removals, by site and component; `None` after a stop.
 fn effects(
     task: &mut DecompositionTask,
     store: &mut Store,

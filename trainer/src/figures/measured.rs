@@ -1,4 +1,4 @@
-//! What figures are drawn from: what a toy answers to inputs of one feature each, and sums over held-out positions.
+//! Measurements behind the figures: importances of a toy on one-feature inputs, and sums over held-out positions.
 
 use spd_dataloader::Batch;
 use spd_engine::Store;
@@ -20,7 +20,7 @@ use crate::task::GoOn;
 /// Held-out batches that distributions are taken from, at most.
 const BATCHES: u64 = 5;
 
-/// What a toy answers to inputs of one feature each.
+/// Importances of a toy on inputs of one feature each.
 pub(super) struct Probe {
     pub(super) sites: Vec<Probed>,
 }

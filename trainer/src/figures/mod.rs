@@ -1,4 +1,4 @@
-//! What a decomposition looks like: figures of its importances and components, beside the numbers that they show.
+//! Figures of a decomposition: of its importances and components, beside the numbers that they show.
 //!
 //! | figure                | of                                                                             |
 //! |-----------------------|--------------------------------------------------------------------------------|
@@ -88,7 +88,7 @@ impl Drawn {
     }
 }
 
-/// Where the figures of a step lie in a run directory.
+/// The directory of a step's figures in a run directory.
 pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
     run_dir.join("figures").join(format!("step-{step:08}"))
 }
@@ -103,12 +103,12 @@ fn names(task: &DecompositionTask) -> Vec<&'static str> {
         .collect()
 }
 
-/// Those of some figures that a run has.
+/// The figures that a run has.
 fn drawn<'f, M>(figures: &'f [Figure<M>], run: &Run) -> impl Iterator<Item = &'f Figure<M>> {
     figures.iter().filter(|figure| (figure.is_drawn)(run))
 }
 
-/// What the row of a step says of its figures: the file of each, and then what was measured of the importances.
+/// The values of a step's row that concern figures: the file of each, then the histograms of the importances.
 pub(crate) fn values(task: &DecompositionTask, step: u64) -> Vec<(String, Value)> {
     let value = |name| {
         let file = format!("figures/step-{step:08}/{name}.svg");
@@ -155,7 +155,7 @@ pub(crate) fn write(
     components::write(task, store, &sums, (&to, step), go_on)
 }
 
-/// Makes the directory, and draws the figures that toys have. What was measured for them is gone then: it takes memory.
+/// Makes the directory, and draws the figures of toys. Their measurements are dropped afterwards, to free memory.
 fn draw_toys(
     task: &mut DecompositionTask,
     store: &mut Store,

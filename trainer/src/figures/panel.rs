@@ -1,4 +1,4 @@
-//! What a figure is made of: heat maps, histograms, sorted values and bars, side by side in one SVG.
+//! Panels of figures: heat maps, histograms, sorted values and bars, side by side in one SVG.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -141,7 +141,7 @@ impl Heat {
     ///
     /// - `place`: pixels of the upper left corner of a row and column
     fn draw_cells(&self, place: impl Fn(usize, usize) -> (i32, i32), to: &mut String) {
-        // What was drawn of a colour, and where its last rectangle begins, from which the next is counted.
+        // The path of a colour, and the start of its last rectangle, to which the next one is relative.
         let mut paths: BTreeMap<(u8, u8, u8), (String, i32, i32)> = BTreeMap::new();
         for (row, cells) in self.cells.iter().enumerate() {
             let mut column = 0;

@@ -1,4 +1,4 @@
-//! What is minimised, or watched: each term of the run file as a scalar of the program.
+//! Losses: each term of the run file as a scalar of the program, minimised or only measured.
 //!
 //! # Adding a loss
 //!
@@ -45,7 +45,7 @@ use crate::sites::Site;
 
 macro_rules! losses {
     ($($Struct:ident { $($word:literal: $sites:ident = $class:literal),+ })*) => {
-        /// What a loss measures.
+        /// A loss with its settings.
         #[derive(Debug, Clone, PartialEq, Serialize)]
         #[serde(untagged)]
         #[expect(missing_docs, reason = "each struct has its own")]
@@ -53,7 +53,7 @@ macro_rules! losses {
             $($Struct($Struct),)*
         }
 
-        /// A loss without its numbers. Where it is routed is part of the name.
+        /// The kind of a loss, and its routing.
         #[derive(Clone, Copy, PartialEq)]
         pub(crate) enum Kind {
             $($Struct(Sites),)*
@@ -95,7 +95,7 @@ macro_rules! losses {
         }
 
         impl Term {
-            /// What it computes.
+            /// The loss as its trait.
             pub fn term(&self) -> &dyn LossTerm {
                 match self {
                     $(Self::$Struct(loss) => loss,)*
@@ -190,7 +190,7 @@ pub trait LossTerm {
         false
     }
 
-    /// What tells it from others of its kind, beside its routing.
+    /// Its settings beside its routing, as the plan shows them.
     fn details(&self) -> Vec<String> {
         Vec::new()
     }
@@ -282,7 +282,7 @@ pub struct StateTensor {
     pub name: String,
     /// Its shape.
     pub dims: Vec<usize>,
-    /// What all of its elements are at the start.
+    /// Starting value of every element.
     pub start: f32,
 }
 
@@ -311,12 +311,12 @@ fn state_name(loss: &str, tensor: &str) -> String {
     format!("losses.{loss}.{tensor}")
 }
 
-/// What a loss is computed from.
+/// Inputs of a loss.
 #[derive(Debug, Clone, Copy)]
 pub struct LossInputs<'p> {
     /// The target with its components.
     pub model: &'p ComponentModel,
-    /// Where its parameters lie.
+    /// The store with its parameters.
     pub store: &'p Store,
     /// The batch in the clean pass.
     pub clean_pass: &'p CleanPass,
@@ -326,7 +326,7 @@ pub struct LossInputs<'p> {
     pub mask_samples: usize,
     /// The loss by its name in a run file, which the names of given draws begin with.
     pub name: &'static str,
-    /// Where its draws come from.
+    /// The source of its draws.
     pub draws: Draws,
     /// Number of its first mask sample.
     pub first_sample: usize,

@@ -1,7 +1,7 @@
-//! `pgd_recon`, `..._subset` and `..._layerwise`: what is the worst that ablation can do? The reconstruction loss under masks that an adversary chose.
+//! `pgd_recon`, `..._subset` and `..._layerwise`: reconstruction under the worst ablation that an adversary finds. The reconstruction loss under masks that an adversary chose.
 //!
 //! Masks lie where a source `r` in `[0, 1]` says, `m = g + (1 - g) r`, and the delta has a source of its own, which is its
-//! mask. In each step of training, and in each batch of an evaluation, the adversary starts anew and climbs:
+//! mask. In each step of training, and in each batch of an evaluation, the adversary starts again and climbs:
 //!
 //! ```text
 //! r <- clamp(r + step_size * sign(dL/dr), 0, 1)        sign(0) = 0
@@ -32,23 +32,23 @@ use crate::component_model::{AdversarialSource, Draws, MaskSample, MaskedPass, R
 use crate::run_file::reference::Made;
 
 /// Masks between importance and 1 that an adversary chooses: projected gradient ascent by signs, on sources in `[0, 1]` that say
-/// where between the two each mask lies. It starts anew in each step.
+/// where between the two each mask lies. It restarts in each step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PgdRecon {
     /// Which sites go through components, and where; layerwise, each site has an adversary of its own.
     #[serde(flatten)]
     pub routing: Routing,
-    /// Where the sources start.
+    /// Initial sources.
     pub init: PgdInit,
     /// Steps of the ascent.
     pub steps: usize,
     /// How far a source moves in a step, in `(0, 1]`.
     pub step_size: f64,
-    /// Who shares a source.
+    /// Sharing of sources.
     pub scope: PgdScope,
 }
 
-/// Where the sources of an adversary start.
+/// Initial sources of an adversary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PgdInit {
@@ -60,11 +60,11 @@ pub enum PgdInit {
     Zeroes,
 }
 
-/// Who shares a source of an adversary.
+/// Sharing of an adversary's sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PgdScope {
-    /// Nobody: each position has its own.
+    /// Each position has its own.
     UniquePerDatapoint,
     /// All positions of the batch. The more there are, the weaker the adversary.
     SharedAcrossBatch,
@@ -89,9 +89,9 @@ const SCOPES: OneOf<PgdScope> = OneOf(&[
 pub struct AttackedSite {
     /// Number of the site.
     pub index: usize,
-    /// Where it goes through components, f32 `[rows]`; `None` for everywhere.
+    /// Rows that go through components, f32 `[rows]`; `None` for all.
     pub route: Option<Value>,
-    /// Where its masks lie.
+    /// The source of its masks.
     pub source: AdversarialSource,
 }
 
@@ -104,7 +104,7 @@ pub struct SourceGradient {
     pub delta: Option<Value>,
 }
 
-/// What an adversary did.
+/// The ascent of an adversary.
 #[derive(Debug, Clone)]
 pub struct Ascent {
     /// Its sites, with the sources it ended at.
@@ -168,7 +168,7 @@ impl LossTerm for PgdRecon {
         mean(b, &distances)
     }
 
-    /// Those under the masks that the ascents ended at.
+    /// The passes under the masks that the ascents ended at.
     fn passes(&self, b: &mut Builder, from: &LossInputs<'_>, _: usize) -> Result<Vec<MaskedPass>> {
         let ascents = ascents(self, b, from)?.into_iter();
         ascents
@@ -209,7 +209,7 @@ pub fn ascents(pgd: &PgdRecon, b: &mut Builder, from: &LossInputs<'_>) -> Result
     Ok(ascents)
 }
 
-/// Where an adversary starts at a site.
+/// The initial source of an adversary at a site.
 fn start(
     pgd: &PgdRecon,
     b: &mut Builder,

@@ -1,4 +1,4 @@
-//! Does the network still say the same when components are ablated? Reconstruction losses: the divergence between the
+//! Reconstruction losses: the divergence between the
 //! target's output and that of masked passes.
 //!
 //! | term            | masks                       | delta           | passes                                   |
@@ -51,7 +51,7 @@ pub fn divergence_and_cross_entropy(
 
 /// A loss that compares masked passes with the clean pass.
 pub(super) trait Reconstruction {
-    /// What its masks are made from.
+    /// The kind of its masks.
     const MASKING: Masking;
 
     /// Reads its keys.

@@ -12,7 +12,7 @@ use super::{KINDS, Kind, Term};
 pub struct Loss {
     /// Weight in the total.
     pub coeff: f64,
-    /// What is measured.
+    /// The loss.
     pub term: Term,
 }
 
@@ -24,7 +24,7 @@ pub struct Measure {
     pub name: String,
     /// Whether it is measured in slow evaluations alone.
     pub slow: bool,
-    /// What is measured.
+    /// The loss.
     pub term: Term,
 }
 

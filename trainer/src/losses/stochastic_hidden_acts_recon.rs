@@ -4,7 +4,7 @@
 //! `sum over sites of |x_masked - x_clean|^2 / sum over sites of numel(x)`, a mean over elements, and the mean of that over
 //! mask samples; all sites are masked at all positions, as in `stochastic_recon`. A site that no other site lies before has
 //! the same input in both passes. It counts as it does in the reference: no error, and its elements in the denominator; where
-//! all sites are such, the term is 0. What goes into an embedding are tokens, which are the same in all passes and count for nothing.
+//! all sites are such, the term is 0. The inputs of an embedding are tokens, which are the same in all passes and do not count.
 
 use serde::Serialize;
 use spd_configs::reader::Table;

@@ -59,7 +59,7 @@ pub fn matched_features(importance: &[f32], features: usize, c: usize, tolerance
 
 /// Entries that contradict "`k` components are in use, whatever for".
 ///
-/// Those are the `k` columns of largest sum. An error is one of them without an entry of at least `1 - tolerance`, or an
+/// The dense columns are the `k` of largest sum. An error is one of them without an entry of at least `1 - tolerance`, or an
 /// entry of another column above `tolerance`.
 ///
 /// - `importance`: row-major `[features, c]`

@@ -12,7 +12,7 @@
 //! `ce_unrecovered/<mask>`, that by the difference of `zero`: 0 where nothing is lost, and 1 where as much is as without components. The
 //! SPD reference takes the quotient on each batch, and the mean of those.
 //!
-//! Where a `[[eval.subset]]` is masked: `subset/<name>/kl`, `.../ce` and `.../ce_unrecovered`, of a pass whose sites in the subset are
+//! For each masked `[[eval.subset]]`: `subset/<name>/kl`, `.../ce` and `.../ce_unrecovered`, of a pass whose sites in the subset are
 //! stochastically masked and whose others are the target's; and `subset_worst/...`, the largest of each.
 
 use spd_engine::{Builder, Result};
@@ -104,7 +104,7 @@ fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
     Ok(means)
 }
 
-/// What follows from the means over all batches.
+/// Metrics derived from the means over all batches.
 fn derived(means: &[(String, f64)]) -> Measured {
     let of = |name: &str| {
         let mut means = means.iter();

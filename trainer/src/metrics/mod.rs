@@ -1,10 +1,10 @@
-//! What is measured beside the losses.
+//! Metrics of held-out batches beside the losses.
 //!
 //! # Adding a metric
 //!
 //! A file here with its [`Metric`]: what adds its means on one batch to the program of the evaluation, and what follows from them; and a
 //! line of `METRICS`.
-//! Where it is for toys alone, `toy` measures on inputs of one feature each.
+//! Metrics of toys alone are measured on inputs of one feature each, in `toy`.
 
 mod active;
 mod bigram;
@@ -29,7 +29,7 @@ use crate::task::Measured;
 pub(crate) struct Metric {
     /// Its means on one batch.
     pub(crate) means: fn(&mut Builder, &Evaluated<'_>) -> Result<Vec<Mean>>,
-    /// What follows from the means of all metrics over all batches, as they are named in rows.
+    /// Metrics derived from the means of all metrics over all batches, which have their names in rows.
     derived: fn(&[(String, f64)], &Run) -> Measured,
 }
 
@@ -51,7 +51,7 @@ pub(crate) const METRICS: [Metric; 4] = [
     faithfulness::METRIC,
 ];
 
-/// What follows from the means over all batches.
+/// Metrics derived from the means over all batches.
 pub(crate) fn derived(means: &[(String, f64)], run: &Run) -> Measured {
     let metrics = METRICS.iter();
     metrics
@@ -70,7 +70,7 @@ pub(crate) struct Mean {
     pub(crate) count: usize,
 }
 
-/// What metrics are measured on.
+/// Inputs of a metric.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Evaluated<'a> {
     pub(crate) decomposition: &'a Decomposition,

@@ -44,7 +44,7 @@ const TOTALS: [(&str, &str); 4] = [
     ("ml2r", "mean L2 ratio (ML2R)"),
 ];
 
-/// What a start of a run took.
+/// The cost of a start of a run.
 pub(crate) struct Spent {
     /// Time.
     pub(crate) time: Duration,
@@ -54,7 +54,7 @@ pub(crate) struct Spent {
     pub(crate) peak: Peak,
 }
 
-/// What a summary is made of, beside the decomposition itself.
+/// Inputs of a summary beside the decomposition.
 pub(crate) struct Summary<'a> {
     pub(crate) sources: &'a Sources,
     pub(crate) run_dir: &'a Path,

@@ -1,4 +1,4 @@
-//! What is known of a toy: how its importances and components should look.
+//! Metrics of toys: importances and components against the known solution.
 
 use spd_engine::Store;
 
@@ -46,7 +46,7 @@ pub(crate) struct Against {
     pub(crate) matched: [usize; 2],
 }
 
-/// What is known of each site of a toy; empty for other targets.
+/// The known solution of each site of a toy; empty for other targets.
 pub(crate) fn known_sites(
     task: &mut DecompositionTask,
     store: &mut Store,
@@ -183,7 +183,7 @@ fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(column).collect()
 }
 
-/// What a site answers to rows with one feature each.
+/// Importances and logits of a site on rows of one feature each.
 pub(crate) struct Answer {
     /// Importances for masks, f32 `[features, c]`.
     pub(crate) importance: Vec<f32>,
@@ -191,7 +191,7 @@ pub(crate) struct Answer {
     pub(crate) logits: Vec<f32>,
 }
 
-/// What each site of a toy answers; nothing for other targets.
+/// The answers of each site of a toy; `None` for other targets.
 pub(crate) fn probe(
     task: &mut DecompositionTask,
     store: &mut Store,

@@ -6,7 +6,7 @@ use super::{Found, Input, Listed, Reads};
 use crate::fault::Fault;
 use spd_configs::{reader::Table, values::Size};
 
-/// What the run file says of a network that a program brings along: what it reads.
+/// The input of a network that a program brings along.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Custom {
     /// Features of a row, if it reads vectors.

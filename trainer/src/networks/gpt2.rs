@@ -83,13 +83,13 @@ impl Nonlinearity {
     }
 }
 
-/// What is added to variances where nothing is said.
+/// Default epsilon of norms.
 pub(super) const NORM_EPS: f64 = 1e-5;
 
 /// Sizes of a GPT-Neo.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GptNeo {
-    /// Those that a GPT-2 has too.
+    /// Sizes shared with GPT-2.
     #[serde(flatten)]
     pub sizes: Gpt2,
     /// Keys that a query of a local block sees, its own the last.
@@ -111,7 +111,7 @@ impl Gpt2 {
         })
     }
 
-    /// What it reads.
+    /// Its input.
     pub fn input(&self) -> Input {
         Input::Tokens {
             vocab: self.vocab,
@@ -148,7 +148,7 @@ impl Gpt2 {
 }
 
 impl GptNeo {
-    /// What it reads.
+    /// Its input.
     pub fn input(&self) -> Input {
         self.sizes.input()
     }
@@ -323,7 +323,7 @@ struct Network {
 #[derive(Debug)]
 struct Layout {
     name: &'static str,
-    /// What stands before every name.
+    /// Prefix of every name.
     top: &'static str,
     /// The matrices that attention reads from: one for all of `q`, `k` and `v`, or one each.
     inputs: &'static [&'static str],
@@ -332,7 +332,7 @@ struct Layout {
     /// The layers that write to the residual stream.
     writers: [&'static str; 2],
     kind: LayerKind,
-    /// What scores are multiplied by, if not the usual.
+    /// Factor of attention scores, if not `1 / sqrt(d_head)`.
     scale: Option<f32>,
 }
 

@@ -1,6 +1,6 @@
 //! The layers of a network that may become sites.
 
-/// What a layer does with its input, and how its weight lies in memory.
+/// The operation of a layer, and the layout of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
     /// `x W^T + b` with a weight `[d_out, d_in]`, PyTorch's `nn.Linear`.
@@ -22,7 +22,7 @@ pub struct Layer {
     pub d_in: usize,
     /// Length of its output.
     pub d_out: usize,
-    /// What it does, and the layout of its weight, if there is one.
+    /// Its operation, and the layout of its weight, if it has one.
     pub kind: LayerKind,
     /// Whether there is a `<path>.bias`.
     pub bias: bool,

@@ -43,7 +43,7 @@ pub struct LlamaSimple {
 }
 
 impl LlamaSimple {
-    /// What it reads.
+    /// Its input.
     pub(super) fn input(&self) -> Input {
         Input::Tokens {
             vocab: self.vocab,
@@ -107,7 +107,7 @@ pub struct Llama {
 /// How slow angles of rotary positions are made slower still, so that a model reads longer texts than those of its first training.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RopeScaling {
-    /// What the slowest angles are divided by.
+    /// Divisor of the slowest angles.
     pub factor: f64,
     /// Angles of fewer turns in `n_ctx` positions are divided whole.
     pub low: f64,
@@ -118,7 +118,7 @@ pub struct RopeScaling {
 }
 
 impl Llama {
-    /// What it reads.
+    /// Its input.
     pub(super) fn input(&self) -> Input {
         Input::Tokens {
             vocab: self.vocab,
@@ -237,7 +237,7 @@ fn read(table: &mut Table<'_>) -> Found<Llama> {
     let n_ctx = table.need("n_ctx", Size::at_least(1));
     let d_model = table.need("d_model", Size::at_least(1));
     let n_layer = table.need("n_layer", Size::at_least(1));
-    // Where the width of a head is said, heads need not be as wide together as the residual stream.
+    // With an explicit head width, heads need not add up to the residual stream.
     let (n_head, d_head) = if table.has("d_head") {
         let n_head = table.need("n_head", Size::at_least(1));
         (n_head, table.need("d_head", Size::at_least(2)))
@@ -317,7 +317,7 @@ fn read_scaling(table: &mut Table<'_>) -> Option<RopeScaling> {
     })
 }
 
-/// What Hugging Face's families on Llama differ in, where their files do not say it.
+/// Differences of Hugging Face's Llama families that their files leave out.
 #[derive(Clone, Copy)]
 struct Family {
     qkv_bias: bool,

@@ -52,14 +52,14 @@ macro_rules! networks {
         }
 
         impl Model {
-            /// What the network reads.
+            /// Its input.
             pub fn input(&self) -> Input {
                 match self {
                     $(Self::$Variant(network) => network.input(),)*
                 }
             }
 
-            /// What it is in the SPD reference, if anything.
+            /// Its counterpart in the SPD reference, if any.
             pub(crate) fn of_reference(&self) -> Option<OfReference> {
                 match self {
                     $(Self::$Variant(_) => $listed.reference,)*
@@ -98,7 +98,7 @@ macro_rules! networks {
         pub(crate) const KINDS: OneOf<Kind> = OneOf(&[$(($word, Kind::$Variant),)*]);
 
         impl Kind {
-            /// What the other tables of a run file need to know of it.
+            /// Facts that the checks of other tables read.
             pub(crate) fn traits(self) -> Traits {
                 match self {
                     $(Self::$Variant => $listed.traits,)*
@@ -112,7 +112,7 @@ macro_rules! networks {
                 }
             }
 
-            /// What it is in the SPD reference, if anything.
+            /// Its counterpart in the SPD reference, if any.
             pub(crate) fn of_reference(self) -> Option<OfReference> {
                 match self {
                     $(Self::$Variant => $listed.reference,)*
@@ -154,11 +154,11 @@ impl Kind {
 
 /// A network that is taken apart.
 pub trait Target: fmt::Debug + Send + Sync {
-    /// One line for people: `gpt2, 3 layers of width 128, ...`. What stands before the first comma names the network. A trained
+    /// One line for people: `gpt2, 3 layers of width 128, ...`. The text before the first comma names the network. A trained
     /// target is kept in the cache under this line, so a network that computes something else has another one.
     fn describe(&self) -> String;
 
-    /// What it reads.
+    /// Its input.
     fn input(&self) -> Input;
 
     /// The layers that may become sites, in the order of its modules.
@@ -175,7 +175,7 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// When shapes do not fit, which [`load`] has ruled out.
     fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, input: Value) -> Result<Value>;
 
-    /// What it is trained on, a scalar: the mean squared distance of features from its input, or the cross-entropy of the next
+    /// Its training loss, a scalar: the mean squared distance of features from its input, or the cross-entropy of the next
     /// tokens, which are an input `labels` of the program.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ pub trait Target: fmt::Debug + Send + Sync {
         None
     }
 
-    /// What a layer of a toy reads: where each feature has a direction of its own, MMCS and ML2R are measured.
+    /// Feature directions in the input of a layer of a toy; MMCS and ML2R are measured against them.
     fn reads_features(&self, _path: &str) -> Option<FeatureDirections> {
         None
     }
@@ -209,7 +209,7 @@ pub trait Target: fmt::Debug + Send + Sync {
 /// The target of a run.
 pub type Network = Arc<dyn Target>;
 
-/// Where the features of a toy are in the input of a layer.
+/// Feature directions in the input of a layer of a toy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeatureDirections {
     /// Feature `i` is element `i`.
@@ -300,7 +300,7 @@ impl TargetTensor {
     }
 }
 
-/// What a network reads.
+/// The input of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
     /// Vectors of so many features, f32 `[b, f]`.
@@ -314,7 +314,7 @@ pub enum Input {
     },
 }
 
-/// What a network reads, as far as the keys of `[target]` could be read: other tables are checked against it, whatever else
+/// The input of a network, as far as the keys of `[target]` could be read: other tables are checked against it, whatever else
 /// is wrong.
 #[derive(Clone, Copy)]
 pub(crate) enum Reads {
@@ -322,12 +322,12 @@ pub(crate) enum Reads {
     Tokens { n_ctx: Option<usize> },
 }
 
-/// What the other tables of a run file need to know of a network.
+/// Facts of a network that the checks of other tables read.
 #[derive(Clone, Copy)]
 pub(crate) struct Traits {
     /// Default of `low` in `[data]`.
     pub(crate) low: f64,
-    /// What it learns to give, where features below 0 would make that something else.
+    /// The labels of its training, if features below 0 would contradict them.
     pub(crate) learns: Option<&'static str>,
     /// Two layers that can share their components, one as the transpose of the other.
     pub(crate) tied: Option<[&'static str; 2]>,
@@ -348,7 +348,7 @@ struct Found<N> {
     network: Option<N>,
 }
 
-/// What is known of a network of run files beside its forward pass.
+/// A network of run files, beside its forward pass.
 struct Listed<N> {
     /// Reads its keys.
     read: fn(&mut Table<'_>) -> Found<N>,
@@ -357,14 +357,14 @@ struct Listed<N> {
     traits: Traits,
     /// Its architectures in Hugging Face's library.
     architectures: &'static [Architecture],
-    /// What it is in the SPD reference.
+    /// Its counterpart in the SPD reference.
     reference: Option<OfReference>,
     /// How the SPD reference opens it, or why it does not.
     export: fn(&N) -> std::result::Result<Export, String>,
 }
 
 impl<N> Listed<N> {
-    /// One that nobody else has.
+    /// A network that other libraries do not have.
     const fn new(
         read: fn(&mut Table<'_>) -> Found<N>,
         network: fn(&N) -> std::result::Result<Network, Fault>,

@@ -190,7 +190,7 @@ impl Target for ResidMlp {
     }
 }
 
-/// What the target is trained to give: `x + act(x)`.
+/// The labels of its training: `x + act(x)`.
 fn labels(b: &mut Builder, activation: Activation, x_bf: Value) -> Result<Value> {
     let active_bf = activate(b, activation, x_bf)?;
     b.add(x_bf, active_bf)

@@ -9,7 +9,7 @@ pub(crate) struct ConfigJson {
     pub(crate) path: PathBuf,
     object: Map<String, Value>,
     pub(crate) said: Vec<Said>,
-    /// What is not supported or missing, a line each.
+    /// Unsupported and missing keys, a line each.
     pub(crate) faults: Vec<String>,
 }
 

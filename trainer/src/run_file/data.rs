@@ -11,7 +11,7 @@ use toml::de::DeValue;
 
 use crate::run_file::target::Facts;
 
-/// Where batches come from.
+/// The source of batches.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Data {
@@ -46,7 +46,7 @@ pub enum Data {
     },
 }
 
-/// What is evaluated on.
+/// The data of evaluations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum EvalData {

@@ -16,7 +16,7 @@ use crate::run_file::{
     train::Train,
 };
 
-/// What is measured on held-out batches.
+/// Evaluation on held-out batches.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Eval {
     /// Steps between evaluations; 0 evaluates at the start and the end only.

@@ -1,5 +1,5 @@
 //! A directory of weights as Hugging Face lays it out: its `config.json` says which network it is and how large, so that nobody types
-//! it. What a run file says too has to agree. The directory may be one of the hub, which somebody else looks up.
+//! it. Keys that the run file has too must agree. A directory of the hub is looked up by the caller.
 
 use std::{
     borrow::Cow,
@@ -42,7 +42,7 @@ pub struct OnHub<'a> {
     pub run: Option<&'a str>,
 }
 
-/// What weights of the hub are.
+/// Weights of the hub, found.
 #[derive(Debug, Clone)]
 pub struct OnDisk {
     /// The commit of their revision.
@@ -51,7 +51,7 @@ pub struct OnDisk {
     pub dir: PathBuf,
 }
 
-/// Whoever looks weights up on the hub; an error is one line.
+/// A function that looks weights up on the hub; an error is one line.
 pub type LookUp<'l> = dyn FnMut(&OnHub<'_>) -> Result<OnDisk, String> + 'l;
 
 /// The keys of `[target]` that the weights' own directory says, as TOML; nothing where `weights` names no directory, or one without a
@@ -118,7 +118,7 @@ pub(crate) fn look(
         .transpose()
 }
 
-/// What the `config.json` of a directory says; nothing for a file, or where there is none beside a `kind` of the run file.
+/// The `config.json` of a directory; `None` for a file, or if the run file has a `kind` and the directory no `config.json`.
 fn config_json(dir: &Path, has_kind: bool) -> Result<Option<ConfigJson>, String> {
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => {}
@@ -157,7 +157,7 @@ pub(crate) struct ConfigKeys {
 impl ConfigKeys {
     /// # Errors
     ///
-    /// What the file says that is not supported.
+    /// Unsupported keys of the file.
     fn checked(
         offset: usize,
         json: ConfigJson,

@@ -12,7 +12,7 @@ use crate::run_file::{
     target::Facts,
 };
 
-/// What the importances of a site should look like on single-feature inputs.
+/// The known importances of a site on single-feature inputs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(into = "KnownRow")]
 pub struct KnownImportance {

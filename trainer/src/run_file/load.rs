@@ -159,7 +159,7 @@ impl Run {
             };
             let mut notes: Vec<Note> = errors.into_iter().map(note).collect();
             notes.sort_by_key(|note| note.offset);
-            // What stands behind a fault in its line is often misread for it alone.
+            // Later faults of the same line often follow from the first.
             let text = source.text.as_bytes();
             notes.dedup_by(|note, before| {
                 let between = text.get(before.offset..note.offset);
@@ -178,7 +178,7 @@ impl Run {
         let (file, mut notes) = overrides::apply(source, yaml::table(&file));
         notes.append(&mut translated.notes);
         notes.extend(translated.missing(&file));
-        // What is refused leaves holes, which would be told as missing keys.
+        // Refused keys would be reported as missing too.
         if !notes.is_empty() {
             return Err(source.faults(notes));
         }

@@ -1,4 +1,4 @@
-//! What a run is.
+//! The run file and its resolved form.
 //!
 //! A run is one TOML file. [`Run::load`] reads it with positions, fills in every default and checks
 //! the whole; it returns a [`Run`], plain values that nobody needs to check again, or

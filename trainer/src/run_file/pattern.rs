@@ -8,7 +8,7 @@ pub fn pattern_matches(pattern: &str, path: &str) -> bool {
     let pieces = pieces(pattern);
     let path: Vec<char> = path.chars().collect();
     let (mut piece, mut at) = (0, 0);
-    // Where to go on when the last `*` has to take one character more.
+    // State to retry from when the last `*` has to take one more character.
     let mut retry = None;
     loop {
         match (pieces.get(piece), path.get(at)) {

@@ -17,14 +17,14 @@ impl Run {
         toml::to_string(self).expect("what was read from TOML can be written as TOML")
     }
 
-    /// What differs, key by key: `train.steps: 10000 here, 500 there`. Empty when the runs are equal.
+    /// Differences, key by key: `train.steps: 10000 here, 500 there`. Empty when the runs are equal.
     ///
     /// # Panics
     ///
     /// As [`Run::to_toml`].
     pub fn differences(&self, there: &Self) -> Vec<String> {
         let [here, there] = [self, there].map(|run| {
-            // Where metrics are sent makes no other run.
+            // The destinations of metrics do not count.
             let run = Self {
                 tracker: Tracker::default(),
                 ..run.clone()

@@ -1,4 +1,4 @@
-//! What a run is, as plain values: one struct a table of the file, checked before anyone sees them.
+//! A run as plain, checked values: one struct for each table of the file.
 //!
 //! Every default is filled in here, so that a resolved run can be printed, hashed and stored whole.
 //! A run is made by reading a file, never by serde; it serialises to the tables a user would write.
@@ -27,7 +27,7 @@ pub struct Run {
     pub precision: Precision,
     /// The frozen network.
     pub target: Target,
-    /// Where batches come from.
+    /// The source of batches.
     pub data: Data,
     /// Which matrices are decomposed, and into how many components.
     pub decomposition: Decomposition,
@@ -38,13 +38,13 @@ pub struct Run {
     pub losses: Vec<Loss>,
     /// The training loop of the decomposition.
     pub train: Train,
-    /// What is measured on held-out batches.
+    /// Evaluation on held-out batches.
     pub eval: Eval,
     /// When states are saved, and how many stay.
     pub checkpoint: Checkpoint,
     /// When training rows are written.
     pub log: Log,
-    /// Where metrics are sent. It is no part of what makes two runs the same.
+    /// Destinations of metrics; no part of a run's identity.
     #[serde(skip_serializing_if = "Tracker::is_default")]
     pub tracker: Tracker,
 }

@@ -20,16 +20,16 @@ pub struct Target {
     /// A file with the weights, of safetensors or PyTorch, a directory of them in Hugging Face's layout, or `hf://OWNER/NAME@REVISION`;
     /// `None` when they are trained here.
     pub weights: Option<PathBuf>,
-    /// What the revision of `hf://` was when the run began; `None` for files and directories.
+    /// The commit of the revision of `hf://` when the run began; `None` for files and directories.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// What its weights are held in while it is decomposed.
+    /// Dtype of its weights while it is decomposed.
     pub dtype: Dtype,
     /// How the target is trained when it has no `weights`.
     pub train: Option<TargetTrain>,
 }
 
-/// What numbers are held in.
+/// Dtype of frozen weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dtype {
@@ -69,7 +69,7 @@ fn is_on_hub(path: &Path) -> bool {
     path.to_str().is_some_and(|path| path.starts_with(SCHEME))
 }
 
-/// What other tables are checked against: known as far as it could be read, whatever else is wrong with the target.
+/// Facts of the target that other tables are checked against, as far as they could be read.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Facts {
     /// Which network it is, and what it reads.

@@ -78,7 +78,7 @@ const OUTPUT_LOSSES: OneOf<OutputLoss> = OneOf(&[("kl", OutputLoss::Kl), ("mse",
 const REDUCTIONS: OneOf<Reduction> =
     OneOf(&[("exact", Reduction::Exact), ("fast", Reduction::Fast)]);
 
-/// What the losses of a run are, as far as `[train]` is checked against them.
+/// Facts of the losses that `[train]` is checked against.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) count: usize,

@@ -102,7 +102,7 @@ impl ImportanceKind {
         KINDS.word(self.kind())
     }
 
-    /// Its word, and what tells it from others of its kind.
+    /// Its word and its settings.
     pub fn describe(&self) -> String {
         format!("{} {}", self.name(), self.function().details())
     }
@@ -116,7 +116,7 @@ impl ImportanceKind {
 /// The causal-importance functions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Importance {
-    /// What the functions see and how they are wired.
+    /// The kind of function, with its settings.
     #[serde(flatten)]
     pub kind: ImportanceKind,
     /// From logits to importances.
@@ -184,7 +184,7 @@ trait ImportanceFunction {
     where
         Self: Sized;
 
-    /// What tells it from others of its kind.
+    /// Its settings, as the plan shows them.
     fn details(&self) -> String;
 
     /// Whether it is one network over all sites.
@@ -220,7 +220,7 @@ trait ImportanceFunction {
     ) -> Result<Vec<Value>>;
 }
 
-/// What an importance function sees of a site.
+/// The view that an importance function has of a site.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SeenSite<'a> {
     pub(super) site: &'a Site,

@@ -20,7 +20,7 @@ use crate::networks::Input;
 /// Name, shape and values of each tensor of a target, in the target's order.
 pub type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;
 
-/// What may stand before the names of a model's tensors, and is missing in files of the bare model.
+/// Prefixes of tensor names that files of the bare model lack.
 const TOPS: [&str; 3] = ["transformer.", "model.", "gpt_neox."];
 
 /// Two names of the same head.
@@ -39,7 +39,7 @@ fn name_in<'n>(stock: &Stock, name: &'n str) -> Option<&'n str> {
 ///
 /// A file of a toy holds nothing else: with a layer or a bias more it would be another network.
 ///
-/// What stands before all names of a model, such as `transformer.`, may be missing, as in files of the bare model. Where a head is tied to
+/// A prefix of all names, such as `transformer.`, may be missing, as in files of the bare model. If a head is tied to
 /// the embedding and the file has it too, both must be equal.
 ///
 /// # Errors
@@ -160,7 +160,7 @@ impl Tensors {
     }
 }
 
-/// What a file has, for whoever looks for something else.
+/// The tensors of a file, for a message about a missing one.
 fn inventory(stock: &Stock) -> String {
     let names: Vec<&str> = stock.names().take(4).collect();
     if names.is_empty() {

@@ -334,7 +334,7 @@ impl<'p> Machine<'p> {
         }
     }
 
-    /// Where the uppermost items begin.
+    /// Start of the topmost items.
     fn below(&self, count: usize) -> Result<usize, String> {
         self.stack
             .len()

@@ -16,7 +16,7 @@ const MOST_HEADER_BYTES: u64 = 100_000_000;
 ///
 /// # Errors
 ///
-/// What is wrong with its header, or that the file is not as long as that says.
+/// The fault of its header, or of the file's length.
 pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored>, String> {
     if bytes < 8 {
         return Err(format!("{bytes} bytes are no header"));

@@ -20,7 +20,7 @@ struct Opened {
 
 /// The tensors of a file, or of the files of a directory.
 pub(super) struct Stock {
-    /// What was asked for.
+    /// The request.
     path: PathBuf,
     files: Vec<Opened>,
     /// The file of each tensor, by name.
@@ -127,7 +127,7 @@ impl Stock {
         })
     }
 
-    /// What was asked for, as messages name it.
+    /// The request, as messages name it.
     pub(super) fn shown(&self) -> String {
         self.path.display().to_string()
     }

@@ -1,6 +1,6 @@
 //! A tensor in a file: what its numbers are, and where they lie.
 
-/// What the numbers of a stored tensor are.
+/// The dtype of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum StoredDtype {
     F64,

@@ -18,7 +18,7 @@ const MOST_PICKLE_BYTES: u64 = 16 << 20;
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// The fault of the file.
 pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored>, String> {
     let archive = Archive::read(file, bytes)?;
     let mut names = archive.names();
@@ -76,7 +76,7 @@ fn is_repeated(view: &View<'_>) -> bool {
     count > reach
 }
 
-/// Where a view lies in the file, if all of it is within its storage.
+/// The range of a view in the file, if it lies within its storage.
 fn placed(view: View<'_>, storage: Entry) -> Option<Stored> {
     let size = view.dtype.bytes() as u64;
     let count = view

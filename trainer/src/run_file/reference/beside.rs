@@ -1,4 +1,4 @@
-//! What the reference leaves beside weights that it trained: the file that says which network they are of.
+//! The file of sizes that the reference leaves beside weights that it trained.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ fn known(of_tokens: bool) -> impl Iterator<Item = Known> + Clone {
     all.filter(move |(_, network)| network.class.starts_with("spd.pretrain.") == of_tokens)
 }
 
-/// What was found: the sizes, and the file of weights where a directory was named.
+/// The sizes, and the file of weights if a directory was named.
 pub(crate) struct Beside {
     pub(crate) json: ConfigJson,
     pub(crate) weights: PathBuf,

@@ -47,7 +47,7 @@ impl Made {
         }
     }
 
-    /// The same of a key that has to be given.
+    /// The same for a required key.
     pub(crate) fn need(
         &mut self,
         table: &mut Table<'_>,

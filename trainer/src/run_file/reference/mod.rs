@@ -1,4 +1,4 @@
-//! Run files of the SPD reference, YAML of its branches `main` and `dev`, as run files of ours. What has a name there and another one here
+//! Run files of the SPD reference, YAML of its branches `main` and `dev`, as run files of ours. A key that has another name here
 //! is renamed; what is not here is refused by its key, all of it at once.
 //!
 //! ```text
@@ -39,11 +39,11 @@ pub(crate) fn is_one(path: &Path) -> bool {
 pub(crate) struct Translated {
     /// Its tables.
     pub(crate) file: Vec<Entry>,
-    /// What is not here.
+    /// Unsupported keys.
     pub(crate) notes: Vec<Note>,
     /// Keys that are given and change nothing here.
     pub(crate) unused: Vec<String>,
-    /// What only `--set` can give.
+    /// Keys that only `--set` can give.
     wanted: Vec<Wanted>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn translate(file: &DeTable<'_>, path: &Path) -> Translated {
     }
 }
 
-/// What is found beside keys that have a place here.
+/// Findings beside the translated keys.
 #[derive(Default)]
 struct Found {
     unused: Vec<String>,
@@ -100,7 +100,7 @@ impl Found {
 }
 
 impl Translated {
-    /// What is still missing when overrides are in `file`.
+    /// Required keys that are still missing with overrides in `file`.
     pub(crate) fn missing(&mut self, file: &DeTable<'_>) -> Vec<Note> {
         let is_there = |wanted: &Wanted| {
             let table = file.get(wanted.table);

@@ -9,10 +9,10 @@ use spd_configs::{
     yaml::{Node, Value},
 };
 
-/// What concerns where a run is logged.
+/// Keys of logging.
 const LOGGING: &[&str] = &["wandb_project", "wandb_run_name_prefix"];
 
-/// What the reference itself drops from older files.
+/// Keys of older files that the reference itself drops.
 const DROPPED: &[&str] = &[
     "image_on_first_step",
     "image_freq",
@@ -70,7 +70,7 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
     run.table("train", table.place("steps"), train);
     let eval = eval(table, found);
     run.table("eval", table.place("eval_metric_configs"), eval);
-    // Where the reference saves its end alone, ours is saved as often as any run, so that it can go on.
+    // A run of the reference that saves its end alone is saved here as often as any run, so that it can resume.
     if table.has("save_freq") {
         let mut checkpoint = Made::default();
         checkpoint.carry(table, "save_freq", "every");
@@ -121,7 +121,7 @@ fn decomposition(table: &mut Table<'_>) -> Made {
         let identity = table.rows_or_none("identity_module_info", site);
         (sites.unwrap_or_default(), identity.unwrap_or_default())
     };
-    // Where TMS shares its components, the reference updates them twice, one site after the other.
+    // The reference updates the shared components of a TMS twice, one site after the other.
     let of_tms = ["linear1", "linear2"].map(|path| {
         let mut sites = sites.iter();
         sites.find_map(|(pattern, components, _)| (pattern == path).then_some(components))
