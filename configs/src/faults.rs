@@ -80,8 +80,8 @@ pub struct Note {
 
 /// The source of a run: the text of a file, and the overrides that follow it.
 ///
-/// An offset below the length of the text is a byte of it. Each override is one more, so that order of
-/// offsets is order of reading.
+/// An offset below the length of the text is a byte of it. Each override is one more, so that order
+/// of offsets is order of reading.
 pub struct Source<'s> {
     /// The file, as faults name it.
     pub file: &'s Path,
@@ -102,7 +102,8 @@ impl<'s> Source<'s> {
             })
     }
 
-    /// Puts notes in order, and offsets into words. Of more than [`MOST_TOLD`], the first are told, and how many there are.
+    /// Puts notes in order, and offsets into words. Of more than [`MOST_TOLD`], the first are told,
+    /// and how many there are.
     pub fn faults(&self, mut notes: Vec<Note>) -> Faults {
         notes.sort_by_key(|note| note.offset);
         let more = notes.len().saturating_sub(MOST_TOLD);

@@ -10,8 +10,9 @@ use crate::{Faults, Place, reader::alike, shipped::Shipped};
 /// Names that a slip of the hand may have meant and that are told.
 const TOLD: usize = 4;
 
-/// The run file meant by `name`: the path as it is given or, for a bare name, `configs/<name>` or `configs/<name>.toml`, or else
-/// [the one that is part of the program](Shipped), as is `shipped:<name>`.
+/// The run file meant by `name`: the path as it is given or, for a bare name, `configs/<name>` or
+/// `configs/<name>.toml`, or else [the one that is part of the program](Shipped), as is
+/// `shipped:<name>`.
 ///
 /// # Errors
 ///

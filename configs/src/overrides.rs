@@ -12,11 +12,13 @@ use crate::{
     values::found,
 };
 
-/// Puts the overrides of `source` into the table of its file, and notes those that have no place there.
+/// Puts the overrides of `source` into the table of its file, and notes those that have no place
+/// there.
 ///
-/// A key is dotted, rows of a list are numbered from 0, or named by their `name`, `kind` or `pattern`: `train.steps=5`,
-/// `loss.0.coeff=0.1`, `loss.faithfulness.coeff=1e5`. A value is TOML or, where it is not, a string. Tables on the way are made; whether their keys are known is
-/// for the reader to say.
+/// A key is dotted, rows of a list are numbered from 0, or named by their `name`, `kind` or
+/// `pattern`: `train.steps=5`, `loss.0.coeff=0.1`, `loss.faithfulness.coeff=1e5`. A value is TOML
+/// or, where it is not, a string. Tables on the way are made; whether their keys are known is for
+/// the reader to say.
 pub fn apply<'s>(source: &Source<'s>, file: DeTable<'s>) -> (DeTable<'s>, Vec<Note>) {
     let mut root = Spanned::new(0..0, DeValue::Table(file));
     let mut notes = Vec::new();

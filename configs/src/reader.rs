@@ -1,4 +1,5 @@
-//! One table of a file: keys are taken by name, faults are collected, and what nobody took is unknown.
+//! One table of a file: keys are taken by name, faults are collected, and what nobody took is
+//! unknown.
 
 use std::collections::BTreeMap;
 

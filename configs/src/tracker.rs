@@ -1,4 +1,5 @@
-//! `[tracker]`: where the metrics of a run are sent, and under which name. Nothing of it changes what the run computes.
+//! `[tracker]`: where the metrics of a run are sent, and under which name. Nothing of it changes
+//! what the run computes.
 
 use serde::Serialize;
 
@@ -64,8 +65,9 @@ impl Destination {
     }
 }
 
-/// What a server that cannot take rows back is told of rows that the run made otherwise after it went back to a checkpoint. Rows that
-/// it makes again to the same bits, as it does unless it was changed, are simply kept.
+/// What a server that cannot take rows back is told of rows that the run made otherwise after it
+/// went back to a checkpoint. Rows that it makes again to the same bits, as it does unless it was
+/// changed, are simply kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnRollback {

@@ -1,5 +1,6 @@
-//! YAML as the tables that a run file is read from, with the places of all keys. Scalars mean what PyYAML and Pydantic make of them
-//! together: `1e-3` is a number, `yes` a flag, and null is a key that is left out.
+//! YAML as the tables that a run file is read from, with the places of all keys. Scalars mean what
+//! PyYAML and Pydantic make of them together: `1e-3` is a number, `yes` a flag, and null is a key
+//! that is left out.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -11,11 +12,12 @@ use toml::{
 
 use crate::faults::Note;
 
-/// Nodes of a file, those of aliases counted wherever they stand: an alias of aliases makes millions of a few lines.
+/// Nodes of a file, those of aliases counted wherever they stand: an alias of aliases makes
+/// millions of a few lines.
 const MOST_NODES: usize = 100_000;
 
-/// Bytes of all scalars of a file, those of aliases and anchors counted wherever they are copied to: a text of a megabyte has an alias of
-/// three bytes.
+/// Bytes of all scalars of a file, those of aliases and anchors counted wherever they are copied
+/// to: a text of a megabyte has an alias of three bytes.
 const MOST_BYTES: usize = 4 << 20;
 
 /// Lists and maps inside of each other.

@@ -1,9 +1,11 @@
-//! A sample of the positions of held-out text at which each component is active: a few rows by lot, and in each a few positions by lot.
-//! It is found as rows come, in memory that does not grow with them, and is the same in whatever order they come.
+//! A sample of the positions of held-out text at which each component is active: a few rows by lot,
+//! and in each a few positions by lot. It is found as rows come, in memory that does not grow with
+//! them, and is the same in whatever order they come.
 //!
-//! A row is drawn with a chance that is proportional to the number of its positions where the component is active, and each drawn row
-//! counts the same: so a mean over the sample is one over all positions where the component is active, but for chance. If all of
-//! those rows are in the sample, each counts by its number of positions instead.
+//! A row is drawn with a chance that is proportional to the number of its positions where the
+//! component is active, and each drawn row counts the same: so a mean over the sample is one over
+//! all positions where the component is active, but for chance. If all of those rows are in the
+//! sample, each counts by its number of positions instead.
 
 use spd_draws::{Purpose, Stream};
 
@@ -84,7 +86,8 @@ pub(crate) struct ActiveRows {
 }
 
 impl ActiveRows {
-    /// Of a site of `c` components, which are active where their importance exceeds `alive`; of no row yet.
+    /// Of a site of `c` components, which are active where their importance exceeds `alive`; of no
+    /// row yet.
     pub(crate) fn new(c: usize, alive: f32, lots: Lots) -> Self {
         Self {
             lots,
@@ -133,7 +136,8 @@ impl ActiveRows {
                 continue;
             }
             self.seen[component] += 1;
-            // The first of exponential times of that rate: a draw without replacement, by the number of positions.
+            // The first of exponential times of that rate: a draw without replacement, by the
+            // number of positions.
             let lot = -(1.0 - self.of_row[component]).ln() / active as f32;
             let place = rows.partition_point(|other| (other.lot, other.row) < (lot, row));
             if place == ROWS {
@@ -190,8 +194,9 @@ mod tests {
         assert!((rows.weight(0, &found[0]) - 1.0).abs() < 1e-12);
     }
 
-    // 500 components, each active at all of 24 positions in even rows and at the last 12 in odd ones. Let its effect be 1 in even rows
-    // and 0 in odd ones: 2/3 over all active positions. The deviation of an estimate is a third, that of their mean 0.015.
+    // 500 components, each active at all of 24 positions in even rows and at the last 12 in odd
+    // ones. Let its effect be 1 in even rows and 0 in odd ones: 2/3 over all active positions. The
+    // deviation of an estimate is a third, that of their mean 0.015.
     #[test]
     fn a_mean_over_the_sample_is_that_over_all_active_positions() {
         let c = 500;
@@ -223,7 +228,8 @@ mod tests {
             late += positions.filter(|&&at| at >= 12).count();
         }
         assert!((mean - 2.0 / 3.0).abs() < 0.06, "{mean}");
-        // Two rows of three have 16 positions, half of them late; the third has 12, all of them late.
+        // Two rows of three have 16 positions, half of them late; the third has 12, all of them
+        // late.
         let late = late as f64 / all as f64;
         assert!((late - 28.0 / 44.0).abs() < 0.03, "{late}");
     }

@@ -1,8 +1,10 @@
-//! A run that ended, or goes on, looked at again: its newest good checkpoint is evaluated or drawn, with other settings of its evaluation
-//! where some are given, on the processor. The run stays as it is.
+//! A run that ended, or goes on, looked at again: its newest good checkpoint is evaluated or drawn,
+//! with other settings of its evaluation where some are given, on the processor. The run stays as
+//! it is.
 //!
-//! An evaluation is a directory of the form of a run's, without checkpoints, so that whatever shows runs shows it: `config.toml` with
-//! the settings that it was made with, `metrics.jsonl` with its row, `figures/`, `summary.json`. `evaluated.json` says what it is of.
+//! An evaluation is a directory of the form of a run's, without checkpoints, so that whatever shows
+//! runs shows it: `config.toml` with the settings that it was made with, `metrics.jsonl` with its
+//! row, `figures/`, `summary.json`. `evaluated.json` says what it is of.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,13 +67,14 @@ pub struct Seen {
     pub damaged: Vec<(PathBuf, String)>,
 }
 
-/// Draws the figures of the newest good checkpoint: those of the run where nothing else is asked for, which a run that ended draws the
-/// same, and elsewhere those of an evaluation.
+/// Draws the figures of the newest good checkpoint: those of the run where nothing else is asked
+/// for, which a run that ended draws the same, and elsewhere those of an evaluation.
 ///
 /// # Errors
 ///
-/// Bad input, when a setting is none of an evaluation or does not fit the run, there is no checkpoint, the data are not there or not
-/// those of the run, or another process has the directory; when the disk refuses.
+/// Bad input, when a setting is none of an evaluation or does not fit the run, there is no
+/// checkpoint, the data are not there or not those of the run, or another process has the
+/// directory; when the disk refuses.
 pub fn redraw(again: &Again<'_>) -> Result<Seen, Fault> {
     let state = State::of(again)?;
     let place = match state.is_as_in_the_run && again.out.is_none() {
@@ -81,8 +84,8 @@ pub fn redraw(again: &Again<'_>) -> Result<Seen, Fault> {
     state.look(again, place, |_, _, _| Ok(()))
 }
 
-/// Evaluates the newest good checkpoint, and draws its figures. If nothing else is asked for, its values are the bits that the run
-/// itself finds there. Returns their row too.
+/// Evaluates the newest good checkpoint, and draws its figures. If nothing else is asked for, its
+/// values are the bits that the run itself finds there. Returns their row too.
 ///
 /// # Errors
 ///
@@ -165,7 +168,8 @@ impl State {
         let task =
             DecompositionTask::to_look_at(decomposition, sources.clone(), &mut store, &processor)?;
         (again.fits)(task.memory(&store).total()).map_err(Fault::BadInput)?;
-        // The target is that of the checkpoint; the data may have been replaced, and are to be others where others are given.
+        // The target is that of the checkpoint; the data may have been replaced, and are to be
+        // others where others are given.
         let mut made_of = resume::data(&run.data);
         made_of.retain(|part| again.data.is_none() || part.what != What::Eval);
         state::restore(&snapshot, &mut store, &text, &made_of)?;
@@ -194,7 +198,8 @@ impl State {
         again.run_dir.join(EVALUATIONS).join(name)
     }
 
-    /// Draws the figures into `place`, and does `more` there. Other processes that write there are kept away meanwhile.
+    /// Draws the figures into `place`, and does `more` there. Other processes that write there are
+    /// kept away meanwhile.
     fn look(
         self,
         again: &Again<'_>,

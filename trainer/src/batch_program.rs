@@ -1,4 +1,5 @@
-//! A program on a batch, of which a rank has some blocks: it runs as it is on one block, and in stages on several.
+//! A program on a batch, of which a rank has some blocks: it runs as it is on one block, and in
+//! stages on several.
 
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Stages, Store};

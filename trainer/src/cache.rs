@@ -1,8 +1,8 @@
-//! Where runs keep what others can use.
+//! The cache that runs share.
 
 use std::path::PathBuf;
 
-/// Where trained targets are kept: `$SPD_CACHE`, else `$XDG_CACHE_HOME/spd`, else `~/.cache/spd`.
+/// Directory of trained targets: `$SPD_CACHE`, else `$XDG_CACHE_HOME/spd`, else `~/.cache/spd`.
 pub fn cache_dir() -> PathBuf {
     let from = |name: &str| {
         std::env::var_os(name)

@@ -1,4 +1,4 @@
-//! What this machine has for GPUs, and whether it works.
+//! The CUDA set-up of this machine, and whether it works.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ pub fn all_probes() -> Vec<Probe> {
 /// How long the products are checked, in seconds; loading the library takes some more.
 const PRODUCTS: Duration = Duration::from_secs(120);
 
-/// Has every matrix product of every preset computed and checked; on the emulated device those of the small ones.
+/// Has every matrix product of every preset computed and checked; on the emulated device those of
+/// the small ones.
 fn products(place: &Place) -> cuda::Result<String> {
     let is_emulated = std::env::var_os(EMULATED_GPU).is_some();
     let mut products = Products::default();
@@ -38,7 +39,8 @@ fn products(place: &Place) -> cuda::Result<String> {
     products.check(&place.device()?, PRODUCTS)
 }
 
-/// Asks a GPU, in this process, which is one of the [ranks](Probe::ranks) of the probe; says what it found, in one line.
+/// Asks a GPU, in this process, which is one of the [ranks](Probe::ranks) of the probe; says what
+/// it found, in one line.
 ///
 /// # Errors
 ///
@@ -47,8 +49,8 @@ pub fn ask(probe: &Probe, gpu: usize, rank: usize) -> Result<String, Fault> {
     Ok(probe.run(gpu, Some(kernel_cache()), rank)?)
 }
 
-/// Compiles the kernels of all probes for GPUs of an architecture like `sm_90`, into the cache that runs on a GPU look in; how many
-/// there are, and how many of them were not there yet.
+/// Compiles the kernels of all probes for GPUs of an architecture like `sm_90`, into the cache that
+/// runs on a GPU look in; how many there are, and how many of them were not there yet.
 ///
 /// # Errors
 ///

@@ -17,8 +17,8 @@ use crate::fault::Fault;
 use crate::networks::{Input, Model};
 use crate::run_file::{Active, Data, EvalData, Ids, Run};
 
-/// Batches that wait to be used. A thread fills a batch of 64 rows of 512 tokens in 0.1 ms, and the kernel is asked for those
-/// after it: no step is so short that it waits for a second one.
+/// Batches that wait to be used. A thread fills a batch of 64 rows of 512 tokens in 0.1 ms, and the
+/// kernel is asked for those after it: no step is so short that it waits for a second one.
 pub(crate) const AHEAD: Ahead = Ahead {
     batches: 4,
     threads: 1,
@@ -27,9 +27,9 @@ pub(crate) const AHEAD: Ahead = Ahead {
 /// Training and held-out batches.
 #[derive(Debug, Clone)]
 pub struct Sources {
-    /// What is trained on.
+    /// Training rows.
     pub train: Source,
-    /// What is evaluated on.
+    /// Held-out rows.
     pub eval: Source,
 }
 
@@ -149,9 +149,11 @@ fn check_tokenizers(both: [(&PathBuf, &Windows); 2]) -> Result<(), Fault> {
     }
 }
 
-/// The same, with everything read that is not known to be whole: hashes of the tokens, and ids against the vocabulary.
+/// The same, with everything read that is not known to be whole: hashes of the tokens, and ids
+/// against the vocabulary.
 ///
-/// What was found is kept in the cache, so that it is read once; where the cache cannot be written, it is read each time.
+/// The result is cached, so the data are read once; without a writable cache they are read each
+/// time.
 ///
 /// # Errors
 ///
@@ -165,8 +167,8 @@ pub fn open_checked(run: &Run) -> Result<Sources, Fault> {
     Ok(sources)
 }
 
-/// Where the datasets of a run lie: what is trained on, and what is evaluated on; one that is cut in two comes twice. `None` where
-/// rows are generated.
+/// Paths of a run's datasets, for training and for evaluation; one that is cut in two comes twice.
+/// `None` where rows are generated.
 pub(crate) fn datasets(data: &Data) -> Option<[&Path; 2]> {
     let Data::Tokens { train, eval, .. } = data else {
         return None;
@@ -177,13 +179,14 @@ pub(crate) fn datasets(data: &Data) -> Option<[&Path; 2]> {
     })
 }
 
-/// What a dataset is, wherever it lies; see [`Dataset::fingerprint`].
+/// Identity of a dataset, independent of its path; see [`Dataset::fingerprint`].
 pub(crate) fn fingerprint(data: &Data, path: &Path) -> Result<String, Fault> {
     let dataset = dataset(data, path)?;
     Ok(remembering(path, |known| dataset.fingerprint(known))?)
 }
 
-/// What the weights of a target that is trained on a dataset depend on: its `index.json`, or the hash of what has none.
+/// Identity of a dataset for targets trained on it: its `index.json`, or the hash of a dataset
+/// without one.
 pub(crate) fn key(data: &Data, path: &Path) -> Result<String, Fault> {
     if !path.is_dir() {
         return fingerprint(data, path);
@@ -193,7 +196,8 @@ pub(crate) fn key(data: &Data, path: &Path) -> Result<String, Fault> {
         .map_err(|err| Fault::BadInput(format!("{}: cannot be read: {err}", index.display())))
 }
 
-/// Does something with what was found of the files of a dataset before, and keeps what is found now in the cache.
+/// Does something with what was found of the files of a dataset before, and keeps what is found now
+/// in the cache.
 fn remembering<T>(
     path: &Path,
     with: impl FnOnce(&mut CheckedFiles) -> Result<T, DataError>,
@@ -213,7 +217,7 @@ fn remembering<T>(
         && let Some(parent) = record.parent()
         && make_dir(parent).is_ok()
     {
-        // Where it cannot be kept, it is read again.
+        // If it cannot be cached, it is read again.
         let _ = write_shared(&record, &[&text]);
     }
     found

@@ -20,7 +20,7 @@ use crate::sites::{check_subsets, resolve};
 pub struct Decomposition {
     /// The resolved run.
     pub run: Run,
-    /// Where the random numbers of its programs come from.
+    /// The source of the random numbers of its programs.
     pub draws: Draws,
     /// The target with its components and importance functions.
     pub model: ComponentModel,
@@ -35,7 +35,7 @@ impl Deref for Decomposition {
 }
 
 impl Decomposition {
-    /// What a GPU stores its programs in.
+    /// Storage precision of its programs on a GPU.
     pub(crate) fn precision(&self) -> Precision {
         match self.run.precision {
             crate::run_file::Precision::F32 => Precision::F32,
@@ -44,8 +44,8 @@ impl Decomposition {
         }
     }
 
-    /// Resolves the sites of a run of a shipped network and makes room in the store: frozen weights, components, importance
-    /// functions, all zeros.
+    /// Resolves the sites of a run of a shipped network and makes room in the store: frozen
+    /// weights, components, importance functions, all zeros.
     ///
     /// # Errors
     ///
@@ -86,7 +86,8 @@ impl Decomposition {
         })
     }
 
-    /// Draws starting values of components and importance functions from the run's seed, and starts the state of losses.
+    /// Draws starting values of components and importance functions from the run's seed, and starts
+    /// the state of losses.
     pub fn initialise(&self, store: &mut Store) {
         self.model.initialise(store);
         losses::start_state(store, &self.run.losses, &self.sites);
@@ -138,7 +139,7 @@ impl Decomposition {
         from.measures(b, &self.run.eval.losses)
     }
 
-    /// What the first loss is computed from.
+    /// Inputs of the first loss.
     pub fn loss_inputs<'p>(
         &'p self,
         store: &'p Store,
@@ -167,7 +168,8 @@ pub(crate) fn in_blocks(b: &mut Builder, train: &Train) {
     });
 }
 
-/// Means over a whole batch, from those over its blocks. What is the same for all blocks stays as it is.
+/// Means over a whole batch, from those over its blocks. A mean that is the same for all blocks
+/// stays as it is.
 ///
 /// # Errors
 ///

@@ -25,14 +25,14 @@ pub(crate) struct DecompositionTask {
     evaluation: Evaluation,
     /// The evaluation without its slow terms, where there are any.
     cheap_evaluation: Option<Evaluation>,
-    /// What a toy answers to inputs of one feature each.
+    /// Importances of a toy on inputs of one feature each.
     probe: Option<Executor>,
     warmup: Option<Executor>,
     /// The importances behind the figures.
     figures: Executor,
     /// The importances behind the figures that were drawn last, as the values of a row.
     pub(crate) importances: Vec<(String, Value)>,
-    /// What a language model makes without single components.
+    /// Outputs of a language model without single components.
     removal: Option<Executor>,
     sources: Sources,
     world: World,
@@ -50,8 +50,8 @@ impl DecompositionTask {
         Self::with((decomposition, sources), store, (processor, world), true)
     }
 
-    /// The same for a state that is looked at and not trained: without the programs that train it, whose memory it then does not
-    /// need.
+    /// The same for a state that is looked at and not trained: without the programs that train it,
+    /// whose memory it then does not need.
     pub(crate) fn to_look_at(
         decomposition: Decomposition,
         sources: Sources,
@@ -131,7 +131,8 @@ impl DecompositionTask {
         (&mut self.program.program, &mut self.figures)
     }
 
-    /// The decomposition, the program that has the arena, and the one that removes components, where there is one.
+    /// The decomposition, the program that has the arena, and the one that removes components,
+    /// where there is one.
     pub(crate) fn for_removal(&mut self) -> (&Decomposition, &mut Executor, Option<&mut Executor>) {
         (
             &self.decomposition,
@@ -155,7 +156,8 @@ impl DecompositionTask {
         self.probe.is_some()
     }
 
-    /// The norm of the last step's gradient of each site's components and importance function: group, site, norm.
+    /// The norm of the last step's gradient of each site's components and importance function:
+    /// group, site, norm.
     pub(crate) fn site_norms(&self, store: &Store) -> Vec<(Group, usize, f64)> {
         let decomposition = &self.decomposition;
         let mut all = Vec::new();
@@ -186,12 +188,13 @@ impl DecompositionTask {
         all
     }
 
-    /// Where its programs run.
+    /// The processor of its programs.
     pub(crate) fn processor(&self) -> &Processor {
         &self.processor
     }
 
-    /// Makes the arena that the programs share: no two of them run at the same time. And what the ranks share.
+    /// Makes the arena that the programs share: no two of them run at the same time. And what the
+    /// ranks share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
         let bytes = arena_bytes(self.programs());
         let arena = self.processor.arena(bytes)?;
@@ -224,7 +227,7 @@ impl DecompositionTask {
             .chain(others)
     }
 
-    /// What it will hold at its fullest on a GPU, if it runs on one.
+    /// Peak memory on a GPU, if it runs on one.
     pub(crate) fn gpu_memory(&self, store: &Store) -> Option<Memory> {
         let mut memory = Memory::on_gpu(&self.processor, store, self.programs())?;
         let ranks = self.world.size();
@@ -236,7 +239,7 @@ impl DecompositionTask {
         Some(memory)
     }
 
-    /// What a rank will hold at its fullest on this machine.
+    /// Peak memory of a rank on this machine.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
         let blocks = self.program.blocks();
         // A program on batches reads a block at a time.

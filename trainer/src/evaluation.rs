@@ -1,4 +1,5 @@
-//! The evaluation: what every metric measures on held-out batches. Means are taken once, over all of them.
+//! The evaluation: what every metric measures on held-out batches. Means are taken once, over all
+//! of them.
 
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Result, Store, Type, Value};
@@ -45,7 +46,8 @@ impl Evaluation {
         }
     }
 
-    /// The means over some batches, in the arena of another program; `None` where it was not to go on.
+    /// The means over some batches, in the arena of another program; `None` where it was not to go
+    /// on.
     ///
     /// - `held_out`: where batches come from, how they are read, and how many
     pub(crate) fn measure(
@@ -91,8 +93,8 @@ pub(crate) fn scalar_outputs(program: &Executor, store: &Store) -> Measured {
 }
 
 impl Decomposition {
-    /// All metrics on one batch, slow ones if it `is_slow`, each a scalar output `eval/<name>`; and of how many things each is a mean.
-    /// In f32, as are the reference's.
+    /// All metrics on one batch, slow ones if it `is_slow`, each a scalar output `eval/<name>`; and
+    /// of how many things each is a mean. In f32, as are the reference's.
     ///
     /// # Errors
     ///
@@ -129,7 +131,8 @@ impl Decomposition {
         Ok((b, counts))
     }
 
-    /// The importances of all sites on held-out batches; outputs `importance <site>` and `logits <site>`.
+    /// The importances of all sites on held-out batches; outputs `importance <site>` and
+    /// `logits <site>`.
     pub(crate) fn figures_program(&self, store: &Store) -> Result<Builder> {
         self.importances_program(store, self.run.eval.batch_size)
     }

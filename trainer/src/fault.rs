@@ -25,7 +25,7 @@ pub enum Fault {
     Failed(anyhow::Error),
 }
 
-/// What kind of failure ended a rank: it decides what is said, and whether another attempt could end better.
+/// Kind of failure that ended a rank: it decides the message, and whether to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -116,11 +116,13 @@ impl From<anyhow::Error> for Fault {
     }
 }
 
-/// What Linux says of a link that leads to itself (`ELOOP`), for which `ErrorKind` has no stable name.
+/// Linux's error for a link that leads to itself (`ELOOP`), for which `ErrorKind` has no stable
+/// name.
 const TOO_MANY_LINKS: i32 = 40;
 
 impl From<DataError> for Fault {
-    /// Data is the user's to mend, but for a disk that fails while it is read, and a machine that has no thread to give.
+    /// Data is the user's to mend, but for a disk that fails while it is read, and a machine that
+    /// has no thread to give.
     fn from(err: DataError) -> Self {
         match &err {
             DataError::Io { source, .. }
@@ -150,7 +152,7 @@ impl From<BuildError> for Fault {
 }
 
 impl From<TooManyThreads> for Fault {
-    /// Who asks for threads, or limits them, can ask for fewer.
+    /// Bad input: the user can ask for fewer threads.
     fn from(err: TooManyThreads) -> Self {
         Self::BadInput(format!("--threads: {err}"))
     }

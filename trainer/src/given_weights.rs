@@ -1,4 +1,5 @@
-//! Weights that a run file names: a file, a directory, or a commit of the hub that the launcher has fetched.
+//! Weights that a run file names: a file, a directory, or a commit of the hub that the launcher has
+//! fetched.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use crate::networks::{Target, Weights, load};
 use crate::run_file::{Data, Run};
 use crate::tokenizers;
 
-/// Where the weights of a run are that has some.
+/// Place of a run's given weights.
 ///
 /// # Errors
 ///

@@ -1,6 +1,6 @@
-//! How far a rank is, for whoever supervises it.
+//! Progress of a rank, for its supervisor.
 //!
-//! The training thread counts, and whoever supervises reads: neither waits for a disk or for the other.
+//! The training thread counts, and the supervisor reads: neither waits for a disk or for the other.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub struct Heartbeat {
 /// A sign of progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Beat {
-    /// What is going on; empty before anything is.
+    /// The current phase; empty before the first.
     pub phase: &'static str,
     /// Finished steps of the phase.
     pub step: u64,
@@ -53,7 +53,7 @@ impl Heartbeat {
         }
     }
 
-    /// What takes long begins after the steps that were finished.
+    /// A long phase begins after the finished steps.
     pub fn enter(&self, phase: &'static str) {
         let step = self.beat().step;
         self.tick(phase, step);
@@ -64,7 +64,8 @@ impl Heartbeat {
         *self.beat()
     }
 
-    /// Where the rank left on request, and what is saved, in words; nothing before that.
+    /// Message of a rank that stopped on request: its step, and whether that is saved; `None`
+    /// before.
     pub fn stopped(&self) -> Option<&str> {
         self.stopped.get().map(String::as_str)
     }

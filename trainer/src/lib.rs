@@ -4,13 +4,14 @@
 //! tokens -> dataloader -> step -> gradients -> optimizer -> checkpoint, tracker
 //! ```
 //!
-//! Read in this order: [`networks`] (the frozen network), [`sites`] and [`pass`] (which matrices, and where they are
-//! hooked in), [`decomposition`] (components, importance functions, masks), [`losses`], [`parameters`],
-//! `task` (what the loop trains: a target or a decomposition), `train` (the loop), `world` (the ranks that go in step), `rank` (the whole of
-//! a run).
+//! Read in this order: [`networks`] (the frozen network), [`sites`] and [`pass`] (which matrices,
+//! and where they are hooked in), [`decomposition`] (components, importance functions, masks),
+//! [`losses`], [`parameters`], `task` (what the loop trains: a target or a decomposition), `train`
+//! (the loop), `world` (the ranks that go in step), `rank` (the whole of a run).
 //!
-//! Letters in names: `b` row, `t` position, `i` input feature, `o` output feature, `c` component, `v` vocabulary entry, `d`
-//! width of the residual stream, `h` hidden unit. `g` is an importance, `r` a draw. A tensor's name ends in its letters.
+//! Letters in names: `b` row, `t` position, `i` input feature, `o` output feature, `c` component,
+//! `v` vocabulary entry, `d` width of the residual stream, `h` hidden unit. `g` is an importance,
+//! `r` a draw. A tensor's name ends in its letters.
 
 mod active_rows;
 mod again;

@@ -1,7 +1,8 @@
 //! How much memory a run takes: planned before it starts, measured when it ends.
 //!
-//! Both count what this process has to itself and holds only because of the run: not the program's own code nor the pages of
-//! a mapped dataset, which the kernel takes back whenever it wants, nor what every process holds from its start.
+//! Both count what this process has to itself and holds only because of the run: not the program's
+//! own code nor the pages of a mapped dataset, which the kernel takes back whenever it wants, nor
+//! what every process holds from its start.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,21 +12,23 @@ use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
 use crate::arena::arena_bytes;
 use crate::data::AHEAD;
 
-/// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
+/// Measured on the shipped runs: the stack that a thread comes to use, and its part of the
+/// allocator.
 const THREAD: usize = 256 << 10;
-/// Measured likewise: ops with their settings and places, names, rows and figures that are being written, and what the allocator
-/// keeps of those before. A run of one step keeps half a MiB less than a whole one; this is between them.
+/// Measured likewise: ops with their settings and places, names, rows and figures that are being
+/// written, and what the allocator keeps of those before. A run of one step keeps half a MiB less
+/// than a whole one; this is between them.
 const DESCRIPTIONS: usize = 448 << 10;
 
-/// What a rank will hold at its fullest, in bytes.
+/// Peak memory of a rank, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// What for, and how much.
+    /// Purpose and bytes of each part.
     pub parts: Vec<(&'static str, usize)>,
 }
 
 impl Memory {
-    /// What a task holds whose programs share an arena, on this machine.
+    /// Memory on this machine of a task whose programs share an arena.
     ///
     /// - `batch`: bytes of the largest batch
     pub(crate) fn of_task<'a>(
@@ -35,7 +38,7 @@ impl Memory {
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
     ) -> Self {
         let largest = store.slots().map(|slot| store.ty(slot).bytes()).max();
-        // Those that wait, the one in use, those being filled, and one of an evaluation.
+        // Batches that wait, the one in use, those being filled, and one of an evaluation.
         let batches = AHEAD.batches + AHEAD.threads + 2;
         let inputs: usize = programs.clone().into_iter().map(Executor::own_bytes).sum();
         let (arena, threads, packed, staged) = match processor {
@@ -44,14 +47,15 @@ impl Memory {
                 let packed = packed.max().unwrap_or(0);
                 (arena_bytes(programs.clone()), pool.threads(), packed, 0)
             }
-            // What is on its way to the GPU or from it.
+            // Transfers to and from the GPU.
             Processor::Gpu(_) => (PINNED + inputs, 1, 0, store.staged_bytes()),
         };
         Self {
             parts: vec![
                 ("state", store.bytes()),
                 ("programs", arena + laid_out_bytes(programs)),
-                // The copy that is being written, what it comes through from a GPU, and a tensor read back to be compared.
+                // The copy that is being written, what it comes through from a GPU, and a tensor
+                // read back to be compared.
                 ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
                 ("batches", batches * batch),
                 // One more writes rows.
@@ -61,7 +65,7 @@ impl Memory {
         }
     }
 
-    /// What a task holds whose programs share an arena, on a GPU; `None` where they run on the processor.
+    /// GPU memory of a task whose programs share an arena; `None` on the CPU.
     pub(crate) fn on_gpu<'a>(
         processor: &Processor,
         store: &Store,
@@ -114,11 +118,12 @@ impl Peak {
         Self { before }
     }
 
-    /// The most that was held beyond what was held at the beginning, in bytes; nothing where the kernel does not tell.
+    /// The most that was held beyond what was held at the beginning, in bytes; nothing where the
+    /// kernel does not tell.
     pub(crate) fn most(&self) -> Option<usize> {
         let now = Resident::now()?;
-        // The kernel remembers the peak of all pages together. Mapped pages of token files are among them; if some were
-        // given back since, this is an upper bound.
+        // The kernel remembers the peak of all pages together. Mapped pages of token files are
+        // among them; if some were given back since, this is an upper bound.
         Some(
             now.peak
                 .saturating_sub(now.of_files)
@@ -127,7 +132,8 @@ impl Peak {
     }
 }
 
-/// The most bytes of this process that lay in memory, since the kernel began to count or was told to forget.
+/// The most bytes of this process that lay in memory, since the kernel began to count or was told
+/// to forget.
 pub(crate) fn peak() -> Option<usize> {
     Resident::now().map(|resident| resident.peak)
 }
@@ -167,7 +173,8 @@ mod tests {
 
     use super::*;
 
-    // A frozen matrix that two programs multiply by, in bf16: two bytes a number, and none where products are of f32.
+    // A frozen matrix that two programs multiply by, in bf16: two bytes a number, and none where
+    // products are of f32.
     #[test]
     fn a_matrix_that_programs_lay_out_once_is_planned_once() {
         let mut store = Store::of_shapes();

@@ -1,4 +1,5 @@
-//! Finds the first value of a step that is not finite: the clean pass first, then each site in the order of the model, then gradients.
+//! Finds the first value of a step that is not finite: the clean pass first, then each site in the
+//! order of the model, then gradients.
 
 use spd_dataloader::Batch;
 use spd_engine::{Builder, DType, Executor, Store};
@@ -11,8 +12,8 @@ use crate::parameters::Group;
 use crate::refused_step::{LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
 use crate::task::{NonFinite, Task};
 
-/// The first thing of a step that is not finite. The step has just been run, and is not run again afterwards: its arena is
-/// given up.
+/// The first thing of a step that is not finite. The step has just been run, and is not run again
+/// afterwards: its arena is given up.
 pub(crate) fn first_not_finite(
     task: &mut DecompositionTask,
     store: &mut Store,

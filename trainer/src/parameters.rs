@@ -1,4 +1,4 @@
-//! What training moves: named tensors in the store, each with its two moments.
+//! Trained parameters: named tensors in the store, each with its two moments.
 
 use spd_draws::Stream;
 use spd_engine::ops::{AdamW, AdamWOperands};
@@ -37,12 +37,12 @@ pub struct Parameter {
     pub first: Slot,
     /// AdamW's second moment.
     pub second: Slot,
-    /// What it is clipped with.
+    /// The group that it is clipped with.
     pub group: Group,
     /// Number of dimensions, which decides about weight decay.
     pub rank: usize,
-    /// Whether it is the transpose of the values at `slot`, which another parameter has too. Its moments are in the shape of
-    /// `slot`; each of the two has its own gradient and its own update.
+    /// Whether it is the transpose of the values at `slot`, which another parameter has too. Its
+    /// moments are in the shape of `slot`; each of the two has its own gradient and its own update.
     pub transposed: bool,
 }
 
@@ -71,10 +71,11 @@ pub struct Update {
     pub clip: Option<f64>,
 }
 
-/// The tensor that remembers a step whose gradients were not finite; where the store has it, such a step ends training.
+/// The tensor that remembers a step whose gradients were not finite; where the store has it, such a
+/// step ends training.
 pub const HALT: &str = "halt";
 
-/// What the names of moments begin with; the rest is the name of the parameter.
+/// Prefixes of the names of moments; the rest is the name of the parameter.
 const FIRST: &str = "adamw.first.";
 const SECOND: &str = "adamw.second.";
 
@@ -84,8 +85,8 @@ pub const BETA1: f64 = 0.9;
 /// Decay of the second moment, for decompositions; a target says its own.
 pub(crate) const BETA2: f64 = 0.999;
 
-/// The step scalars of AdamW beside the learning rate: what takes the start from zero out of the moments of update `update`, counted
-/// from 1.
+/// The step scalars of AdamW beside the learning rate: what takes the start from zero out of the
+/// moments of update `update`, counted from 1.
 pub(crate) fn corrections(beta2: f64, update: u64) -> [(&'static str, f64); 2] {
     let power = i32::try_from(update).unwrap_or(i32::MAX);
     [
@@ -162,7 +163,7 @@ impl Parameters {
         self.0.iter()
     }
 
-    /// Those of some groups.
+    /// The parameters of some groups.
     pub fn of(&self, groups: &[Group]) -> Self {
         Self(
             self.0
@@ -187,11 +188,13 @@ impl Parameters {
         }
     }
 
-    /// Appends the gradients of `loss`, the norms of each group, and the update of every tensor, which is refused where the
-    /// loss or a gradient is not finite. A tensor that two parameters share is updated by one after the other, in their order.
+    /// Appends the gradients of `loss`, the norms of each group, and the update of every tensor,
+    /// which is refused where the loss or a gradient is not finite. A tensor that two parameters
+    /// share is updated by one after the other, in their order.
     ///
-    /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step scalars: `lr`,
-    /// `correction1`, `correction2`. Returns the guards: each ends in a number that is finite unless the step is refused.
+    /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step
+    /// scalars: `lr`, `correction1`, `correction2`. Returns the guards: each ends in a number that
+    /// is finite unless the step is refused.
     ///
     /// # Errors
     ///
@@ -300,7 +303,8 @@ impl Parameters {
     }
 }
 
-/// Fills a tensor with its starting values: the draws of `stream` under `seed`, where there are any.
+/// Fills a tensor with its starting values: the draws of `stream` under `seed`, where there are
+/// any.
 pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: Start) {
     let columns = store.ty(slot).columns();
     store.change(slot, |values| match start {

@@ -1,12 +1,13 @@
 //! One pass through a target: where its linear layers become sites.
 //!
-//! A clean pass computes the frozen layers and keeps what goes in and out of them. A masked pass computes the sites it is
-//! given through their components, and every other layer as it is. Both are resolved when the program is built: at
-//! run time there is no hook, no table and no branch, and what a masked pass shares with the clean one is computed
-//! once, because equal ops on equal values are one value.
+//! A clean pass computes the frozen layers and keeps what goes in and out of them. A masked pass
+//! computes the sites it is given through their components, and every other layer as it is. Both
+//! are resolved when the program is built: at run time there is no hook, no table and no branch,
+//! and what a masked pass shares with the clean one is computed once, because equal ops on equal
+//! values are one value.
 //!
-//! Where the run puts an identity matrix before a layer, the layer's input goes through it first, as through a layer of
-//! its own: model code does not know of it.
+//! If the run puts an identity matrix before a layer, the layer's input goes through it first, as
+//! through a layer of its own: model code does not know of it.
 
 use std::collections::BTreeMap;
 
@@ -83,8 +84,8 @@ impl<'a> Pass<'a> {
         self.through(b, self.known(path), x)
     }
 
-    /// The embedding at `path`: tokens u32 `[b, t]` to their vectors f32 `[b, t, d_out]`, plus the vectors of positions, f32
-    /// `[context, d_out]`, if there are any.
+    /// The embedding at `path`: tokens u32 `[b, t]` to their vectors f32 `[b, t, d_out]`, plus the
+    /// vectors of positions, f32 `[context, d_out]`, if there are any.
     ///
     /// # Errors
     ///

@@ -24,12 +24,14 @@ pub(crate) struct Progress {
     shown: Instant,
     /// Time since then that went into no step.
     rested: Duration,
-    /// Finished steps when it was last shown; none before the first time, as a run may have begun earlier.
+    /// Finished steps when it was last shown; none before the first time, as a run may have begun
+    /// earlier.
     step: Option<u64>,
 }
 
 impl Progress {
-    /// Progress that is shown in the run directory `dir`, where nobody has a spool, and felt in the heartbeat.
+    /// Progress that is shown in the run directory `dir`, where nobody has a spool, and felt in the
+    /// heartbeat.
     pub(crate) fn at(dir: &Path, heartbeat: &Arc<Heartbeat>) -> Result<Self, Fault> {
         let spool = Spool::system(dir).context("the progress of the run")?;
         Ok(Self::told(&spool, heartbeat))
@@ -43,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// Progress that is felt in the heartbeat alone.
+    /// Progress in the heartbeat alone.
     pub(crate) fn felt(heartbeat: &Arc<Heartbeat>) -> Self {
         Self {
             spool: None,
@@ -54,7 +56,8 @@ impl Progress {
         }
     }
 
-    /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
+    /// Says what is going on, the spool's word for it and its number of steps, after `step` of
+    /// them.
     pub(crate) fn show(&mut self, phase: &'static str, steps: u64, step: u64, now: bool) {
         self.heartbeat.tick(phase, step);
         let elapsed = self.shown.elapsed();
@@ -72,7 +75,8 @@ impl Progress {
         self.step = Some(step);
     }
 
-    /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is to go on with that.
+    /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is
+    /// to go on with that.
     pub(crate) fn alive(
         &mut self,
         doing: &'static str,
@@ -83,7 +87,8 @@ impl Progress {
         !stop()
     }
 
-    /// Leaves the time since `clock` out of the speed of the steps: that of an evaluation, of figures, of the last save.
+    /// Leaves the time since `clock` out of the speed of the steps: that of an evaluation, of
+    /// figures, of the last save.
     pub(crate) fn rest(&mut self, clock: Instant) {
         self.rested += clock.max(self.shown).elapsed();
     }
@@ -105,7 +110,8 @@ impl Progress {
         self.append(Row::new(step, Kind::Alert).with_note(note));
     }
 
-    /// Says where the time of a step went, in milliseconds: the wait for its batch, the parts of its program, all of it.
+    /// Says where the time of a step went, in milliseconds: the wait for its batch, the parts of
+    /// its program, all of it.
     pub(crate) fn times(
         &mut self,
         step: u64,

@@ -28,12 +28,13 @@ use crate::target::{self, On};
 use crate::task::Task as _;
 use crate::train::train;
 
-/// Where a run goes on in its directory `dir`. Reads its checkpoints and its target, and changes nothing.
+/// The state from which a run continues in its directory `dir`. Reads its checkpoints and its
+/// target, and changes nothing.
 ///
 /// # Errors
 ///
-/// Bad input, when the data, the target or the rows are not those of its checkpoints. A target that is still to be trained is
-/// compared by the rank.
+/// Bad input, when the data, the target or the rows are not those of its checkpoints. A target that
+/// is still to be trained is compared by the rank.
 pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
     let mut made_of = resume::data(&run.data);
     let network = shipped(&run.target.model)?;
@@ -46,13 +47,15 @@ pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
 pub struct Threads {
     /// While it decomposes.
     pub run: usize,
-    /// While it trains the target: one rank does that for all, and one of several runs that want the same.
+    /// While it trains the target: one rank does that for all, and one of several runs that want
+    /// the same.
     pub target: usize,
 }
 
-/// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
-/// is one. A request to stop is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on
-/// the GPU of the number `gpu`, or on the processor where none is named.
+/// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest
+/// good checkpoint if there is one. A request to stop is heard within a step, an update of the
+/// warm-up, a batch of an evaluation or a figure. Its programs run on the GPU of the number `gpu`,
+/// or on the processor where none is named.
 ///
 /// # Errors
 ///
@@ -82,15 +85,16 @@ pub fn rank(
             supervision.world.join(device, &supervision.heartbeat)?;
         }
         let outcome = job.go(&processor, peak, supervision)?;
-        // Who fails leaves without a word.
+        // A failing rank skips this handshake.
         processor.device().map_or(Ok(()), |device| device.leave())?;
         Ok(outcome)
     })
 }
 
-/// Decomposes a network of the calling program: runs `run`, whose `[target]` has `kind = "custom"`, to its end on `threads` threads of
-/// the processor, in a run directory that is made where it is missing. If the directory holds this run, the run goes on from its
-/// newest good checkpoint. Results are in `summary.json`, `metrics.jsonl`, `figures/` and `checkpoints/` there.
+/// Decomposes a network of the calling program: runs `run`, whose `[target]` has `kind = "custom"`,
+/// to its end on `threads` threads of the processor, in a run directory that is made where it is
+/// missing. If the directory holds this run, the run goes on from its newest good checkpoint.
+/// Results are in `summary.json`, `metrics.jsonl`, `figures/` and `checkpoints/` there.
 ///
 /// # Errors
 ///
@@ -134,7 +138,7 @@ fn prepared(run_dir: &Path) -> Result<Run, Fault> {
     Ok(Run::from_resolved(&text)?)
 }
 
-/// What one rank does.
+/// The whole of one rank.
 struct Job<'a> {
     /// While the target is trained.
     target_threads: usize,
@@ -178,7 +182,8 @@ impl Job<'_> {
             };
             target::weights(run, network, run_dir, sources, &trained, supervision)
         };
-        // The first rank reads all of the data, and trains the target; the others find both as they should be.
+        // The first rank reads all of the data, and trains the target; the others find both as they
+        // should be.
         let mut found = None;
         let goes_on = world.first(|| {
             let sources = data::open_checked(run)?;
@@ -218,7 +223,7 @@ impl Job<'_> {
             }
             DecompositionTask::new(decomposition, sources.clone(), &mut store, processor, world)
         };
-        // What is chosen by measuring on a GPU is chosen by the first rank, and the others read it.
+        // The first rank autotunes, and the others read its choices.
         let task = match processor {
             Processor::Gpu(_) => world.in_turn(plan)?,
             Processor::Cpu(_) => Some(plan()?),
@@ -284,7 +289,8 @@ impl Job<'_> {
     }
 }
 
-/// A run goes on with the kernels that it was begun with: a GPU's decisions are written down beside its checkpoints.
+/// A resumed run uses the kernels that it began with: autotuned choices are recorded beside its
+/// checkpoints.
 fn keep_record(processor: &Processor, run_dir: &Path) -> Result<(), Fault> {
     let Some(device) = processor.device() else {
         return Ok(());
@@ -293,7 +299,8 @@ fn keep_record(processor: &Processor, run_dir: &Path) -> Result<(), Fault> {
     kept.map_err(|fault| Fault::BadInput(fault.to_string()))
 }
 
-/// Where programs run: on a GPU, whose compiled kernels are kept beside the trained targets, or on the threads of the pool.
+/// The processor of programs: a GPU, whose compiled kernels are kept beside the trained targets, or
+/// on the threads of the pool.
 pub(crate) fn processor(gpu: Option<usize>, pool: &Arc<Pool>) -> Result<Processor, Fault> {
     let Some(ordinal) = gpu else {
         return Ok(Processor::Cpu(Arc::clone(pool)));
@@ -302,7 +309,7 @@ pub(crate) fn processor(gpu: Option<usize>, pool: &Arc<Pool>) -> Result<Processo
     Ok(Processor::Gpu(Some(device)))
 }
 
-/// Where machine code for GPUs is kept.
+/// Directory of compiled GPU code.
 pub(crate) fn kernel_cache() -> std::path::PathBuf {
     cache_dir().join("kernels")
 }

@@ -1,7 +1,8 @@
-//! What a run says when a step is refused: the step is run again, and what in it is not finite is named.
+//! The message of a refused step: the step is run again, and its first non-finite value is named.
 //!
-//! The [`Halt`](spd_engine::ops::Halt) op keeps parameters and moments as they were before the first step whose losses or
-//! gradients are not finite, so that step can be run again, and followed from its batch to its gradients.
+//! The [`Halt`](spd_engine::ops::Halt) op keeps parameters and moments as they were before the
+//! first step whose losses or gradients are not finite, so that step can be run again, and followed
+//! from its batch to its gradients.
 
 use spd_dataloader::Batch;
 use spd_engine::Store;
@@ -10,11 +11,11 @@ use crate::fault::Fault;
 use crate::parameters::HALT;
 use crate::task::{Measured, NonFinite, Task, run_step};
 
-/// What to do where the decomposition ran away.
+/// Advice when the decomposition diverged.
 pub(crate) const TRAIN_MORE_GENTLY: &str =
     "try a smaller learning rate, or clip_components and clip_importance in [train]";
 
-/// What to do where the decomposition had no part in it.
+/// Advice when the decomposition had no part in it.
 pub(crate) const LOOK_AT_TARGET: &str = "look at the weights of the target and at the data";
 
 /// The step that was refused, if one was.

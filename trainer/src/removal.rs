@@ -1,9 +1,10 @@
-//! What a single component does: the output of the target without it, beside the target's own.
+//! Effects of single components: the output of the target without it, beside the target's own.
 //!
-//! At the removed component's site the mask of all components is 1 but for its own, which is 0, and the delta is kept: the matrix
-//! is `W` less `v u^T`. Every other site is the target's. Each row of a batch has a component of its own to do without; it alone
-//! is routed, through that component's site. The output is looked at where the component is active, and what changes there is
-//! averaged over the positions of a sample.
+//! At the removed component's site the mask of all components is 1 but for its own, which is 0, and
+//! the delta is kept: the matrix is `W` less `v u^T`. Every other site is the target's. Each row of
+//! a batch has a component of its own to do without; it alone is routed, through that component's
+//! site. The output is looked at where the component is active, and what changes there is averaged
+//! over the positions of a sample.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,8 @@ const ROWS: usize = 8;
 /// Tokens whose log-probability rises most, and as many whose falls most.
 const MOVED: usize = 5;
 
-/// Tokens of a smaller probability, before and after, are passed over: what no text has moves farthest, and says nothing.
+/// Tokens of a smaller probability, before and after, are passed over: what no text has moves
+/// farthest, and says nothing.
 const LIKELY: f64 = 1e-3;
 
 /// A component that is removed from a row of text, and where the output is looked at.
@@ -37,7 +39,8 @@ pub(crate) struct Removed<'t> {
     pub(crate) weight: f64,
 }
 
-/// The change of the distribution of the next token by a removal: means over rows of text, and positions in them.
+/// The change of the distribution of the next token by a removal: means over rows of text, and
+/// positions in them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Effect {
     /// Rows that were looked at.
@@ -46,24 +49,27 @@ pub(crate) struct Effect {
     pub(crate) positions: usize,
     /// `KL(original || removed)` in nats.
     pub(crate) kl: f64,
-    /// Tokens whose log-probability rises most, most first, and by how much in nats. A token counts as unchanged
-    /// at a position at which it is unlikely before and after.
+    /// Tokens whose log-probability rises most, most first, and by how much in nats. A token counts
+    /// as unchanged at a position at which it is unlikely before and after.
     pub(crate) up: Vec<(u32, f64)>,
     /// Tokens whose log-probability falls most, most first, and by how much, below 0.
     pub(crate) down: Vec<(u32, f64)>,
 }
 
 impl Decomposition {
-    /// Whether the site is applied at each position of a batch, so that a row of its importances is a position's.
+    /// Whether the site is applied at each position of a batch, so that a row of its importances is
+    /// a position's.
     pub(crate) fn is_at_positions(&self, importances: usize, examples: usize, site: usize) -> bool {
         importances == examples * self.sites[site].components
     }
 
-    /// The outputs `original` and `removed`, logits f32 `[rows, POSITIONS, v]`, at some positions of each row. Inputs, beside `input`:
+    /// The outputs `original` and `removed`, logits f32 `[rows, POSITIONS, v]`, at some positions
+    /// of each row. Inputs, beside `input`:
     ///
     /// - `row`: u32 `[rows, t]`, the number of the row at each of its positions
     /// - `position`: u32 `[rows, POSITIONS]`, which positions of all `rows * t`
-    /// - `kept <site>`: f32 `[rows, c]`, the masks of each row; `route <site>`: f32 `[rows * t]`, where they are in use
+    /// - `kept <site>`: f32 `[rows, c]`, the masks of each row; `route <site>`: f32 `[rows * t]`,
+    ///   where they are in use
     ///
     /// `None` for a toy, and for a run that shows no components.
     ///
@@ -126,7 +132,8 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// Measures a batch of at most [`rows`] rows. The rows of a component follow each other, from batch to batch too.
+    /// Measures a batch of at most [`rows`] rows. The rows of a component follow each other, from
+    /// batch to batch too.
     ///
     /// # Errors
     ///
@@ -173,7 +180,8 @@ impl Effects {
     }
 }
 
-/// Gives the program its inputs. Rows that nothing is asked of are those of the first one, through the target alone.
+/// Gives the program its inputs. Rows that nothing is asked of are those of the first one, through
+/// the target alone.
 fn fill(decomposition: &Decomposition, program: &mut Executor, asked: &[Removed<'_>]) {
     let t = decomposition.shape(1).positions;
     let of_row = |row: usize| asked.get(row).or(asked.first());
@@ -266,7 +274,8 @@ impl Sums {
     }
 }
 
-/// The largest changes in a direction, largest first; of equal ones the token of the lower number comes first.
+/// The largest changes in a direction, largest first; of equal ones the token of the lower number
+/// comes first.
 fn farthest(changes: &mut [(u32, f64)], sign: f64) -> Vec<(u32, f64)> {
     let order = |a: &(u32, f64), b: &(u32, f64)| {
         let by_change = (sign * b.1).total_cmp(&(sign * a.1));
@@ -300,7 +309,8 @@ mod tests {
 
     const TOKENS: [u32; 16] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3];
 
-    /// A small language model whose sites match the patterns, with components and weights of some size.
+    /// A small language model whose sites match the patterns, with components and weights of some
+    /// size.
     fn made(name: &str, patterns: &[&str], components: usize) -> (Decomposition, Store) {
         let mut run = preset(name, &Overrides::default()).unwrap().run;
         let site = run.decomposition.sites[0].clone();
@@ -384,7 +394,8 @@ mod tests {
         logits
     }
 
-    // Logits are sums of tens of products below 1, in f32, and differ in the order of their sums: by some 1e-6.
+    // Logits are sums of tens of products below 1, in f32, and differ in the order of their sums:
+    // by some 1e-6.
     #[test]
     fn an_effect_is_the_mean_over_positions_of_the_target_less_that_component() {
         let cases: [(&str, &[&str]); 2] = [
@@ -402,7 +413,8 @@ mod tests {
             let t = decomposition.shape(1).positions;
             let sites = decomposition.sites.len();
             assert!(sites > 3, "{name} has a batch of sites and more");
-            // Each component is removed from two rows: at some positions of the one, and at one of the other. A batch has three rows.
+            // Each component is removed from two rows: at some positions of the one, and at one of
+            // the other. A batch has three rows.
             let again: Vec<u32> = TOKENS[..t].iter().map(|token| token + 1).collect();
             let places: Vec<u32> = (0..).take(POSITIONS).collect();
             let component = |site: usize| (site, 3 * site % decomposition.sites[site].components);
@@ -486,7 +498,8 @@ mod tests {
         let tokens = |moved: &[(u32, f64)]| moved.iter().map(|(id, _)| *id).collect::<Vec<_>>();
         assert_eq!((tokens(&found.up), tokens(&found.down)[0]), (vec![1], 0));
         assert!((found.up[0].1 - 2f64.ln()).abs() < 2e-5, "{found:?}");
-        // A position at which nothing changes, and which weighs three times as much: a quarter of all that.
+        // A position at which nothing changes, and which weighs three times as much: a quarter of
+        // all that.
         let mut sums = Sums::new(4);
         sums.add(1.0, &one, &other);
         sums.add(3.0, &one, &one);

@@ -1,5 +1,5 @@
-//! The programs of a run, one replay at a time, on numbers that the caller has: a batch, and draws where the programs take
-//! them as inputs ([`Draws::Inputs`](crate::decomposition::Draws::Inputs)).
+//! The programs of a run, one replay at a time, on numbers that the caller has: a batch, and draws
+//! where the programs take them as inputs ([`Draws::Inputs`](crate::decomposition::Draws::Inputs)).
 
 use spd_dataloader::{Batch, Features, Source};
 use spd_engine::{Executor, Processor, Store};
@@ -72,12 +72,12 @@ impl Replay {
         Ok(store.fetch()?)
     }
 
-    /// What follows the step, by name: `lr`, and `p` where there is a penalty.
+    /// Step scalars by name: `lr`, and `p` where there is a penalty.
     pub fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
         self.task.scalars(step)
     }
 
-    /// What a training row says of the last step, by name.
+    /// The training row of the last step, by name.
     pub fn observe(&self, store: &Store) -> Vec<(String, f64)> {
         self.task.observe(store)
     }

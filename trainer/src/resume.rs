@@ -1,13 +1,15 @@
-//! Whether a run goes on, from where, and on the data and the target that it began with: asked before anything is trained,
-//! by the launcher and again by the rank.
+//! Whether a run goes on, from where, and on the data and the target that it began with: asked
+//! before anything is trained, by the launcher and again by the rank.
 //!
-//! A run directory without a checkpoint is either that of a run that was killed before its first one, which begins again
-//! with the same command, or one whose checkpoints are lost, which must not. `saved.json` tells them apart: it is written
-//! once, beside `checkpoints/` and not in it, as soon as the first checkpoint is on the disk. In this order, because a
-//! record that came before its checkpoint would make a run that is killed between the two be taken for a lost one. Killed
-//! between the two as it is, the run has its checkpoint, and the next start, which finds that, writes the record before
-//! its first step. If the record is gone too, rows tell: once they are two saves ahead, the first save is over. It may have
-//! failed; then `saved.json` says that there was none.
+//! A run directory without a checkpoint is either that of a run that was killed before its first
+//! one, which begins again with the same command, or one whose checkpoints are lost, which must
+//! not. `saved.json` tells them apart: it is written once, beside `checkpoints/` and not in it, as
+//! soon as the first checkpoint is on the disk. In this order, because a record that came before
+//! its checkpoint would make a run that is killed between the two be taken for a lost one. Killed
+//! between the two as it is, the run has its checkpoint, and the next start, which finds that,
+//! writes the record before its first step. If the record is gone too, rows tell: once they are two
+//! saves ahead, the first save is over. It may have failed; then `saved.json` says that there was
+//! none.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +26,7 @@ use crate::data::{datasets, fingerprint};
 use crate::fault::Fault;
 use crate::run_file::Data;
 
-/// Where a run that has a directory goes on.
+/// The state from which a run with a directory continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Continuation {
     /// From the checkpoint of this step.
@@ -35,7 +37,7 @@ pub enum Continuation {
     Lost(String),
 }
 
-/// Where a run goes on in its directory `dir`, for what is known of its data and its target.
+/// The state from which a run continues in its directory `dir`, given its data and its target.
 ///
 /// - `every`: steps between two saves
 pub(crate) fn goes_on(
@@ -61,19 +63,20 @@ pub(crate) fn goes_on(
     })
 }
 
-/// Where the rows of a run ended when a checkpoint was made.
+/// End of a run's rows when a checkpoint was made.
 pub(crate) fn mark(meta: &BTreeMap<String, Value>) -> Result<Mark, Fault> {
     let mark = meta.get("metrics").cloned().unwrap_or_default();
     Ok(serde_json::from_value(mark).context("the checkpoint's mark of the metrics")?)
 }
 
-/// Where a run directory has its checkpoints.
+/// Directory of checkpoints in a run directory.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
 /// The record that there was one, or that none could be written.
 pub(crate) const SAVED: &str = "saved.json";
 
-/// Writes down that a run has a checkpoint, or that what was to be its first one was not written; unless a checkpoint is known of.
+/// Writes down that a run has a checkpoint, or that what was to be its first one was not written;
+/// unless a checkpoint is known of.
 pub(crate) fn remember(dir: &Path, first: Option<u64>) -> Result<(), CheckpointError> {
     let path = dir.join(SAVED);
     let is_known = match Record::of(&path) {
@@ -91,7 +94,8 @@ pub(crate) fn remember(dir: &Path, first: Option<u64>) -> Result<(), CheckpointE
 enum Record {
     Nothing,
     Failed,
-    /// There was one, the first of them after this step, if it can be read. A record that is damaged was one of that too.
+    /// There was one, the first of them after this step, if it can be read. A record that is
+    /// damaged was one of that too.
     Saved(Option<u64>),
 }
 
@@ -173,7 +177,7 @@ fn advise(dir: &Path, why: &str) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct Ingredient {
     pub(crate) what: What,
-    /// Where it lies.
+    /// Its path.
     pub(crate) path: PathBuf,
     /// xxh3-128, 32 hexadecimal digits.
     pub(crate) hash: String,
@@ -200,8 +204,8 @@ impl What {
     }
 }
 
-/// The datasets of a run, as far as they can be read; of the others those who open them tell. What is generated is told by
-/// the run file.
+/// The datasets of a run, as far as they can be read; faults of the others are reported when they
+/// are opened. Generated data are described by the run file.
 pub(crate) fn data(data: &Data) -> Vec<Ingredient> {
     let datasets = datasets(data).into_iter().flatten();
     [What::Train, What::Eval]
@@ -217,7 +221,7 @@ pub(crate) fn data(data: &Data) -> Vec<Ingredient> {
         .collect()
 }
 
-/// What a checkpoint remembers of them, in its meta.
+/// Their key in the meta of a checkpoint.
 pub(crate) const MADE_OF: &str = "made_of";
 
 pub(crate) fn remembered(made_of: &[Ingredient]) -> Value {
@@ -284,7 +288,7 @@ mod tests {
             Err(fault) => Some(fault.to_string()),
         };
         assert_eq!(refusal(&made_of), None);
-        // What is not known yet is compared later.
+        // Unknown parts are compared later.
         assert_eq!(refusal(&made_of[..1]), None);
         for (what, is_not, has) in [
             (
@@ -345,7 +349,7 @@ mod tests {
             lost(&format!("{place}/checkpoints is no directory"))
         );
         fs::remove_file(dir.join(CHECKPOINTS)).unwrap();
-        // What it says is for the message; that it is there is what counts.
+        // Its content is for the message; its existence counts.
         write_file(&dir.join(SAVED), b"").unwrap();
         assert_eq!(
             found(),

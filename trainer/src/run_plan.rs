@@ -1,5 +1,6 @@
-//! The plan of a run, for the table that is printed before it starts: everything is checked and every program is built,
-//! nothing is started, and nothing is written but what was found of a dataset, into the cache.
+//! The plan of a run, for the table that is printed before it starts: everything is checked and
+//! every program is built, nothing is started, and nothing is written but what was found of a
+//! dataset, into the cache.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::target;
 use crate::target_task::{Lessons, TargetTask};
 use crate::world::World;
 
-/// What a run will do. Values are ready to print.
+/// The plan of a run. Values are ready to print.
 #[derive(Debug, Clone, Default)]
 pub struct RunPlan {
     /// Label and value, in the order to print.
@@ -31,13 +32,13 @@ pub struct RunPlan {
     pub state_bytes: usize,
     /// Bytes of the target's weights, which all checkpoints share.
     pub frozen_bytes: usize,
-    /// What all ranks will hold in memory.
+    /// Peak memory of all ranks.
     pub memory: Memory,
-    /// What it will hold on a GPU, if it runs on one.
+    /// Peak GPU memory, if it runs on one.
     pub gpu_memory: Option<Memory>,
 }
 
-/// What a site adds to a run.
+/// A site in the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SitePlan {
     /// Module path.
@@ -52,7 +53,8 @@ pub struct SitePlan {
     pub parameters: usize,
 }
 
-/// Reads the weights of a run that were fetched after its plan, to see whether they are those of its network.
+/// Reads the weights of a run that were fetched after its plan, to see whether they are those of
+/// its network.
 ///
 /// # Errors
 ///
@@ -61,12 +63,13 @@ pub fn check_weights(run: &Run) -> Result<(), Fault> {
     given_weights::check_weights(run, &*shipped(&run.target.model)?)
 }
 
-/// Checks a run against its target and data, builds its programs, and says what they need; on a GPU, if `on_gpu`.
+/// Checks a run against its target and data, builds its programs, and says what they need; on a
+/// GPU, if `on_gpu`.
 ///
 /// # Errors
 ///
-/// Whatever would keep the run from starting, as bad input. Weights of the hub that are still to be fetched are not looked at: see
-/// [`check_weights`].
+/// Any fault that would keep the run from starting, as bad input. Weights of the hub that are still
+/// to be fetched are not looked at: see [`check_weights`].
 pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Result<RunPlan, Fault> {
     check_precision(run, on_gpu)?;
     let sources = data::open_checked(run)?;
@@ -143,11 +146,12 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Resul
     })
 }
 
-/// Layers that the losses of a step pass through, at most: such a plan takes some five seconds. All 224 sites of a model of 32 blocks,
-/// layerwise, are 50,000.
+/// Layers that the losses of a step pass through, at most: such a plan takes some five seconds. All
+/// 224 sites of a model of 32 blocks, layerwise, are 50,000.
 const MOST_MASKED_LAYERS: usize = 250_000;
 
-/// Refuses a step that would take minutes to plan: a layerwise loss passes through the whole target for each site.
+/// Refuses a step that would take minutes to plan: a layerwise loss passes through the whole target
+/// for each site.
 fn check_length(run: &Run, sites: usize, layers: usize) -> Result<(), Fault> {
     let trained = run.losses.iter().map(|loss| &loss.term);
     let measured = run.eval.losses.iter().map(|measure| &measure.term);
@@ -180,7 +184,8 @@ pub fn check_precision(run: &Run, on_gpu: bool) -> Result<(), Fault> {
     }
 }
 
-/// Why a precision is refused where a step is computed: on a GPU, or on a processor that multiplies bf16 or does not.
+/// Why a precision is refused where a step is computed: on a GPU, or on a processor that multiplies
+/// bf16 or does not.
 pub(crate) fn why_not(
     precision: Precision,
     on_gpu: bool,
@@ -286,7 +291,7 @@ fn rows(
     ])
 }
 
-/// Where a run is computed, and by how many.
+/// Processor and number of ranks or threads of a run.
 fn device(shards: usize, threads: usize, on_gpu: bool, world: &World) -> String {
     let threads = format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
     let device = match (on_gpu, world.size()) {

@@ -1,6 +1,8 @@
-//! When a state is saved, and what happens when it cannot be: a disk that is full for a while ends no run.
+//! When a state is saved, and what happens when it cannot be: a disk that is full for a while ends
+//! no run.
 //!
-//! On a GPU the state is [staged](Store::stage): the thread that writes it waits until it has come, and training goes on.
+//! On a GPU the state is [staged](Store::stage): the thread that writes it waits until it has come,
+//! and training goes on.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -22,11 +24,11 @@ use crate::state;
 use crate::task::Task;
 use crate::world::World;
 
-/// Where a task is trained, and how often it is written down.
+/// The run directory of a task, and its saving intervals.
 pub(crate) struct Place<'a> {
     /// Holds `checkpoints/`, `metrics.jsonl` and `system.jsonl`.
     pub(crate) dir: &'a Path,
-    /// Nobody else trains there meanwhile; the first rank has the lock, for all.
+    /// Lock of the directory; the first rank holds it for all.
     pub(crate) lock: Option<&'a Lock>,
     /// The ranks that train it.
     pub(crate) world: &'a World,
@@ -34,15 +36,16 @@ pub(crate) struct Place<'a> {
     pub(crate) checkpoint: Checkpoint,
     /// When rows are written.
     pub(crate) log: Log,
-    /// What makes two directories hold the same run; a checkpoint of another is refused.
+    /// The resolved run, its identity; a checkpoint of another run is refused.
     pub(crate) config: &'a str,
     /// Data and target; a checkpoint that was made of others is refused.
     pub(crate) made_of: &'a [Ingredient],
-    /// It lies in the cache: what is damaged there is made again, with a word. In a run directory it is refused.
+    /// It lies in the cache: what is damaged there is made again, with a word. In a run directory
+    /// it is refused.
     pub(crate) is_kept: bool,
-    /// Where progress is shown, if not in `dir`.
+    /// Directory of progress, if not `dir`.
     pub(crate) progress: Option<&'a Path>,
-    /// Where it is felt.
+    /// The heartbeat.
     pub(crate) heartbeat: &'a Arc<Heartbeat>,
 }
 
@@ -75,7 +78,7 @@ impl At {
         made.map_or(Self::Step(snapshot.step), Self::WarmUp)
     }
 
-    /// What is said of a run that was asked to stop here, and saved.
+    /// Message of a run that was asked to stop here, and saved.
     pub(crate) fn stopped(self, of: &str) -> String {
         let place = match self {
             Self::WarmUp(0) | Self::Step(0) => format!("before the first step{of}, and its start"),
@@ -95,13 +98,13 @@ impl fmt::Display for At {
     }
 }
 
-/// Where a checkpoint that was made in the warm-up says how many of its updates are made.
+/// Key of a checkpoint of the warm-up: the number of updates made.
 const WARMUP_UPDATES: &str = "warmup_updates";
 
-/// Where a checkpoint says how far the rows go that it counts on.
+/// Key of a checkpoint: the end of its rows.
 const METRICS: &str = "metrics";
 
-/// What follows a failure while there are steps to come.
+/// Note on a failed save with steps to come.
 pub(crate) const TRAINING_GOES_ON: &str = "; training goes on, and the next is tried";
 
 /// Hands states to the writer's thread.
@@ -139,12 +142,12 @@ impl<'a> Saver<'a> {
         })
     }
 
-    /// Makes room for states to leave a GPU through, once: after the first step, which has waited for its kernels, so that no
-    /// later one waits for memory to be pinned.
+    /// Makes room for states to leave a GPU through, once: after the first step, which has waited
+    /// for its kernels, so that no later one waits for memory to be pinned.
     pub(crate) fn make_room(&mut self, store: &Store) {
         if !self.has_room {
             self.has_room = true;
-            // Where there is none, whoever saves says so.
+            // If there is none, saving reports it.
             let _ = store.make_room_to_stage();
         }
     }
@@ -182,7 +185,7 @@ impl<'a> Saver<'a> {
         if let At::WarmUp(made) = at {
             meta.push((WARMUP_UPDATES.to_owned(), json!(made)));
         }
-        // What came of the last one is known before the next one is on its way.
+        // The result of the last save is known before the next one starts.
         self.writer.settle();
         self.poll(progress, "; the next is tried");
         let saved = state::saved(store);
@@ -210,7 +213,8 @@ impl<'a> Saver<'a> {
             if let Some(staged) = staged {
                 state::fill(snapshot, &staged.arrived()?, &names, step);
             }
-            // A checkpoint counts on all rows before it: without them, a run that goes on from it has a gap.
+            // A checkpoint counts on all rows before it: without them, a run that goes on from it
+            // has a gap.
             let rows = serde_json::to_value(mark.wait()?)?;
             snapshot.meta = meta.into_iter().collect();
             snapshot.meta.insert(METRICS.to_owned(), rows);
@@ -241,7 +245,7 @@ impl<'a> Saver<'a> {
         })
     }
 
-    /// Where the same command goes on, in words.
+    /// Place from which the same command continues, in words.
     fn newest(&self) -> String {
         match self.written {
             Some(at) => format!("the checkpoint of {at}"),
@@ -282,8 +286,8 @@ impl<'a> Saver<'a> {
         } else {
             self.submitted = None;
             if self.written.is_none() {
-                // The disk that did not take the state may not take this; then rows tell of a state that there never was, and only
-                // --fresh starts over.
+                // The disk that did not take the state may not take this; then rows tell of a state
+                // that there never was, and only --fresh starts over.
                 let _ = resume::remember(self.place.dir, None);
             }
             format!("the checkpoint of {at} was not written: {error}{then}")
@@ -378,7 +382,7 @@ mod tests {
         }
     }
 
-    /// What so many steps leave.
+    /// The remains of so many steps.
     fn state_after(steps: u64) -> Vec<Tensor> {
         let mut training = Training::on(&gpu(&Device::emulated()));
         training.go(0..steps);
@@ -423,8 +427,8 @@ mod tests {
         (dir, told)
     }
 
-    /// Saves the third step and the sixth, asks for further ones before anybody waits, and compares; how often the host waited for
-    /// each of the two, and what was told.
+    /// Saves the third step and the sixth, asks for further ones before anybody waits, and
+    /// compares; how often the host waited for each of the two, and what was told.
     fn saved_on(device: &Arc<Device>) -> ([u64; 2], String) {
         let mut training = Training::on(&gpu(device));
         let mut waits = [0; 2];
@@ -465,7 +469,8 @@ mod tests {
             return;
         }
         let (waits, told) = saved_on(&Device::emulated());
-        // Whether a step was refused, and at first that what the device started from has arrived; no state is waited for.
+        // Whether a step was refused, and at first that what the device started from has arrived;
+        // no state is waited for.
         assert_eq!(waits, [2, 1]);
         assert_eq!(told, "");
     }

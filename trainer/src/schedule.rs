@@ -4,8 +4,8 @@ use crate::run_file::{Schedule, Shape};
 
 /// The learning rate at `step` of `steps`.
 ///
-/// `steps * warmup` steps (rounded down) rise from 0; the rest follow the shape, which reaches its last value at
-/// `steps - 1`. Source: the reference's schedule.
+/// `steps * warmup` steps (rounded down) rise from 0; the rest follow the shape, which reaches its
+/// last value at `steps - 1`. Source: the reference's schedule.
 pub fn learning_rate(schedule: &Schedule, step: u64, steps: u64) -> f64 {
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! Which matrices are decomposed: the run file's patterns against the target's layers, and the identity matrices
-//! that it puts before some of them.
+//! Which matrices are decomposed: the run file's patterns against the target's layers, and the
+//! identity matrices that it puts before some of them.
 
 use crate::fault::Fault;
 use crate::networks::{Layer, LayerKind, pre_identity};
@@ -37,7 +37,8 @@ impl Site {
     }
 }
 
-/// The sites of a run: in the order of the patterns, then of the model's modules; identity matrices come last.
+/// The sites of a run: in the order of the patterns, then of the model's modules; identity matrices
+/// come last.
 ///
 /// # Errors
 ///

@@ -1,8 +1,10 @@
-//! The state of a run between two steps, as a checkpoint holds it: every tensor of the store under its own name, which is
-//! the reference's (`_components.<site>.V`, `_ci_fns.<site>.layers.0.W`, where the site's path has dashes for dots, and
-//! `target_model.<tensor>`), and AdamW's moments as `adamw.first.<tensor>` and `adamw.second.<tensor>`. A tied site has no tensors; if it
-//! has updates of its own, its moments are there, in the shape of the tensors that it shares. What a loss keeps from step to step is
-//! `losses.<kind>.<tensor>`, the same on all ranks, so one of them writes it and each restores it.
+//! The state of a run between two steps, as a checkpoint holds it: every tensor of the store under
+//! its own name, which is the reference's (`_components.<site>.V`, `_ci_fns.<site>.layers.0.W`,
+//! where the site's path has dashes for dots, and `target_model.<tensor>`), and AdamW's moments as
+//! `adamw.first.<tensor>` and `adamw.second.<tensor>`. A tied site has no tensors; if it has
+//! updates of its own, its moments are there, in the shape of the tensors that it shares. The state
+//! of a loss is `losses.<kind>.<tensor>`, the same on all ranks, so one of them writes it and each
+//! restores it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -30,7 +32,8 @@ pub(crate) fn frozen(store: &Store) -> BTreeSet<String> {
     slots.map(|slot| store.name(slot).to_owned()).collect()
 }
 
-/// Has the checkpoints of a root find the frozen tensors that they share, where that file is damaged or gone.
+/// Has the checkpoints of a root find the frozen tensors that they share, where that file is
+/// damaged or gone.
 ///
 /// # Errors
 ///
@@ -92,7 +95,8 @@ fn dtype(values: Values<'_>) -> Dtype {
     }
 }
 
-/// The first value in which the run of a checkpoint is another. The values of a run file count, not its bytes.
+/// The first value in which the run of a checkpoint is another. The values of a run file count, not
+/// its bytes.
 fn differs(snapshot: &Snapshot, config: &str) -> Option<String> {
     let there = snapshot.meta.get("config").and_then(Value::as_str);
     if there == Some(config) {

@@ -10,10 +10,12 @@ use crate::run_file::FaithfulnessWarmup;
 pub(crate) const WARMUP_LOSS: &str = "loss/faithfulness";
 
 impl Decomposition {
-    /// The step on a [block](spd_engine::blocks) of a batch: clean pass, importances, every loss forward and backward, clipping, update. A GPU stores it in the precision of
-    /// the run; evaluations are in f32, as are the reference's.
+    /// The step on a [block](spd_engine::blocks) of a batch: clean pass, importances, every loss
+    /// forward and backward, clipping, update. A GPU stores it in the precision of the run;
+    /// evaluations are in f32, as are the reference's.
     ///
-    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`, `p` and AdamW's corrections.
+    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`, `p`
+    /// and AdamW's corrections.
     ///
     /// # Errors
     ///

@@ -1,9 +1,11 @@
-//! Where in held-out text each component is most important: found as rows come, in memory that does not grow with them.
+//! Positions of held-out text at which each component is most important, found in one pass and
+//! constant memory.
 //!
-//! Contexts are ranked by the logit, from which the gates make the importance: half of all importances may be exactly 1, and no two
-//! logits are the same but those of the same text. The program of the figures has the logits of all positions. The norm of what a
-//! component writes, `|x V| |U|`, would be another measure, and another product `[positions, C]` of each site whose importance
-//! function does not read `x V`. Contexts of equal logits are taken by lot.
+//! Contexts are ranked by the logit, from which the gates make the importance: half of all
+//! importances may be exactly 1, and no two logits are the same but those of the same text. The
+//! program of the figures has the logits of all positions. The norm of what a component writes,
+//! `|x V| |U|`, would be another measure, and another product `[positions, C]` of each site whose
+//! importance function does not read `x V`. Contexts of equal logits are taken by lot.
 
 use spd_dataloader::Source;
 
@@ -20,11 +22,12 @@ pub(crate) const AROUND: usize = 20;
 /// The longest context.
 const WINDOW: usize = AROUND + 1 + AROUND;
 
-/// Measured on shakespeare.toml, and rounded up: a component as it is written, with the texts of its contexts.
+/// Measured on shakespeare.toml, and rounded up: a component as it is written, with the texts of
+/// its contexts.
 const WRITTEN: usize = 12 << 10;
 
-/// A parsed tokenizer is taken to be so many times as large as its file: two tables of the vocabulary and one of the merges, all of them
-/// short strings.
+/// A parsed tokenizer is taken to be so many times as large as its file: two tables of the
+/// vocabulary and one of the merges, all of them short strings.
 const PARSED_TOKENIZER: usize = 16;
 
 /// A row in which a component is important.
@@ -93,7 +96,8 @@ impl Strongest {
     /// Looks at a row.
     ///
     /// - `row`: its data position
-    /// - `importance`, `logits`: f32 `[t, c]`; a position counts where the importance is above 0 and the logit is a number
+    /// - `importance`, `logits`: f32 `[t, c]`; a position counts where the importance is above 0
+    ///   and the logit is a number
     pub(crate) fn add(&mut self, row: u64, importance: &[f32], logits: &[f32]) {
         let Self { lots, of, peaks } = self;
         let c = of.len();
@@ -147,7 +151,8 @@ impl Strongest {
     }
 }
 
-/// Bytes that the components of a run take while they are looked for and written; 0 where it shows none.
+/// Bytes that the components of a run take while they are looked for and written; 0 where it shows
+/// none.
 pub(crate) fn shown_bytes(decomposition: &Decomposition, held_out: &Source) -> usize {
     let shown = decomposition.run.eval.components;
     let Input::Tokens { vocab, .. } = decomposition.target.input() else {
@@ -203,8 +208,8 @@ mod tests {
         assert!(strongest.contexts(1).is_empty());
     }
 
-    // 12 of 60 rows, 100 components: 1200 contexts, a fifth of them in the first fifth of the rows. The deviation of that share is 1 %,
-    // that of the share of either position 1.5 %.
+    // 12 of 60 rows, 100 components: 1200 contexts, a fifth of them in the first fifth of the rows.
+    // The deviation of that share is 1 %, that of the share of either position 1.5 %.
     #[test]
     fn equal_contexts_are_taken_by_lot_and_the_same_whatever_the_order_of_rows() {
         let c = 100;

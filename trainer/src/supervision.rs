@@ -1,4 +1,4 @@
-//! A rank among others, and under whoever supervises it.
+//! A rank among others, and under its supervisor.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use crate::heartbeat::Heartbeat;
 use crate::world::World;
 
-/// What a rank and whoever supervises it tell each other while it runs.
+/// Channels between a running rank and its supervisor.
 #[derive(Debug, Clone, Default)]
 pub struct Supervision {
     /// The ranks of the run.

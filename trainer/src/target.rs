@@ -1,4 +1,5 @@
-//! The target's weights: from a file, from the cache of trained targets, or trained now into that cache.
+//! The target's weights: from a file, from the cache of trained targets, or trained now into that
+//! cache.
 
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
@@ -32,8 +33,9 @@ use crate::target_task::{Lessons, TargetTask};
 use crate::train::train;
 use crate::world::World;
 
-/// Directory of a trained target, named by everything that its weights depend on: the network and `[target.train]`, `[data]`, what
-/// the network says of itself, and the dataset's index, which holds the hashes of its shards.
+/// Directory of a trained target, named by everything that its weights depend on: the network and
+/// `[target.train]`, `[data]`, what the network says of itself, and the dataset's index, which
+/// holds the hashes of its shards.
 pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fault> {
     let mut key = settings(run)?;
     if let Data::Tokens { train, .. } = &run.data {
@@ -49,7 +51,8 @@ pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fau
         .join(format!("{kind}-{hash:016x}")))
 }
 
-/// The settings that the weights depend on, as keys have them since the first version: without what was left out of files then.
+/// The settings that the weights depend on, as keys have them since the first version: without what
+/// was left out of files then.
 fn settings(run: &Run) -> Result<String, Fault> {
     let target = &run.target;
     let mut settings = serde_json::to_string(&(&target.model, &target.train, &run.data))
@@ -77,7 +80,7 @@ pub(crate) fn check_cache(run: &Run, network: &dyn Target) -> Result<(), Fault> 
         return Ok(());
     }
     let dir = cached_dir(run, network)?;
-    // What is there is read; what is not is written.
+    // Existing files are read; missing ones are written.
     if dir.join(FILE).is_file() {
         return Ok(());
     }
@@ -94,7 +97,7 @@ pub(crate) fn check_cache(run: &Run, network: &dyn Target) -> Result<(), Fault> 
     })
 }
 
-/// Where the weights will come from, for the table before a run.
+/// Origin of the weights, for the plan.
 pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
     match (&run.target.weights, &run.target.train) {
         (Some(path), _) => Ok(match &run.target.commit {
@@ -120,10 +123,11 @@ pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
     }
 }
 
-/// What a target is trained on: a GPU, or so many threads of the processor.
+/// Processor that trains a target: a GPU, or so many threads.
 pub(crate) struct On<'a> {
     pub(crate) processor: &'a Processor,
-    /// No fewer than its own: a target is often trained while others wait for it, and its bits are the same for any number.
+    /// No fewer than its own: a target is often trained while others wait for it, and its bits are
+    /// the same for any number.
     pub(crate) threads: usize,
 }
 
@@ -144,8 +148,8 @@ impl On<'_> {
     }
 }
 
-/// The weights of the run's target, trained first where they must be, and what that took in memory. `None` when a request
-/// to stop came first.
+/// The weights of the run's target, trained first where they must be, and what that took in memory.
+/// `None` when a request to stop came first.
 pub(crate) fn weights(
     run: &Run,
     network: &Network,
@@ -195,7 +199,7 @@ pub(crate) fn weights(
                 match kept(&dir, &**network)? {
                     Kept::Whole(_) => continue,
                     Kept::Damaged(reason) => {
-                        // The lock goes with it, and is taken anew.
+                        // The lock goes with it, and is taken again.
                         set_aside(&dir, &reason, run_dir, heartbeat)?;
                         continue;
                     }
@@ -226,7 +230,7 @@ pub(crate) fn weights(
 
 /// The target of a run for its checkpoints, if it is there.
 pub(crate) fn ingredient(run: &Run, network: &dyn Target) -> Result<Option<Ingredient>, Fault> {
-    // Whoever trains looks again, when they are there.
+    // Training looks again, once they exist.
     if are_to_come(run)? {
         return Ok(None);
     }
@@ -270,7 +274,7 @@ fn fingerprint(weights: &Weights) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// What the cache has of a target.
+/// A target in the cache.
 enum Kept {
     Nothing,
     /// Its weights, which are those that were written.
@@ -279,8 +283,9 @@ enum Kept {
     Damaged(String),
 }
 
-/// Reads a trained target from its directory. A file that does not promise its own hash, or does not keep it, is worth nothing. A
-/// target that was begun is worth nothing if something else has the place of a part of it.
+/// Reads a trained target from its directory. A file that does not promise its own hash, or does
+/// not keep it, is worth nothing. A target that was begun is worth nothing if something else has
+/// the place of a part of it.
 fn kept(dir: &Path, network: &dyn Target) -> Result<Kept, Fault> {
     let file = &dir.join(FILE);
     if let Some(found) = in_the_way(dir, true) {
@@ -412,7 +417,7 @@ impl Wait {
     /// Shows how far the other one is, after a moment.
     fn look(&mut self) {
         std::thread::sleep(LOOK_EVERY);
-        // What cannot be read costs the display alone.
+        // Unreadable progress costs the display alone.
         while let Ok(Some(read)) = self.rows.next() {
             self.step = match read {
                 Read::Row { row, .. } => row.step,

@@ -1,4 +1,5 @@
-//! Training a target: its own loss, AdamW with decay on matrices, by the same loop as everything else.
+//! Training a target: its own loss, AdamW with decay on matrices, by the same loop as everything
+//! else.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ pub(crate) struct TargetTask {
     eval_rows: usize,
 }
 
-/// What a target is trained by.
+/// Training of a target.
 #[derive(Clone, Copy)]
 pub(crate) struct Lessons<'a> {
     pub(crate) run: &'a Run,
@@ -43,8 +44,8 @@ pub(crate) struct Lessons<'a> {
 }
 
 impl TargetTask {
-    /// Builds the programs; the store gets the target's tensors. [`make_room`](Self::make_room) is to come before the first
-    /// is run.
+    /// Builds the programs; the store gets the target's tensors. [`make_room`](Self::make_room) is
+    /// to come before the first is run.
     pub(crate) fn new(
         lessons: Lessons<'_>,
         sources: Sources,
@@ -135,12 +136,12 @@ impl TargetTask {
         [&self.program, &self.evaluation.program].map(|program| &program.program)
     }
 
-    /// What it will hold at its fullest on a GPU, if it runs on one.
+    /// Peak memory on a GPU, if it runs on one.
     pub(crate) fn gpu_memory(&self, store: &Store) -> Option<Memory> {
         Memory::on_gpu(&self.processor, store, self.programs())
     }
 
-    /// What it will hold at its fullest on this machine.
+    /// Peak memory on this machine.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
         let batch = input_bytes(self.programs());
         Memory::of_task(&self.processor, store, batch, self.programs())
@@ -305,8 +306,8 @@ batch_size = 128
 lr = 1e-3
 "#;
 
-    // Without the MLP the mean squared error is that of relu(x): 0.2 / 6 = 0.033. With it, what is left is how far the six
-    // random directions are from orthogonal.
+    // Without the MLP the mean squared error is that of relu(x): 0.2 / 6 = 0.033. With it, what is
+    // left is how far the six random directions are from orthogonal.
     #[test]
     fn a_residual_mlp_learns_its_labels_and_keeps_its_embedding() {
         let run = Run::from_resolved(RESID).unwrap();

@@ -1,4 +1,5 @@
-//! What the loop trains: a target, or a decomposition. Both are a program, its parameters and an evaluation.
+//! Tasks of the training loop: a target, or a decomposition. Both are a program, its parameters and
+//! an evaluation.
 
 use std::path::Path;
 
@@ -27,7 +28,7 @@ pub(crate) struct NonFinite {
 
 /// Something that the loop can train.
 pub(crate) trait Task {
-    /// What is going on, in the spool's word.
+    /// The phase, in the spool's word.
     fn phase(&self) -> &'static str;
 
     /// Number of updates.
@@ -39,7 +40,7 @@ pub(crate) trait Task {
     /// The program of a step.
     fn program(&mut self) -> &mut BatchProgram;
 
-    /// Where batches come from.
+    /// The source of batches.
     fn source(&self) -> (Source, Feed);
 
     /// Decay of AdamW's second moment.
@@ -48,7 +49,8 @@ pub(crate) trait Task {
     /// The step scalars of a step, beside AdamW's corrections.
     fn scalars(&self, step: u64) -> Vec<(&'static str, f64)>;
 
-    /// Starting values. Returns what was measured on them, if anything; `None` where it was not to go on.
+    /// Starting values. Returns what was measured on them, if anything; `None` where it was not to
+    /// go on.
     fn begin(&mut self, store: &mut Store, go_on: &mut GoOn<'_>)
     -> Result<Option<Measured>, Fault>;
 
@@ -57,8 +59,9 @@ pub(crate) trait Task {
         0
     }
 
-    /// Makes them, of which `made` are made, as long as it is to go on, which is asked with how many are made. Returns how many
-    /// are made in the end. The state is then one to save: what was made is finite.
+    /// Makes them, of which `made` are made, as long as it is to go on, which is asked with how
+    /// many are made. Returns how many are made in the end. The state is then one to save: what was
+    /// made is finite.
     fn warm_up(
         &mut self,
         _store: &mut Store,
@@ -68,11 +71,11 @@ pub(crate) trait Task {
         Ok(made)
     }
 
-    /// What a training row says of the last replay, which was fetched.
+    /// The training row of the last replay, which was fetched.
     fn observe(&self, store: &Store) -> Measured;
 
-    /// Where a step that was refused begins not to be finite. The program has just been run on that step and its batch, and
-    /// is not run any more.
+    /// The first non-finite value of a refused step. The program has just been run on that step and
+    /// its batch, and is not run any more.
     fn find_non_finite(
         &mut self,
         store: &mut Store,
@@ -85,13 +88,13 @@ pub(crate) trait Task {
         0
     }
 
-    /// What the row of a slow evaluation says of the figures of its step, which are drawn.
+    /// The values of a slow evaluation's row that concern the figures of its step.
     fn figures(&self, _step: u64) -> Vec<(String, Value)> {
         Vec::new()
     }
 
-    /// Draws the figures of this step into the run directory, if there are any. Returns whether all are drawn; not so where it
-    /// was not to go on.
+    /// Draws the figures of this step into the run directory, if there are any. Returns whether all
+    /// are drawn; not so where it was not to go on.
     fn draw(
         &mut self,
         _store: &mut Store,
@@ -102,7 +105,8 @@ pub(crate) trait Task {
         Ok(true)
     }
 
-    /// Measures on held-out batches, what is slow too if it `is_slow`; `None` where it was not to go on.
+    /// Measures on held-out batches, what is slow too if it `is_slow`; `None` where it was not to
+    /// go on.
     fn evaluate(
         &mut self,
         store: &mut Store,

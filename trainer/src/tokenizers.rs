@@ -1,4 +1,5 @@
-//! Are the ids of a dataset those that its target knows? Two tokenizers number the same words differently, and nothing else would tell.
+//! Are the ids of a dataset those that its target knows? Two tokenizers number the same words
+//! differently, and nothing else would tell.
 
 use std::path::Path;
 
@@ -11,10 +12,11 @@ use crate::fault::Fault;
 /// Name of a tokenizer's file, in a dataset as in a directory of weights.
 const FILE: &str = "tokenizer.json";
 
-/// What of a tokenizer decides which ids a text has.
+/// The parts of a tokenizer that decide the ids of a text.
 const DECIDES: [&str; 4] = ["model", "normalizer", "pre_tokenizer", "added_tokens"];
 
-/// Refuses a dataset that another tokenizer made than the one beside the target's weights, if there is one.
+/// Refuses a dataset that another tokenizer made than the one beside the target's weights, if there
+/// is one.
 ///
 /// - `dataset`: its directory
 /// - `made_by`: what it says of its tokenizer
@@ -46,7 +48,8 @@ pub(crate) fn check(dataset: &Path, made_by: &TokenizerId, weights: &Path) -> Re
     )))
 }
 
-/// Whether the tokenizer that a dataset keeps gives the same ids; also where it keeps none, and nobody knows.
+/// Whether the tokenizer that a dataset keeps gives the same ids; also where it keeps none, and
+/// nobody knows.
 fn numbers_alike(dataset: &Path, of_target: &[u8]) -> bool {
     let Ok(own) = spd_files::read(&dataset.join(FILE)) else {
         return true;

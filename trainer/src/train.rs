@@ -10,9 +10,9 @@ use crate::saver::{At, Place, TRAINING_GOES_ON};
 use crate::task::Task;
 use crate::training::{Training, is_due};
 
-/// Trains to the last step, from the newest good checkpoint if there is one. A request to stop is heard between steps, updates
-/// of the warm-up, batches of an evaluation and figures; the state is then saved, and the same call goes on from there to the
-/// same bits.
+/// Trains to the last step, from the newest good checkpoint if there is one. A request to stop is
+/// heard between steps, updates of the warm-up, batches of an evaluation and figures; the state is
+/// then saved, and the same call goes on from there to the same bits.
 pub(crate) fn train(
     task: &mut dyn Task,
     store: &mut Store,
@@ -25,7 +25,7 @@ pub(crate) fn train(
         if matches!(fault, Fault::NotFinite(_)) {
             training.save_before_refused();
         }
-        // Whoever tells where it failed tells it from the last of these.
+        // Failure reports use the last heartbeat.
         training.show(true);
     }
     ended
@@ -62,7 +62,7 @@ fn until_end(training: &mut Training<'_>) -> Result<Outcome, Fault> {
     Ok(Outcome::Done)
 }
 
-/// What is due before a step: figures and an evaluation. Whether to go on with the step.
+/// Work that is due before a step: figures and an evaluation. Whether to go on with the step.
 fn measure(training: &mut Training<'_>, step: u64) -> Result<bool, Fault> {
     if training.is_asked_to_stop() {
         return Ok(false);
@@ -73,7 +73,8 @@ fn measure(training: &mut Training<'_>, step: u64) -> Result<bool, Fault> {
         if is_slow && !training.draw()? {
             return Ok(false);
         }
-        // Last of all: a run that stops here is continued before the evaluation, and must have no row of it.
+        // Last of all: a run that stops here is continued before the evaluation, and must have no
+        // row of it.
         let is_evaluated = is_slow || step == 0 || is_due(step, eval_every);
         Ok(!is_evaluated || training.evaluate(is_slow)?)
     })
@@ -98,8 +99,8 @@ mod tests {
     use crate::run_file::{Run, TiedUpdate};
     use crate::world::World;
 
-    /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures, and a checkpoint that was
-    /// made while nobody asked for a stop.
+    /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures,
+    /// and a checkpoint that was made while nobody asked for a stop.
     fn small_run() -> Run {
         let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
         run.train.steps = 5;
@@ -110,8 +111,8 @@ mod tests {
         run
     }
 
-    /// Trains in a directory until a stop is asked for at the given question, counted from 0. How many questions there were,
-    /// and how it ended.
+    /// Trains in a directory until a stop is asked for at the given question, counted from 0. How
+    /// many questions there were, and how it ended.
     fn trained(run: &Run, place: (&Path, &Lock), stop_at: u64) -> (u64, Outcome) {
         let asked = Cell::new(0);
         let stop = || {
@@ -298,8 +299,9 @@ mod tests {
         let (questions, outcome) = trained(run, (straight.path(), &lock), u64::MAX);
         assert_eq!(outcome, Outcome::Done);
         let expected = remains(run, straight.path());
-        // Start 2, warm-up 3, steps 5, evaluations before steps 0, 2 and 4 and at the end 8, figures before 2 and 4 and at the
-        // end 3 each, and one before each of the 7 that are drawn.
+        // Start 2, warm-up 3, steps 5, evaluations before steps 0, 2 and 4 and at the end 8,
+        // figures before 2 and 4 and at the end 3 each, and one before each of the 7 that are
+        // drawn.
         assert_eq!(questions, 18 + 3 * (3 + 7));
         let (mut said, mut continued) = (Vec::new(), Vec::new());
         for stop_at in 0..questions {

@@ -1,4 +1,5 @@
-//! A run on its way: what the loop does, with what it says of it in rows, in progress and in checkpoints.
+//! A run on its way: what the loop does, with what it says of it in rows, in progress and in
+//! checkpoints.
 
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ pub(crate) struct Training<'a> {
     store: &'a mut Store,
     stop: Stop<'a>,
     progress: Progress,
-    /// What the first rank writes.
+    /// Files that the first rank writes.
     records: Option<Records<'a>>,
 }
 
@@ -36,11 +37,12 @@ struct Records<'a> {
     saver: Saver<'a>,
 }
 
-/// Where a run goes on, and what a rank says of it.
+/// The state from which a run continues, and its progress and records.
 type Restored<'a> = (Option<At>, Progress, Option<Records<'a>>);
 
 impl<'a> Training<'a> {
-    /// Restores the newest good checkpoint, if there is one, and cuts the rows back to it. Ranks but the first read what that leaves.
+    /// Restores the newest good checkpoint, if there is one, and cuts the rows back to it. Ranks
+    /// but the first read what that leaves.
     ///
     /// # Errors
     ///
@@ -198,7 +200,8 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Does with all ranks what takes long and is no step. While it does, the run says that it is alive, and hears a request to stop.
+    /// Does with all ranks what takes long and is no step. While it does, the run says that it is
+    /// alive, and hears a request to stop.
     ///
     /// - `doing`: the spool's word for it
     fn beside<R>(
@@ -235,14 +238,15 @@ impl<'a> Training<'a> {
         )
     }
 
-    /// Saves the state before the step that was refused, so that the same command meets that step again at once: parameters and
-    /// moments are still those before it, and no row follows it. All ranks wait for that.
+    /// Saves the state before the step that was refused, so that the same command meets that step
+    /// again at once: parameters and moments are still those before it, and no row follows it. All
+    /// ranks wait for that.
     pub(crate) fn save_before_refused(&mut self) {
         let refused = match (self.at, refused_step::halted(self.store)) {
             (At::Step(1..), Ok(Some(step))) if step > 0 => step,
             _ => return,
         };
-        // What any of them says is said of that step.
+        // The message of any rank is about that step.
         self.at = At::Step(refused);
         let Self { task, store, .. } = self;
         if let Some(Records { spool, saver }) = &mut self.records {
@@ -258,7 +262,8 @@ impl<'a> Training<'a> {
         self.place.world.agree(|| false);
     }
 
-    /// Ends a run that has made all its steps: its last figures, evaluation and state. Whether it was to go on with that.
+    /// Ends a run that has made all its steps: its last figures, evaluation and state. Whether it
+    /// was to go on with that.
     pub(crate) fn finish(&mut self) -> Result<bool, Fault> {
         self.save()?;
         let clock = Instant::now();
@@ -268,7 +273,7 @@ impl<'a> Training<'a> {
         let Some(values) = self.measure(true)? else {
             return Ok(false);
         };
-        // Before the row: what is said after a state is said anew by a run that continues from it.
+        // Before the row: a run that continues from a state repeats every row after it.
         self.finish_saving()?;
         self.append_evaluation(values, true);
         if let Some(Records { spool, saver }) = &mut self.records {
@@ -323,14 +328,15 @@ impl<'a> Training<'a> {
     }
 }
 
-/// What [`Training::open`] does on the rank that writes.
+/// [`Training::open`] on the rank that writes.
 fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored<'a>, Fault> {
     let root = place.dir.join(CHECKPOINTS);
     if let Some(lock) = place.lock {
         lock.sweep(place.dir)?;
         lock.sweep(&root)?;
     }
-    // The target's weights are there: they are those that the checkpoints were made with, or are refused.
+    // The target's weights are there: they are those that the checkpoints were made with, or are
+    // refused.
     state::mend_frozen(&root, store)?;
     let found = newest(&root)?;
     let resumed = found
@@ -398,7 +404,8 @@ pub(crate) fn is_due(step: u64, steps: u64) -> bool {
 
 /// The row of an evaluation after `step`.
 ///
-/// - `is_slow`: the step has figures, which the row names even where a disk took none: rows are the same on all disks
+/// - `is_slow`: the step has figures, which the row names even where a disk took none: rows are the
+///   same on all disks
 pub(crate) fn evaluation_row(
     task: &dyn Task,
     step: u64,

@@ -1,5 +1,5 @@
-//! The ranks of a run. The first one holds the run's lock, rolls back, writes rows, figures and checkpoints, and decides whether to go
-//! on; the others read, and do what it does.
+//! The ranks of a run. The first one holds the run's lock, rolls back, writes rows, figures and
+//! checkpoints, and decides whether to go on; the others read, and do what it does.
 
 use std::net::TcpStream;
 use std::ops::Range;
@@ -32,7 +32,8 @@ impl Default for World {
 }
 
 impl World {
-    /// The world of rank `rank` of `size`, which share memory; `heartbeat` is told for whom this rank waits.
+    /// The world of rank `rank` of `size`, which share memory; `heartbeat` is told for whom this
+    /// rank waits.
     ///
     /// # Errors
     ///
@@ -53,7 +54,8 @@ impl World {
         })
     }
 
-    /// The world of rank `rank`, which has a connection with each of the others; `lost` is told of whoever is lost.
+    /// The world of rank `rank`, which has a connection with each of the others; `lost` is called
+    /// for a lost rank.
     ///
     /// # Errors
     ///
@@ -110,7 +112,7 @@ impl World {
         self.rank * each..(self.rank + 1) * each
     }
 
-    /// Where this rank meets the others, if there are any.
+    /// The connection with other ranks, if there are any.
     pub(crate) fn ranks(&self) -> Option<Arc<dyn Ranks>> {
         self.ranks.clone()
     }
@@ -137,7 +139,8 @@ impl World {
         Ok(device.join(&*ranks, self.rank, self.size)?)
     }
 
-    /// Whether all go on. The first rank asks `goes_on`; what others find in theirs is told to it, for the next time.
+    /// Whether all go on. The first rank asks `goes_on`; what others find in theirs is told to it,
+    /// for the next time.
     pub(crate) fn agree(&self, goes_on: impl FnOnce() -> bool) -> bool {
         let goes_on = goes_on();
         self.ranks
@@ -154,7 +157,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// What the first rank finds; it leaves then, and the others with it.
+    /// A fault of the first rank; all ranks leave then.
     pub(crate) fn first<E>(&self, work: impl FnOnce() -> Result<bool, E>) -> Result<bool, E> {
         let goes_on = if self.is_first() { work()? } else { true };
         Ok(self.agree(|| goes_on))
@@ -164,7 +167,7 @@ impl World {
     ///
     /// # Errors
     ///
-    /// What any of them finds; it leaves then, and the others with it.
+    /// A fault of any rank; all ranks leave then.
     pub(crate) fn in_turn<T, E>(
         &self,
         work: impl FnOnce() -> Result<T, E>,
@@ -185,8 +188,8 @@ fn waits(heartbeat: &Arc<Heartbeat>) -> Waits {
     Box::new(move |waiting| heartbeat.waits(waiting))
 }
 
-/// What computes the ranks of this node, each of which has one of its first `gpus` GPUs, or none: ranks that are computed by
-/// something else round differently.
+/// The processors of this node's ranks, each of which has one of its first `gpus` GPUs, or none:
+/// ranks that are computed by something else round differently.
 pub fn computed_by(gpus: usize) -> String {
     if gpus == 0 {
         return spd_engine::instructions();

@@ -1,7 +1,8 @@
-//! What this machine can do: the lines of a roofline, measured with the threads of the run, at the time of the run.
+//! Ceilings of this machine: the lines of a roofline, measured with the threads of the run, at the
+//! time of the run.
 //!
-//! Rates are the best of several rounds: a ceiling is what can be reached, and whatever else runs on the machine only lowers
-//! a round.
+//! Rates are the best of several rounds: a ceiling is what can be reached, and whatever else runs
+//! on the machine only lowers a round.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ const NEAR: usize = 1 << 16;
 /// Highest rates of this machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceilings {
-    /// Multiplications and additions per second of a large square product with our kernel, in the precision of the step.
+    /// Multiplications and additions per second of a large square product with our kernel, in the
+    /// precision of the step.
     pub gemm: f64,
     /// Rows, sums and columns of `x V` at the workload's first site.
     pub site_shape: [usize; 3],
@@ -39,7 +41,8 @@ pub struct Ceilings {
     pub site_gemm: f64,
     /// Bytes per second, read and written, of a large copy.
     pub copy: f64,
-    /// Bytes of a copy as large as the workload's memory, arena and store, at least 1 MiB, at most those of the large one.
+    /// Bytes of a copy as large as the workload's memory, arena and store, at least 1 MiB, at most
+    /// those of the large one.
     pub near_bytes: usize,
     /// Bytes per second, read and written, of that copy: what caches make of it.
     pub near_copy: f64,
@@ -58,7 +61,7 @@ pub(super) struct MeasuredStep<'a> {
     pub(super) precision: Precision,
     /// Rows, length of the sums, and columns of the first product of a site.
     pub(super) site_shape: [usize; 3],
-    /// What its programs and its state take in memory.
+    /// Memory of its programs and its state.
     pub(super) bytes: usize,
 }
 
@@ -119,8 +122,8 @@ impl Ceilings {
         })
     }
 
-    /// Seconds that the work of an op must take at least: all that is computed, one after the other, or all that is read
-    /// and written, whichever takes longer.
+    /// Seconds that the work of an op must take at least: all that is computed, one after the
+    /// other, or all that is read and written, whichever takes longer.
     pub(super) fn floor_s(&self, op: &OpProfile) -> f64 {
         let arithmetic = [
             (op.flops, self.gemm.max(self.site_gemm)),
@@ -194,7 +197,8 @@ fn fastest_op_s(
     Ok(best_s)
 }
 
-/// Of what depends on a batch and a frozen weight; a sum that reads the product lets it be stored as in a step.
+/// Of what depends on a batch and a frozen weight; a sum that reads the product lets it be stored
+/// as in a step.
 fn gemm_of_gpu(
     processor: &Processor,
     precision: Precision,
@@ -232,7 +236,8 @@ fn copy_of_gpu(processor: &Processor, bytes: usize, rounds: usize) -> Result<f64
     Ok((2 * rows * 1024 * size_of::<f32>()) as f64 / s)
 }
 
-/// GELUs, their slopes and random numbers per second, by the best of so many replays on `near` elements.
+/// GELUs, their slopes and random numbers per second, by the best of so many replays on `near`
+/// elements.
 fn expensive_ops(processor: &Processor, near: usize, rounds: usize) -> Result<[f64; 3], Fault> {
     let mut b = Builder::new();
     let x = b.input("x", &Type::f32(&[near / 1024, 1024]))?;
@@ -322,7 +327,8 @@ pub(super) mod tests {
         rounds: 2,
     };
 
-    /// A GPU made of this machine's processor; `None`, and a line that says so, where there is no g++.
+    /// A GPU made of this machine's processor; `None`, and a line that says so, where there is no
+    /// g++.
     pub(in crate::bench) fn emulated() -> Option<Arc<Device>> {
         if std::process::Command::new("g++")
             .arg("--version")
@@ -359,7 +365,8 @@ pub(super) mod tests {
                 bytes,
             })
         };
-        // By hand: 300 / 100 against 40 / 20, then 100 / 100 against 40 / 20, then 1 + 4 / 4 + 4 / 2 + 4 / 8.
+        // By hand: 300 / 100 against 40 / 20, then 100 / 100 against 40 / 20, then 1 + 4 / 4 + 4 /
+        // 2 + 4 / 8.
         let none = ExpensiveOps::default();
         let expensive_ops = ExpensiveOps {
             gelus: 4,

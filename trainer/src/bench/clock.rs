@@ -17,7 +17,7 @@ pub(super) struct Clock {
     sorted_ms: Vec<f64>,
 }
 
-/// What is timed.
+/// The timed work.
 pub(super) trait Timed {
     /// One step on the batch of a number; a GPU may only have been asked for it.
     fn step(&mut self, batch: usize) -> Result<(), Fault>;
@@ -26,7 +26,8 @@ pub(super) trait Timed {
     fn finish(&mut self) -> Result<(), Fault>;
 }
 
-/// Makes warm-up steps, timed steps, and as many steps back to back. Batches are numbered from 0 in each of the three.
+/// Makes warm-up steps, timed steps, and as many steps back to back. Batches are numbered from 0 in
+/// each of the three.
 pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Result<Clock, Fault> {
     let start = Instant::now();
     let mut first_s = 0.0;
@@ -64,7 +65,8 @@ pub(super) fn ms(start: Instant) -> f64 {
 }
 
 impl Clock {
-    /// The value that a share of the steps does not exceed, interpolated between steps as numpy does.
+    /// The value that a share of the steps does not exceed, interpolated between steps as numpy
+    /// does.
     pub(super) fn quantile(&self, share: f64) -> f64 {
         quantile(&self.sorted_ms, share)
     }

@@ -1,5 +1,6 @@
-//! The step of the published compile benchmark: a masked pass with given masks on every site, the mean of its logits, backward,
-//! update. No clean pass, importances, deltas, routes or divergence. Masks are drawn before the clock starts.
+//! The step of the published compile benchmark: a masked pass with given masks on every site, the
+//! mean of its logits, backward, update. No clean pass, importances, deltas, routes or divergence.
+//! Masks are drawn before the clock starts.
 
 use rayon::prelude::*;
 use spd_draws::{Purpose, Stream};
@@ -16,7 +17,7 @@ pub(super) fn forward(
     store: &Store,
     shape: BatchShape,
 ) -> Result<Value> {
-    // Whatever of the clean pass is not needed is not computed.
+    // Unused parts of the clean pass are not computed.
     let clean_pass = decomposition.clean_pass(b, store, shape, &Draws::Counters)?;
     let mut masked = Vec::with_capacity(clean_pass.sites.len());
     for (index, site) in clean_pass.sites.iter().enumerate() {
@@ -54,7 +55,8 @@ pub(super) fn program(
     Ok(b)
 }
 
-/// Gives a program uniform masks, other ones for each `number`; to be called on a thread of the pool.
+/// Gives a program uniform masks, other ones for each `number`; to be called on a thread of the
+/// pool.
 pub(super) fn draw(decomposition: &Decomposition, number: u32, executor: &mut Executor) {
     for (index, site) in (0u16..).zip(&decomposition.sites) {
         let stream = Stream::new(Purpose::Source, 0, index);

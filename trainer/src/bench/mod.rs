@@ -1,14 +1,16 @@
-//! How long does a training step take? The step of a known workload, timed, and laid beside what the machine can do.
+//! How long does a training step take? The step of a known workload, timed, and laid beside what
+//! the machine can do.
 //!
 //! ```text
 //! presets -> workload: program, weights, eight batches -> clock -> a JSON line
 //!                                                      -> phases, against ceilings
 //! ```
 //!
-//! Workloads, the way of measuring and the names in the line are those of the peers that we are compared with (one program in
-//! PyTorch, one in JAX), so that one script sets the three side by side. A timed step is everything between receiving a
-//! batch and updated parameters: its copy into the program, the step scalars, and the replay, with the update and the L0
-//! of each site. Batches are made before the clock starts, and so are the masks of the steps that are given theirs.
+//! Workloads, the way of measuring and the names in the line are those of the peers that we are
+//! compared with (one program in PyTorch, one in JAX), so that one script sets the three side by
+//! side. A timed step is everything between receiving a batch and updated parameters: its copy into
+//! the program, the step scalars, and the replay, with the update and the L0 of each site. Batches
+//! are made before the clock starts, and so are the masks of the steps that are given theirs.
 
 mod ceilings;
 mod clock;
@@ -57,20 +59,22 @@ pub struct Settings {
     pub phases: bool,
 }
 
-/// What was found.
+/// The measurements.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The JSON line, without its newline.
     pub line: String,
     /// The step in the middle of those that were timed.
     pub median_ms: f64,
-    /// Where the time goes, if that was asked for.
+    /// Time by op, if requested.
     pub phases: Option<Phases>,
-    /// Bytes that the step was planned to hold where it runs, and those that were held; on the processor, of the whole process.
+    /// Bytes that the step was planned to hold where it runs, and those that were held; on the
+    /// processor, of the whole process.
     pub memory: (usize, Option<usize>),
 }
 
-/// Times the step of a preset, by this rank and the others of its world, each of which has a shard of the batch.
+/// Times the step of a preset, by this rank and the others of its world, each of which has a shard
+/// of the batch.
 ///
 /// # Errors
 ///
@@ -85,12 +89,12 @@ pub fn time(preset: &Preset, settings: &Settings, world: &World) -> Result<Repor
     time_on(&processor, &pool, &preset, settings, world)
 }
 
-/// What was compiled for a preset, and the work of its step.
+/// Kernels compiled for a preset, and the work of its step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compiled {
     /// Kernels that its programs asked for, those of its `--phases` and of its trials too.
     pub kernels: usize,
-    /// Those of them that were not there yet.
+    /// Kernels that were not cached.
     pub new: usize,
     /// Multiplications and additions of a step.
     pub flops: u64,
@@ -98,8 +102,8 @@ pub struct Compiled {
     pub bytes: u64,
 }
 
-/// Compiles the kernels of a preset for GPUs of an architecture like `sm_90`, into the cache that runs on a GPU look in. No GPU is
-/// needed.
+/// Compiles the kernels of a preset for GPUs of an architecture like `sm_90`, into the cache that
+/// runs on a GPU look in. No GPU is needed.
 ///
 /// # Errors
 ///
@@ -168,7 +172,7 @@ fn time_on(
     })
 }
 
-/// What the sums over ranks take: in a step, beside other work, and alone.
+/// Time of the sums over ranks: in a step, beside other work, and alone.
 fn all_reduces(
     workload: &mut Workload,
     ranks: &dyn Ranks,
@@ -300,8 +304,8 @@ fn peak_memory_mb() -> Value {
     })
 }
 
-/// Workloads of one process follow each other, and a line must not report the peak of the one before. Where the system
-/// refuses, it does.
+/// Workloads of one process follow each other, and a line must not report the peak of the one
+/// before. Where the system refuses, it does.
 fn forget_peak_memory() {
     let file = fs::OpenOptions::new()
         .write(true)
@@ -313,7 +317,8 @@ fn forget_peak_memory() {
 mod tests {
     use super::*;
 
-    // The names that the peers' lines share: harness.py, and `run_one` in torch_step.py and jax_step.py.
+    // The names that the peers' lines share: harness.py, and `run_one` in torch_step.py and
+    // jax_step.py.
     const THEIRS: &str = "workload impl mode precision batch seq device threads params_components params_ci warmup_steps \
          timed_steps first_step_s warmup_s clock median_ms p10_ms p90_ms mean_ms min_ms pipelined_ms losses finite \
          positions_per_step tokens_per_s tokens_per_s_pipelined peak_rss_mb host";

@@ -1,8 +1,9 @@
-//! Where the time of a step goes: by op, by single op, and by part of the step.
+//! Time of a step: by op, by single op, and by part of the step.
 //!
-//! Ops are timed in replays of their own, after those that are reported. Parts of the step are programs of their own
-//! that end earlier (clean pass; and importances; and losses), whose times are subtracted from each other: the step
-//! itself mixes forward and backward work, so that the activations of one loss live at a time.
+//! Ops are timed in replays of their own, after those that are reported. Parts of the step are
+//! programs of their own that end earlier (clean pass; and importances; and losses), whose times
+//! are subtracted from each other: the step itself mixes forward and backward work, so that the
+//! activations of one loss live at a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use super::{Step, compile_benchmark};
 use crate::decomposition::Draws;
 use crate::fault::Fault;
 
-/// Where the time of a step goes.
+/// Time of a step by its parts.
 #[derive(Debug, Clone)]
 pub struct Phases {
-    /// What the machine can do.
+    /// Ceilings of the machine.
     pub ceilings: Ceilings,
     /// Mean time of a profiled step, in milliseconds.
     pub step_ms: f64,
@@ -53,8 +54,9 @@ pub struct OpRow {
     pub flops: u64,
     /// Bytes read and written, each operand once.
     pub bytes: u64,
-    /// The least time by the roofline, op by op, GELUs and draws included. Too low for ops with other functions than those;
-    /// too high for those whose operands lie in a nearer cache or are mostly zeros, or that read a few rows of a large table.
+    /// The least time by the roofline, op by op, GELUs and draws included. Too low for ops with
+    /// other functions than those; too high for those whose operands lie in a nearer cache or are
+    /// mostly zeros, or that read a few rows of a large table.
     pub floor_ms: f64,
 }
 
@@ -72,7 +74,7 @@ impl Phases {
         total
     }
 
-    /// What a step takes beside its ops: the copy of the batch, the scalars, and going from op to op.
+    /// Time of a step outside its ops: the copy of the batch, the scalars, and going from op to op.
     pub fn unaccounted_ms(&self) -> f64 {
         self.step_ms - self.total().ms
     }
@@ -199,7 +201,8 @@ fn kinds(rows: &[OpRow]) -> Vec<OpRow> {
     kinds
 }
 
-/// The stages of the step before its backward pass, each with the median time of a program that ends with it.
+/// The stages of the step before its backward pass, each with the median time of a program that
+/// ends with it.
 fn stages(workload: &mut Workload, steps: usize) -> Result<Vec<(&'static str, f64)>, Fault> {
     let ends: &[(&str, End)] = match workload.kind {
         Step::Training => &[
@@ -236,7 +239,7 @@ fn stages(workload: &mut Workload, steps: usize) -> Result<Vec<(&'static str, f6
         .collect())
 }
 
-/// What a part of the step ends with.
+/// The end of a part of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum End {
     GivenMasks,
@@ -269,7 +272,8 @@ fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     Ok(Executor::new(&b, &workload.processor)?)
 }
 
-/// What each stage adds to those before it. Where noise is larger than a part, the part is negative, and says so.
+/// Time that each stage adds to those before it. A part smaller than the noise may be negative, and
+/// is shown so.
 fn split(step_ms: f64, stages: &[(&'static str, f64)], update: f64) -> Vec<(&'static str, f64)> {
     let mut before = 0.0;
     let mut parts = Vec::with_capacity(stages.len() + 2);

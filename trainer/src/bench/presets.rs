@@ -1,6 +1,7 @@
 //! The workloads by name, and what may be asked for in place of their own settings.
 //!
-//! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
+//! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way
+//! through training.
 
 use spd_engine::has_bf16_products;
 
@@ -11,7 +12,7 @@ use crate::run_file::{Data, Precision, Run, SitePattern};
 use crate::run_plan::why_not;
 use crate::sites::resolve;
 
-/// What this build can time.
+/// Presets that this build can time.
 const KNOWN: [&str; 24] = [
     "tms_5-2",
     "tms_5-2-id",
@@ -39,7 +40,7 @@ const KNOWN: [&str; 24] = [
     "tiny-gpt2-h1",
 ];
 
-/// What the peers can and this build cannot: targets, importance functions or losses are missing.
+/// Presets of the peers that this build lacks: targets, importance functions or losses are missing.
 const NOT_YET: [&str; 3] = ["full-pile-4l", "tiny-pile-4l", "tiny-pile-broadcast"];
 
 /// Ends the name of a workload that is another one in bf16.
@@ -52,11 +53,11 @@ pub struct Preset {
     pub name: String,
     /// The run; its data are never opened.
     pub run: Run,
-    /// What of it is timed.
+    /// The timed part of the step.
     pub step: Step,
 }
 
-/// What is asked for in place of a preset's own.
+/// Settings that replace a preset's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Overrides<'a> {
     /// Rows a step.
@@ -69,7 +70,7 @@ pub struct Overrides<'a> {
     pub sites: Option<usize>,
     /// Masks that are drawn for a loss.
     pub samples: Option<usize>,
-    /// What a step is computed in: `fp32`, also written `f32`, `tf32` or `bf16`.
+    /// Precision of a step: `fp32`, also written `f32`, `tf32` or `bf16`.
     pub precision: Option<&'a str>,
 }
 
@@ -153,8 +154,9 @@ pub fn all() -> Vec<Preset> {
     KNOWN.iter().flat_map(each).collect()
 }
 
-/// A preset by name, in fp32 unless the name says bf16 or another precision is asked for. The name of what is timed is the peers': it
-/// ends in the precision where that is not their preset's own, which is bf16 for all but `seed-*` without an ending (TF32).
+/// A preset by name, in fp32 unless the name says bf16 or another precision is asked for. The name
+/// of what is timed is the peers': it ends in the precision where that is not their preset's own,
+/// which is bf16 for all but `seed-*` without an ending (TF32).
 ///
 /// # Errors
 ///
@@ -278,12 +280,14 @@ mod tests {
         }
     }
 
-    // Counts by hand, tied components once. TMS 5-2: 20 (5 + 2), and per site 20 (16 + 16 + 16 + 1); with a hidden layer
-    // 20 (2 + 2) more, and three sites. TMS 40-10: 200 (40 + 10), and 2 * 200 * 49. Residual MLP: 2 * 100 (1000 + 50), and 2 * 100 * 49; of two layers
-    // 4 * 400 (1000 + 25), and 2 (1001 * 256 + 26 * 256 + 2 * 257 * 400); tiny 4 * 12 * 25, and
-    // 2 (21 * 8 + 6 * 8 + 2 * 9 * 12). Llama: a block's seven matrices have 2303 rows and columns, so 4 * 1200 * 2303;
-    // each has (d_in + 1) 1000 + 1001 * 1200 in its importance function, d_in being 128 and once 341; the tiny ones:
-    // 2 * 12 * 440 and 2 (6 * 1092 + 1284). GPT-2: 768 (768 + 2304), and 768 (768 * 12 + 12 + 12 + 1).
+    // Counts by hand, tied components once. TMS 5-2: 20 (5 + 2), and per site 20 (16 + 16 + 16 +
+    // 1); with a hidden layer 20 (2 + 2) more, and three sites. TMS 40-10: 200 (40 + 10), and 2 *
+    // 200 * 49. Residual MLP: 2 * 100 (1000 + 50), and 2 * 100 * 49; of two layers 4 * 400 (1000 +
+    // 25), and 2 (1001 * 256 + 26 * 256 + 2 * 257 * 400); tiny 4 * 12 * 25, and 2 (21 * 8 + 6 * 8 +
+    // 2 * 9 * 12). Llama: a block's seven matrices have 2303 rows and columns, so 4 * 1200 * 2303;
+    // each has (d_in + 1) 1000 + 1001 * 1200 in its importance function, d_in being 128 and once
+    // 341; the tiny ones: 2 * 12 * 440 and 2 (6 * 1092 + 1284). GPT-2: 768 (768 + 2304), and 768
+    // (768 * 12 + 12 + 12 + 1).
     #[test]
     fn every_known_name_has_sites_and_parameters() {
         let counts = [

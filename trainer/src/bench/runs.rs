@@ -2,12 +2,13 @@
 
 use crate::run_file::{Data, Run};
 
-/// What is timed.
+/// The timed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// The step of the run.
     Training,
-    /// A masked pass with given masks, the mean of its logits, backward, and the components' update.
+    /// A masked pass with given masks, the mean of its logits, backward, and the components'
+    /// update.
     GivenMasks {
         /// Tokens are drawn from the first so many.
         tokens: usize,

@@ -121,7 +121,8 @@ impl Workload {
         self.decomposition.parameters.of(&[group]).len(&self.store)
     }
 
-    /// The terms of the last step by the peers' names, and their total; null where one is not finite.
+    /// The terms of the last step by the peers' names, and their total; null where one is not
+    /// finite.
     pub(super) fn losses(&self) -> Vec<(String, f64)> {
         let names = self.program.output_names();
         names
@@ -141,7 +142,7 @@ impl Workload {
 }
 
 impl Timed for Workload {
-    /// One update, on the batch of this number. Numbers beyond the last begin anew.
+    /// One update, on the batch of this number. Numbers wrap around.
     fn step(&mut self, batch: usize) -> Result<(), Fault> {
         if let (Step::GivenMasks { .. }, 0) = (self.kind, self.steps) {
             // They stay as they are, on a GPU too: others would travel there within a timed step.
@@ -296,7 +297,8 @@ mod tests {
         assert!(w1_hf.iter().any(|&value| value != 0.0));
     }
 
-    // Rounding changes every factor by at most 2^-9 of it, and a loss of some dozen products in a row by a few per cent.
+    // Rounding changes every factor by at most 2^-9 of it, and a loss of some dozen products in a
+    // row by a few per cent.
     #[test]
     fn a_step_in_bf16_on_a_processor_loses_about_what_it_loses_in_f32() {
         for name in ["tiny-gpt2-h1", "tiny-ss-llama", "tiny-pgd", "tiny-seed"] {

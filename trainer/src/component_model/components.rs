@@ -1,4 +1,5 @@
-//! The components of a site: `V` `[d_in, c]` and `U` `[c, d_out]`, whose product approximates the transposed weight.
+//! The components of a site: `V` `[d_in, c]` and `U` `[c, d_out]`, whose product approximates the
+//! transposed weight.
 
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Result, Store, Value};
@@ -26,8 +27,9 @@ impl SiteValues {
     }
 }
 
-/// For each site the one whose components it shares, transposed: if `is_tied`, `linear2` of a TMS has no components of its own. One
-/// update follows the sum of the gradients of both, or else each has an update of its own ([`add_tied`]).
+/// For each site the one whose components it shares, transposed: if `is_tied`, `linear2` of a TMS
+/// has no components of its own. One update follows the sum of the gradients of both, or else each
+/// has an update of its own ([`add_tied`]).
 pub(super) fn tied(is_tied: bool, target: &dyn Target, sites: &[Site]) -> Vec<Option<usize>> {
     let pair = target.tied().filter(|_| is_tied);
     let at = |path: &str| sites.iter().position(|site| site.path() == path);
@@ -44,7 +46,8 @@ pub(super) fn add(parameters: &mut Parameters, store: &mut Store, site: &Site) {
     parameters.add(store, &site.u_name(), &[c, layer.d_out], Group::Components);
 }
 
-/// The transposes of another site's components, with gradients and moments of their own, as the reference has them.
+/// The transposes of another site's components, with gradients and moments of their own, as the
+/// reference has them.
 pub(super) fn add_tied(parameters: &mut Parameters, store: &mut Store, site: &Site, other: &Site) {
     let (c, layer) = (other.components, &other.layer);
     let (v, u) = (other.v_name(), other.u_name());
@@ -56,8 +59,8 @@ pub(super) fn add_tied(parameters: &mut Parameters, store: &mut Store, site: &Si
     }
 }
 
-/// Normal starting values with standard deviation one over the root of the rows (Kaiming, gain 1), independent of the
-/// target, as in the reference.
+/// Normal starting values with standard deviation one over the root of the rows (Kaiming, gain 1),
+/// independent of the target, as in the reference.
 pub(super) fn start(store: &mut Store, site: &Site, seed: u64, index: usize) {
     for (part, name) in [site.v_name(), site.u_name()].iter().enumerate() {
         let slot = store.slot(name).expect("made by `add`");

@@ -16,7 +16,8 @@ pub(crate) const FIRST_MEASURE: usize = 1 << 7;
 /// The sample of the evaluation's usual masks, the last number.
 pub(crate) const USUAL_MASKS: u8 = u8::MAX;
 
-/// Samples that training has at most in a step, and the terms of an evaluation on a batch: run files with more are refused.
+/// Samples that training has at most in a step, and the terms of an evaluation on a batch: run
+/// files with more are refused.
 pub(crate) const SAMPLES: usize = USUAL_MASKS as usize - FIRST_MEASURE;
 
 /// A mask sample of a program: a loss term's `k`-th, or an evaluation's.
@@ -35,8 +36,9 @@ pub struct MaskSample {
 pub enum Draws {
     /// Counters: a function of (seed, purpose, step, site, row, component).
     Counters,
-    /// Inputs of the program, named `src.<sample>.<site>`, `random.<sample>.<site>`, `dmask.<sample>.<site>`, `route.<sample>.<site>` and
-    /// `noise.<site>`: recorded numbers, to replay another implementation. Of an adversary they are where it starts, if at random.
+    /// Inputs of the program, named `src.<sample>.<site>`, `random.<sample>.<site>`,
+    /// `dmask.<sample>.<site>`, `route.<sample>.<site>` and `noise.<site>`: recorded numbers, to
+    /// replay another implementation. Of an adversary they are where it starts, if at random.
     Inputs,
 }
 
@@ -122,8 +124,8 @@ impl MaskSample {
 }
 
 impl ComponentModel {
-    /// The masks of all sites in a pass, each with the number of its site. Stochastic ones come with a delta mask if the run has
-    /// deltas; others have none.
+    /// The masks of all sites in a pass, each with the number of its site. Stochastic ones come
+    /// with a delta mask if the run has deltas; others have none.
     pub(crate) fn masks(
         &self,
         b: &mut Builder,
@@ -189,8 +191,9 @@ impl ComponentModel {
         Ok(masked)
     }
 
-    /// Which rows go through the components of each site, f32 `[rows]`; `None` for all of them. Subsets are drawn once for all sites
-    /// that have as many rows: row `i` is the same position at each of them.
+    /// Which rows go through the components of each site, f32 `[rows]`; `None` for all of them.
+    /// Subsets are drawn once for all sites that have as many rows: row `i` is the same position at
+    /// each of them.
     pub(crate) fn routes(
         &self,
         b: &mut Builder,

@@ -4,8 +4,9 @@
 //! clean pass -> x of each site -> importance functions -> g -> masks -> masked passes -> losses -> update
 //! ```
 //!
-//! [`clean_pass`](ComponentModel::clean_pass) builds everything up to `g`; the losses, in [`losses`](crate::losses), build masked
-//! passes on top of it; training and evaluation are the same code with other terms.
+//! [`clean_pass`](ComponentModel::clean_pass) builds everything up to `g`; the losses, in
+//! [`losses`](crate::losses), build masked passes on top of it; training and evaluation are the
+//! same code with other terms.
 
 mod components;
 mod importance;
@@ -47,7 +48,8 @@ pub struct Settings {
     pub importance: Importance,
     /// A component counts as active above this importance.
     pub alive_threshold: f64,
-    /// Whether a loss reads the power sums of importances, with the step scalar `p` for an exponent.
+    /// Whether a loss reads the power sums of importances, with the step scalar `p` for an
+    /// exponent.
     pub power_sums: bool,
 }
 
@@ -108,8 +110,8 @@ pub struct CleanSite {
     pub values: SiteValues,
     /// Input of the site, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding.
     pub input: Value,
-    /// Its rows: one importance, mask and route each. A row is a token's, or whatever the layer is applied to: a (token, head), a
-    /// sequence, an entry of a table.
+    /// Its rows: one importance, mask and route each. A row is a token's, or whatever the layer is
+    /// applied to: a (token, head), a sequence, an entry of a table.
     pub rows: usize,
     /// Importance logits, f32 `[.., c]`.
     pub logits: Value,
@@ -206,8 +208,8 @@ impl ComponentModel {
         self.parameters.forget(store);
     }
 
-    /// The clean pass and the importance functions on a batch, its input named `input`. Draws (of logit noise) come from
-    /// `draws`.
+    /// The clean pass and the importance functions on a batch, its input named `input`. Draws (of
+    /// logit noise) come from `draws`.
     ///
     /// # Errors
     ///
@@ -389,8 +391,8 @@ impl ComponentModel {
         })
     }
 
-    /// Number of parameters of each site, of its components and of its importance function if it has its own; and of what gives
-    /// importances to all sites together.
+    /// Number of parameters of each site, of its components and of its importance function if it
+    /// has its own; and of what gives importances to all sites together.
     pub fn parameter_counts(&self, store: &Store) -> (Vec<usize>, usize) {
         let len = |name: &str| store.slot(name).map_or(0, |slot| store.ty(slot).len());
         let sites = self.sites.iter();
@@ -403,7 +405,8 @@ impl ComponentModel {
         (counts, of_all)
     }
 
-    /// Names of the tensors of each site in a group, of components or importance functions; those of all sites together are in none.
+    /// Names of the tensors of each site in a group, of components or importance functions; those
+    /// of all sites together are in none.
     pub(crate) fn site_tensors(&self, group: Group) -> Vec<Vec<String>> {
         let sites = self.sites.iter();
         if group == Group::Components {

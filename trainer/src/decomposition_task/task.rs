@@ -1,4 +1,4 @@
-//! What the loop asks of a decomposition.
+//! A decomposition as a task of the loop.
 
 use std::path::Path;
 

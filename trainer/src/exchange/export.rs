@@ -15,7 +15,7 @@ use crate::resume::CHECKPOINTS;
 use crate::run_file::{Run, WeightsFile, Written};
 use crate::sites::{Site, resolve};
 
-/// What [`export`] wrote.
+/// The files that [`export`] wrote.
 #[derive(Debug)]
 pub struct Exported {
     /// The step of the checkpoint.
@@ -31,9 +31,10 @@ pub struct Exported {
 /// The directory of the target, beside the file of tensors.
 const TARGET_DIR: &str = "target";
 
-/// Writes the newest good checkpoint of a run directory (`config.toml` is there) into the directory `out` as the reference would
-/// have it: `model_<step>.pth`, the `final_config.yaml` that its `ComponentModel.from_pretrained` reads beside it, and the target that
-/// this one names in the directory `target`. The run's `config.toml` is there too. The run is left as it is.
+/// Writes the newest good checkpoint of a run directory (`config.toml` is there) into the directory
+/// `out` as the reference would have it: `model_<step>.pth`, the `final_config.yaml` that its
+/// `ComponentModel.from_pretrained` reads beside it, and the target that this one names in the
+/// directory `target`. The run's `config.toml` is there too. The run is left as it is.
 ///
 /// # Errors
 ///
@@ -97,7 +98,8 @@ fn write_torch(path: &Path, saved: &[Saved<'_>], storages: &[&[u8]]) -> Result<(
     written(path, &[&bytes])
 }
 
-/// Writes `final_config.yaml`, and the target that it names, and returns what there is to say of them.
+/// Writes `final_config.yaml`, and the target that it names, and returns what there is to say of
+/// them.
 fn open_there(
     run: &Run,
     sites: &[Site],

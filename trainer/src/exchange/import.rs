@@ -66,7 +66,8 @@ impl Theirs {
 
 /// The state after `step` of a run, as a checkpoint of the reference has it; moments are zero.
 ///
-/// - `checkpoint`: `ComponentModel.state_dict()` by `torch.save`, or the same tensors as safetensors
+/// - `checkpoint`: `ComponentModel.state_dict()` by `torch.save`, or the same tensors as
+///   safetensors
 ///
 /// # Errors
 ///
@@ -221,7 +222,7 @@ pub fn target_of(checkpoint: &Path) -> Result<TargetOf, Fault> {
     Ok(TargetOf { file, sizes })
 }
 
-/// What shapes say of a network.
+/// Sizes of a network as shapes give them.
 ///
 /// - `dims`: the shape of a tensor
 /// - `count`: how many tensors have names that begin and end so

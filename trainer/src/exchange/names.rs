@@ -1,4 +1,5 @@
-//! Names of tensors: ours are those of the reference's branch `main`; others are those of `dev` and of older files.
+//! Names of tensors: ours are those of the reference's branch `main`; others are those of `dev` and
+//! of older files.
 
 use crate::networks::Target;
 
@@ -8,7 +9,7 @@ const IMPORTANCE: &str = "_ci_fns.";
 /// Follows it where one function is over all sites, which `main` has not.
 const GLOBAL: &str = "_global_ci_fn.";
 
-/// What `dev` has before all of them; a function over all sites has nothing else there.
+/// Prefix of all of them on `dev`; a function over all sites has no other.
 const OF_DEV: &str = "ci_fn.";
 
 /// Begins the names of the target's tensors.
@@ -53,7 +54,8 @@ pub(super) fn ours(name: &str) -> String {
     }
 }
 
-/// Tensors of the target that a file of the reference has under a second name, the matrices of tied heads: that name, and the first.
+/// Tensors of the target that a file of the reference has under a second name, the matrices of tied
+/// heads: that name, and the first.
 pub(super) fn shared(target: &dyn Target) -> impl Iterator<Item = (String, String)> {
     let layers = target.layers().into_iter();
     layers.filter_map(|layer| {

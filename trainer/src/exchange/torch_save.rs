@@ -1,5 +1,6 @@
-//! A file as `torch.save` writes a dict of tensors: a zip archive of a pickle, which describes them, and of their bytes. The pickle
-//! has what `torch.load` takes with `weights_only=True`, and nothing else.
+//! A file as `torch.save` writes a dict of tensors: a zip archive of a pickle, which describes
+//! them, and of their bytes. The pickle has what `torch.load` takes with `weights_only=True`, and
+//! nothing else.
 
 use std::io::{Cursor, Write};
 
@@ -23,7 +24,7 @@ pub(super) struct Saved<'a> {
 ///
 /// # Errors
 ///
-/// What is in the way, such as a type of numbers that PyTorch's files do not have.
+/// An obstacle, such as a dtype that PyTorch's files do not have.
 pub(super) fn bytes(
     top: &str,
     tensors: &[Saved<'_>],
@@ -71,7 +72,7 @@ fn pickle(tensors: &[Saved<'_>], storages: &[&[u8]]) -> Result<Vec<u8>, String> 
     for tensor in tensors {
         out.text(&tensor.name)?;
         out.global("torch._utils", "_rebuild_tensor_v2");
-        // The storage is named, and found by whoever reads.
+        // The storage is referred to by its name.
         out.code(b"((");
         out.text("storage")?;
         out.global("torch", storage_class(tensor.dtype)?);

@@ -1,4 +1,5 @@
-//! `activation_density`: how many components are active on which part of the positions, a panel a site.
+//! `activation_density`: how many components are active on which part of the positions, a panel a
+//! site.
 
 use super::axes::Axes;
 use super::histogram::{Histogram, histogram, spread};

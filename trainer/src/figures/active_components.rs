@@ -1,4 +1,5 @@
-//! `active_components`: components that are active at a position, on average (L0), as bars: of groups of sites, and of each site.
+//! `active_components`: components that are active at a position, on average (L0), as bars: of
+//! groups of sites, and of each site.
 
 use serde::Serialize;
 

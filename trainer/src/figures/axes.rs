@@ -116,7 +116,8 @@ impl Ticks {
         Self::within(1e-3, &axis.key_points(BoldPoints(about)))
     }
 
-    /// Numbers whose texts differ from them by at most a part of the smallest difference of two neighbours.
+    /// Numbers whose texts differ from them by at most a part of the smallest difference of two
+    /// neighbours.
     pub(super) fn within(part: f64, ticks: &[f64]) -> Self {
         let gaps = ticks.windows(2).map(|pair| (pair[1] - pair[0]).abs());
         let smallest = gaps.filter(|gap| *gap > 0.0).fold(f64::INFINITY, f64::min);

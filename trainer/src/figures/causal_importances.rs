@@ -1,5 +1,6 @@
-//! `causal_importances`: importances of a toy on inputs of one feature each, a panel a site; `causal_importances_upper_leaky`: the same
-//! gates as the sparsity penalty sees them, where those differ.
+//! `causal_importances`: importances of a toy on inputs of one feature each, a panel a site;
+//! `causal_importances_upper_leaky`: the same gates as the sparsity penalty sees them, where those
+//! differ.
 
 use super::axes::Axes;
 use super::matrix::{MOST_SPARSE, Matrix};

@@ -1,5 +1,6 @@
-//! `components`: the components of a language model as people study them. For each site the most important ones, where in held-out
-//! text each is strongest, and what its removal changes in the output where it is active.
+//! `components`: the components of a language model as people study them. For each site the most
+//! important ones, where in held-out text each is strongest, and what its removal changes in the
+//! output where it is active.
 //!
 //! ```text
 //! step, sites
@@ -120,7 +121,8 @@ impl Serialize for Token<'_> {
     }
 }
 
-/// Writes the components of a language model. Returns whether it did, or there are none to write; not so where it was not to go on.
+/// Writes the components of a language model. Returns whether it did, or there are none to write;
+/// not so where it was not to go on.
 pub(super) fn write(
     task: &mut DecompositionTask,
     store: &mut Store,
@@ -185,8 +187,8 @@ impl<'w> Places<'w> {
     }
 }
 
-/// The components of a site that are shown, of largest mean first; of equal means the lower number. Those that are never important are
-/// left out, and a mean that is no number comes last.
+/// The components of a site that are shown, of largest mean first; of equal means the lower number.
+/// Those that are never important are left out, and a mean that is no number comes last.
 fn order(site: &SiteSums, most: usize) -> Vec<usize> {
     let size = |component: usize| match site.sums[component] {
         sum if sum.is_nan() => f64::NEG_INFINITY,
@@ -226,8 +228,8 @@ impl Rows {
     }
 }
 
-/// The removals to be measured: the most important component of each site comes first, then the second of each. A component has as
-/// many rows of its sample as there are batches for.
+/// The removals to be measured: the most important component of each site comes first, then the
+/// second of each. A component has as many rows of its sample as there are batches for.
 fn asked<'t>(
     task: &DecompositionTask,
     sums: &'t Sums,

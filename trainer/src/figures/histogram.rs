@@ -32,8 +32,8 @@ impl Histogram {
     }
 }
 
-/// How many values there are of each thousandth. Values come by the thousand million: those near 0, which nearly all are, are counted in
-/// a table.
+/// How many values there are of each thousandth. Values come by the thousand million: those near 0,
+/// which nearly all are, are counted in a table.
 #[derive(Default)]
 pub(super) struct Counts {
     /// The bin that the table begins with.
@@ -42,7 +42,8 @@ pub(super) struct Counts {
     far: BTreeMap<i64, u64>,
 }
 
-/// Fine bins that values are counted in as they come, before the borders of the histogram are known.
+/// Fine bins that values are counted in as they come, before the borders of the histogram are
+/// known.
 const FINE: f32 = 1000.0;
 
 /// Fine bins of the table on either side of 0, at most: values up to 8.

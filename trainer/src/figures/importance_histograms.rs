@@ -1,5 +1,5 @@
-//! `importance_histograms`: importances of all positions, and the logits before the gate, two panels a site. The importances are values
-//! of the row too.
+//! `importance_histograms`: importances of all positions, and the logits before the gate, two
+//! panels a site. The importances are values of the row too.
 
 use spd_tracker::Value;
 

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-/// Most rows or columns of a matrix of which most is 0, and of one that is full: an SVG names each cell that is not white.
+/// Most rows or columns of a matrix of which most is 0, and of one that is full: an SVG names each
+/// cell that is not white.
 pub(super) const MOST_SPARSE: usize = 160;
 pub(super) const MOST_DENSE: usize = 64;
 
@@ -20,7 +21,8 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// `rows` rows of `value(row, component)`; where there are more than `most` rows or columns, neighbours share a value.
+    /// `rows` rows of `value(row, component)`; where there are more than `most` rows or columns,
+    /// neighbours share a value.
     pub(super) fn new(
         site: String,
         order: &[usize],

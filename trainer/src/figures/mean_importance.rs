@@ -1,4 +1,5 @@
-//! `mean_importance`: mean importance of each component, largest first, on a linear and a log scale, two panels a site.
+//! `mean_importance`: mean importance of each component, largest first, on a linear and a log
+//! scale, two panels a site.
 
 use serde::Serialize;
 

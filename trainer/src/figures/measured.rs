@@ -1,4 +1,5 @@
-//! Measurements behind the figures: importances of a toy on one-feature inputs, and sums over held-out positions.
+//! Measurements behind the figures: importances of a toy on one-feature inputs, and sums over
+//! held-out positions.
 
 use spd_dataloader::Batch;
 use spd_engine::Store;
@@ -71,7 +72,8 @@ pub(super) fn probe(
     }))
 }
 
-/// The components of a site as they are shown: matched with features where each should have one, else by their sums.
+/// The components of a site as they are shown: matched with features where each should have one,
+/// else by their sums.
 fn order(decomposition: &Decomposition, path: &str, importance: &[f32], c: usize) -> Vec<usize> {
     let mut known = decomposition.run.eval.known.iter();
     let known = known.find(|known| pattern_matches(&known.pattern, path));
@@ -167,7 +169,8 @@ pub(super) struct SiteSums {
     pub(super) active: Vec<u64>,
     pub(super) importances: Counts,
     pub(super) logits: Counts,
-    /// The places at which its components are most important, and at which they are active; `None` where a run shows none.
+    /// The places at which its components are most important, and at which they are active; `None`
+    /// where a run shows none.
     shown: Option<Shown>,
 }
 

@@ -1,4 +1,5 @@
-//! Figures of a decomposition: of its importances and components, beside the numbers that they show.
+//! Figures of a decomposition: of its importances and components, beside the numbers that they
+//! show.
 //!
 //! | figure                | of                                                                             |
 //! |-----------------------|--------------------------------------------------------------------------------|
@@ -12,14 +13,16 @@
 //!
 //! | `components`          | language models: the most important components of each site, where in held-out text they are strongest, and what the removal of each changes in the output where it is active |
 //!
-//! Each is an SVG and a JSON file of one name in `figures/step-00010000/`; `components` is JSON alone, the data of a page.
+//! Each is an SVG and a JSON file of one name in `figures/step-00010000/`; `components` is JSON
+//! alone, the data of a page.
 //!
-//! The importances of `importance_histograms` are values of the evaluation's row too, `importance/SITE`, so that trackers show them.
+//! The importances of `importance_histograms` are values of the evaluation's row too,
+//! `importance/SITE`, so that trackers show them.
 //!
 //! # Adding a figure
 //!
-//! A file here with its [`Figure`]: its name, whether a run has it, and what draws it of what was measured; and a line of `OF_TOYS` or
-//! `OF_ALL`.
+//! A file here with its [`Figure`]: its name, whether a run has it, and what draws it of what was
+//! measured; and a line of `OF_TOYS` or `OF_ALL`.
 
 mod activation_density;
 mod active_components;
@@ -93,7 +96,8 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
     run_dir.join("figures").join(format!("step-{step:08}"))
 }
 
-/// The figures that a task has, whether or not a disk takes them: rows name them, and hold nothing that a disk decides.
+/// The figures that a task has, whether or not a disk takes them: rows name them, and hold nothing
+/// that a disk decides.
 fn names(task: &DecompositionTask) -> Vec<&'static str> {
     let run = &task.decomposition.run;
     let of_toys = drawn(&OF_TOYS, run).filter(|_| task.has_probe());
@@ -108,7 +112,8 @@ fn drawn<'f, M>(figures: &'f [Figure<M>], run: &Run) -> impl Iterator<Item = &'f
     figures.iter().filter(|figure| (figure.is_drawn)(run))
 }
 
-/// The values of a step's row that concern figures: the file of each, then the histograms of the importances.
+/// The values of a step's row that concern figures: the file of each, then the histograms of the
+/// importances.
 pub(crate) fn values(task: &DecompositionTask, step: u64) -> Vec<(String, Value)> {
     let value = |name| {
         let file = format!("figures/step-{step:08}/{name}.svg");
@@ -118,7 +123,8 @@ pub(crate) fn values(task: &DecompositionTask, step: u64) -> Vec<(String, Value)
     files.chain(task.importances.iter().cloned()).collect()
 }
 
-/// Draws every figure that the target has. Returns whether it did; not so where it was not to go on.
+/// Draws every figure that the target has. Returns whether it did; not so where it was not to go
+/// on.
 ///
 /// - `run_dir`, `step`: where to, and what for
 ///
@@ -155,7 +161,8 @@ pub(crate) fn write(
     components::write(task, store, &sums, (&to, step), go_on)
 }
 
-/// Makes the directory, and draws the figures of toys. Their measurements are dropped afterwards, to free memory.
+/// Makes the directory, and draws the figures of toys. Their measurements are dropped afterwards,
+/// to free memory.
 fn draw_toys(
     task: &mut DecompositionTask,
     store: &mut Store,
@@ -178,7 +185,8 @@ fn draw_toys(
     }
 }
 
-/// Draws and writes figures. Whether it was to go on, which is asked before each: a busy disk takes seconds for a file.
+/// Draws and writes figures. Whether it was to go on, which is asked before each: a busy disk takes
+/// seconds for a file.
 fn save_all<'f, M: 'f>(
     (to, when): (&Path, &str),
     figures: impl Iterator<Item = &'f Figure<M>>,

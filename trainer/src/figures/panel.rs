@@ -141,7 +141,8 @@ impl Heat {
     ///
     /// - `place`: pixels of the upper left corner of a row and column
     fn draw_cells(&self, place: impl Fn(usize, usize) -> (i32, i32), to: &mut String) {
-        // The path of a colour, and the start of its last rectangle, to which the next one is relative.
+        // The path of a colour, and the start of its last rectangle, to which the next one is
+        // relative.
         let mut paths: BTreeMap<(u8, u8, u8), (String, i32, i32)> = BTreeMap::new();
         for (row, cells) in self.cells.iter().enumerate() {
             let mut column = 0;

@@ -1,4 +1,5 @@
-//! `uv_matrices`: `V` and the transpose of `U` of each site of a toy, two panels a site, components in columns in both.
+//! `uv_matrices`: `V` and the transpose of `U` of each site of a toy, two panels a site, components
+//! in columns in both.
 
 use super::axes::Axes;
 use super::matrix::Matrix;

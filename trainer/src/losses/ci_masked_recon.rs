@@ -1,4 +1,5 @@
-//! `ci_masked_recon`, `..._subset` and `..._layerwise`: do the important components alone compute what the target does?
+//! `ci_masked_recon`, `..._subset` and `..._layerwise`: do the important components alone compute
+//! what the target does?
 
 use serde::Serialize;
 use spd_configs::reader::Table;

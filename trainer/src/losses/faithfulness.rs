@@ -1,8 +1,9 @@
 //! `faithfulness`: do the components of each matrix still add up to the matrix?
 //!
-//! `1/N sum over sites of |W - (V U)^T|^2`, "Optimizing for faithfulness" in the SPD paper. The paper's `N` counts every
-//! weight of the target; ours counts the decomposed ones, as the reference does, so the loss reads as the mean squared
-//! error of a weight. The only place where the weight delta is formed.
+//! `1/N sum over sites of |W - (V U)^T|^2`, "Optimizing for faithfulness" in the SPD paper. The
+//! paper's `N` counts every weight of the target; ours counts the decomposed ones, as the reference
+//! does, so the loss reads as the mean squared error of a weight. The only place where the weight
+//! delta is formed.
 
 use serde::Serialize;
 use spd_configs::reader::Table;
@@ -33,7 +34,8 @@ impl LossTerm for Faithfulness {
 }
 
 impl ComponentModel {
-    /// Mean squared weight delta over all decomposed weights, a scalar; the gradient flows to `V` and `U`.
+    /// Mean squared weight delta over all decomposed weights, a scalar; the gradient flows to `V`
+    /// and `U`.
     pub(crate) fn faithfulness(&self, b: &mut Builder, store: &Store) -> Result<Value> {
         let mut squares = Vec::with_capacity(self.sites.len());
         let mut weights = 0;

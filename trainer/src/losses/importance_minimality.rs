@@ -1,9 +1,11 @@
-//! `importance_minimality`: how much importance is there? The sparsity penalty of all sites, from the power sums of their gates: the sum over sites
-//! and components of the mean over the site's rows. See [`ops::ImportanceMinimality`] for the formula.
+//! `importance_minimality`: how much importance is there? The sparsity penalty of all sites, from
+//! the power sums of their gates: the sum over sites and components of the mean over the site's
+//! rows. See [`ops::ImportanceMinimality`] for the formula.
 //!
-//! With a half-life, the frequency term reads `f^`, an exponential average of the sums over steps that starts unbiased, in place of the
-//! sums `s` of the batch: `Phi(f^)` with the gradient `Phi'(f^)` as if `f^` were `s`. The first step is as without it. The averages are
-//! the state of the loss, the same on all ranks.
+//! With a half-life, the frequency term reads `f^`, an exponential average of the sums over steps
+//! that starts unbiased, in place of the sums `s` of the batch: `Phi(f^)` with the gradient
+//! `Phi'(f^)` as if `f^` were `s`. The first step is as without it. The averages are the state of
+//! the loss, the same on all ranks.
 
 use std::f64::consts::LN_2;
 
@@ -31,8 +33,9 @@ pub struct ImportanceMinimality {
     pub anneal_end: f64,
     /// Weight of the frequency term.
     pub beta: f64,
-    /// Steps after which an observation counts half in the frequency term, which then reads an exponential average of the sums over steps
-    /// instead of those of the batch; `None` for the batch alone.
+    /// Steps after which an observation counts half in the frequency term, which then reads an
+    /// exponential average of the sums over steps instead of those of the batch; `None` for the
+    /// batch alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequency_halflife: Option<f64>,
 }
@@ -245,7 +248,8 @@ fn all_reduce_rows(b: &mut Builder, rows: &[Value]) -> Result<Vec<Value>> {
     rows.iter().map(slice).collect()
 }
 
-/// The exponent after `fraction` of the run: `p` until `anneal_start`, then straight to `p_final` at `anneal_end`.
+/// The exponent after `fraction` of the run: `p` until `anneal_start`, then straight to `p_final`
+/// at `anneal_end`.
 pub fn exponent(penalty: &ImportanceMinimality, fraction: f64) -> f64 {
     let (p, start, end) = (penalty.p, penalty.anneal_start, penalty.anneal_end);
     match penalty.p_final {

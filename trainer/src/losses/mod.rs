@@ -2,9 +2,10 @@
 //!
 //! # Adding a loss
 //!
-//! A file here with its struct, its keys, their defaults and their checks, and what it computes, all by [`LossTerm`]; and a line of
-//! `losses!` with its words in a run file, and the classes of the SPD reference that mean the same. Its numbers are compared with the
-//! loss in candle by a case of `trainer/tests/it/golden/unrecorded.rs`.
+//! A file here with its struct, its keys, their defaults and their checks, and what it computes,
+//! all by [`LossTerm`]; and a line of `losses!` with its words in a run file, and the classes of
+//! the SPD reference that mean the same. Its numbers are compared with the loss in candle by a case
+//! of `trainer/tests/it/golden/unrecorded.rs`.
 
 mod ci_masked_recon;
 mod faithfulness;
@@ -152,7 +153,8 @@ pub trait LossTerm {
     where
         Self: Sized;
 
-    /// Makes its keys of those that the SPD reference has for it, in a row of `loss_metric_configs`.
+    /// Makes its keys of those that the SPD reference has for it, in a row of
+    /// `loss_metric_configs`.
     fn from_reference(_row: &mut Table<'_>, _made: &mut Made)
     where
         Self: Sized,
@@ -185,7 +187,8 @@ pub trait LossTerm {
         false
     }
 
-    /// Whether it reads the power sums of the importances, with the step scalar `p` for an exponent.
+    /// Whether it reads the power sums of the importances, with the step scalar `p` for an
+    /// exponent.
     fn reads_power_sums(&self) -> bool {
         false
     }
@@ -202,7 +205,8 @@ pub trait LossTerm {
     /// When shapes do not fit.
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value>;
 
-    /// The masked passes that its value compares with the clean one, those of its `k`-th mask sample.
+    /// The masked passes that its value compares with the clean one, those of its `k`-th mask
+    /// sample.
     ///
     /// # Errors
     ///
@@ -226,14 +230,15 @@ pub trait LossTerm {
         Vec::new()
     }
 
-    /// The tensors that it keeps from step to step, each the same on all ranks. They are in the store, and in checkpoints, as
-    /// `losses.<kind>.<name>`.
+    /// The tensors that it keeps from step to step, each the same on all ranks. They are in the
+    /// store, and in checkpoints, as `losses.<kind>.<name>`.
     fn state(&self, _sites: &[Site]) -> Vec<StateTensor> {
         Vec::new()
     }
 
-    /// Appends what changes its state to the end of a step: nothing may be written where one of `guards` ends in a number that is not
-    /// finite. Until then, values read the state as the step before left it.
+    /// Appends what changes its state to the end of a step: nothing may be written where one of
+    /// `guards` ends in a number that is not finite. Until then, values read the state as the step
+    /// before left it.
     ///
     /// # Errors
     ///
@@ -249,7 +254,8 @@ impl Term {
         self.term().is_stochastic()
     }
 
-    /// Whether it reads the power sums of the importances, with the step scalar `p` for an exponent.
+    /// Whether it reads the power sums of the importances, with the step scalar `p` for an
+    /// exponent.
     pub fn reads_power_sums(&self) -> bool {
         self.term().reads_power_sums()
     }
@@ -260,7 +266,8 @@ impl Term {
     }
 }
 
-/// The kind, and what tells an adversary or a subset from others: `pgd_recon (20 steps of 0.1, shared_across_batch)`.
+/// The kind, and what tells an adversary or a subset from others:
+/// `pgd_recon (20 steps of 0.1, shared_across_batch)`.
 impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut details = self.term().details();

@@ -1,23 +1,27 @@
-//! `pgd_recon`, `..._subset` and `..._layerwise`: reconstruction under the worst ablation that an adversary finds. The reconstruction loss under masks that an adversary chose.
+//! `pgd_recon`, `..._subset` and `..._layerwise`: reconstruction under the worst ablation that an
+//! adversary finds. The reconstruction loss under masks that an adversary chose.
 //!
-//! Masks lie where a source `r` in `[0, 1]` says, `m = g + (1 - g) r`, and the delta has a source of its own, which is its
-//! mask. In each step of training, and in each batch of an evaluation, the adversary starts again and climbs:
+//! Masks lie where a source `r` in `[0, 1]` says, `m = g + (1 - g) r`, and the delta has a source
+//! of its own, which is its mask. In each step of training, and in each batch of an evaluation, the
+//! adversary starts again and climbs:
 //!
 //! ```text
 //! r <- clamp(r + step_size * sign(dL/dr), 0, 1)        sign(0) = 0
 //! ```
 //!
-//! `steps` times, with routes that are drawn once. The loss is that of one more pass, with the last source as a constant:
-//! its gradient goes to importances, `V` and `U`. Layerwise, each site has an adversary and passes of its own, and the loss
-//! is their mean.
+//! `steps` times, with routes that are drawn once. The loss is that of one more pass, with the last
+//! source as a constant: its gradient goes to importances, `V` and `U`. Layerwise, each site has an
+//! adversary and passes of its own, and the loss is their mean.
 //!
-//! All of it is written out in the step's program. A step of the ascent asks for the gradients of its sources alone, so it
-//! computes none of a weight or an importance, and what lies before the first masked site is the clean pass.
+//! All of it is written out in the step's program. A step of the ascent asks for the gradients of
+//! its sources alone, so it computes none of a weight or an importance, and what lies before the
+//! first masked site is the clean pass.
 //!
-//! **Numerics.** Only signs count, so an element whose gradient is smaller than the rounding of the sum it comes from may go
-//! either way, and another order of additions may send it the other way: by `2 step_size`. In exchange nothing else of the
-//! gradient matters, and all others arrive at the same bits. The gradient of a delta's source, `r (x D^T) . G`, is a
-//! difference that loses digits as the components come to add up to the weights; by then the delta matters as little.
+//! **Numerics.** Only signs count, so an element whose gradient is smaller than the rounding of the
+//! sum it comes from may go either way, and another order of additions may send it the other way:
+//! by `2 step_size`. In exchange nothing else of the gradient matters, and all others arrive at the
+//! same bits. The gradient of a delta's source, `r (x D^T) . G`, is a difference that loses digits
+//! as the components come to add up to the weights; by then the delta matters as little.
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
@@ -31,11 +35,12 @@ use super::{LossInputs, LossTerm, mean};
 use crate::component_model::{AdversarialSource, Draws, MaskSample, MaskedPass, Routing, Sites};
 use crate::run_file::reference::Made;
 
-/// Masks between importance and 1 that an adversary chooses: projected gradient ascent by signs, on sources in `[0, 1]` that say
-/// where between the two each mask lies. It restarts in each step.
+/// Masks between importance and 1 that an adversary chooses: projected gradient ascent by signs, on
+/// sources in `[0, 1]` that say where between the two each mask lies. It restarts in each step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PgdRecon {
-    /// Which sites go through components, and where; layerwise, each site has an adversary of its own.
+    /// Which sites go through components, and where; layerwise, each site has an adversary of its
+    /// own.
     #[serde(flatten)]
     pub routing: Routing,
     /// Initial sources.
@@ -182,8 +187,8 @@ impl LossTerm for PgdRecon {
     }
 }
 
-/// The ascents of a loss: one over all sites, or one a site. The `k`-th starts from the draws of the loss's first sample, or from
-/// inputs called `<name>.p<k>`.
+/// The ascents of a loss: one over all sites, or one a site. The `k`-th starts from the draws of
+/// the loss's first sample, or from inputs called `<name>.p<k>`.
 ///
 /// # Errors
 ///
@@ -366,7 +371,8 @@ mod tests {
         ops
     }
 
-    /// The ops that one more step of the ascent adds to the loss, and to the step that trains on it.
+    /// The ops that one more step of the ascent adds to the loss, and to the step that trains on
+    /// it.
     fn ops_of_a_step(pgd: PgdRecon) -> [BTreeMap<&'static str, usize>; 2] {
         let programs = |steps| {
             let (decomposition, store) = toy(PgdRecon { steps, ..pgd });
@@ -389,9 +395,10 @@ mod tests {
         })
     }
 
-    // By hand. Forward: both masks and outputs; of the products, linear1's x V and x W are the clean pass, which leaves
-    // x V and x W of linear2. Backward: through linear2 to h and, by its x V and x W, to linear1's output; through linear1
-    // to h. None of a weight or an importance function. Then both sources, and both of the delta.
+    // By hand. Forward: both masks and outputs; of the products, linear1's x V and x W are the
+    // clean pass, which leaves x V and x W of linear2. Backward: through linear2 to h and, by its x
+    // V and x W, to linear1's output; through linear1 to h. None of a weight or an importance
+    // function. Then both sources, and both of the delta.
     #[test]
     fn a_step_of_the_ascent_makes_the_gradient_of_its_sources_alone() {
         let expected = [
@@ -413,7 +420,8 @@ mod tests {
         }
     }
 
-    // linear1's adversary: x W of linear2, its gradient, and that of h. linear2's: that of h; all else is the clean pass.
+    // linear1's adversary: x W of linear2, its gradient, and that of h. linear2's: that of h; all
+    // else is the clean pass.
     #[test]
     fn layerwise_adversaries_share_all_that_is_clean() {
         let routing = Routing::Layerwise;
@@ -498,8 +506,8 @@ mod tests {
         }
     }
 
-    // With r = 1 every mask is 1 and so is the delta: no component is ablated, and none of the weight. With r = 0 the
-    // masks are the importances, without delta.
+    // With r = 1 every mask is 1 and so is the delta: no component is ablated, and none of the
+    // weight. With r = 0 the masks are the importances, without delta.
     #[test]
     fn ones_ablate_nothing_and_zeroes_everything() {
         let [ones, zeroes] = [PgdInit::Ones, PgdInit::Zeroes].map(|init| {

@@ -7,8 +7,9 @@
 //! | `ci_masked`     | importance                  | no              | 1, or one a site (layerwise)             |
 //! | `stochastic`    | between importance and 1    | if the run says | mask samples, times sites (layerwise)    |
 //!
-//! A term is the mean over its passes. Layerwise, the other sites run on their own weights, so everything before the
-//! site is the clean pass, and is not computed again. Subsets are routed position by position.
+//! A term is the mean over its passes. Layerwise, the other sites run on their own weights, so
+//! everything before the site is the clean pass, and is not computed again. Subsets are routed
+//! position by position.
 
 use spd_configs::reader::Table;
 use spd_engine::{Builder, Result, Value};
@@ -17,8 +18,9 @@ use super::{LossInputs, LossTerm, mean};
 use crate::component_model::{MaskedPass, Masking, Routing, Sites};
 use crate::run_file::OutputLoss;
 
-/// Divergence between the target's output and another, a scalar: the mean over positions of `KL(target || other)`, or the
-/// mean over elements of the squared error. The gradient flows to the other.
+/// Divergence between the target's output and another, a scalar: the mean over positions of
+/// `KL(target || other)`, or the mean over elements of the squared error. The gradient flows to the
+/// other.
 ///
 /// # Errors
 ///
@@ -33,8 +35,8 @@ pub fn divergence(b: &mut Builder, kind: OutputLoss, target: Value, other: Value
     }
 }
 
-/// The divergence of tokens' logits as in [`divergence`], and their cross-entropy with labels u32 `[rows, positions]`, two
-/// scalars: logits that both are asked of are made once at most.
+/// The divergence of tokens' logits as in [`divergence`], and their cross-entropy with labels u32
+/// `[rows, positions]`, two scalars: logits that both are asked of are made once at most.
 ///
 /// # Errors
 ///

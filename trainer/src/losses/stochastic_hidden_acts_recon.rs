@@ -1,10 +1,12 @@
-//! Does the network still compute it the same way? `stochastic_hidden_acts_recon`: what goes into each site in a masked
-//! pass, against what goes into it in the clean one.
+//! Does the network still compute it the same way? `stochastic_hidden_acts_recon`: what goes into
+//! each site in a masked pass, against what goes into it in the clean one.
 //!
-//! `sum over sites of |x_masked - x_clean|^2 / sum over sites of numel(x)`, a mean over elements, and the mean of that over
-//! mask samples; all sites are masked at all positions, as in `stochastic_recon`. A site that no other site lies before has
-//! the same input in both passes. It counts as it does in the reference: no error, and its elements in the denominator; where
-//! all sites are such, the term is 0. The inputs of an embedding are tokens, which are the same in all passes and do not count.
+//! `sum over sites of |x_masked - x_clean|^2 / sum over sites of numel(x)`, a mean over elements,
+//! and the mean of that over mask samples; all sites are masked at all positions, as in
+//! `stochastic_recon`. A site that no other site lies before has the same input in both passes. It
+//! counts as it does in the reference: no error, and its elements in the denominator; where all
+//! sites are such, the term is 0. The inputs of an embedding are tokens, which are the same in all
+//! passes and do not count.
 
 use serde::Serialize;
 use spd_configs::reader::Table;
@@ -14,8 +16,8 @@ use super::LossInputs;
 use super::recon::Reconstruction;
 use crate::component_model::{CleanPass, MaskedPass, Masking, Routing, Sites};
 
-/// Masks drawn between importance and 1, everywhere; what goes into each site is compared, not what comes out of
-/// the network.
+/// Masks drawn between importance and 1, everywhere; what goes into each site is compared, not what
+/// comes out of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StochasticHiddenActsRecon;
 

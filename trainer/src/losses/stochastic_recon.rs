@@ -1,4 +1,5 @@
-//! `stochastic_recon`, `..._subset` and `..._layerwise`: does the target's output stay whatever unimportant components are ablated?
+//! `stochastic_recon`, `..._subset` and `..._layerwise`: does the target's output stay whatever
+//! unimportant components are ablated?
 
 use serde::Serialize;
 use spd_configs::reader::Table;

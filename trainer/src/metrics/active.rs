@@ -1,4 +1,5 @@
-//! L0: components that are active in a row, on average. `l0/<site>`; and `l0/<subset>`, of all sites of an `[[eval.subset]]`.
+//! L0: components that are active in a row, on average. `l0/<site>`; and `l0/<subset>`, of all
+//! sites of an `[[eval.subset]]`.
 
 use spd_engine::{Builder, Result};
 

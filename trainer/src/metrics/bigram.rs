@@ -1,7 +1,8 @@
-//! How well the last token alone predicts the next: the cross-entropy of a bigram model, what a trained target must beat.
+//! How well the last token alone predicts the next: the cross-entropy of a bigram model, what a
+//! trained target must beat.
 //!
-//! `P(b | a) = (n_ab + 1/2) / (n_a + v/2)`, counted on the training rows and measured on held-out ones, in nats. The half
-//! keeps pairs that were never seen from having no probability.
+//! `P(b | a) = (n_ab + 1/2) / (n_a + v/2)`, counted on the training rows and measured on held-out
+//! ones, in nats. The half keeps pairs that were never seen from having no probability.
 
 use spd_dataloader::{Batch, DataError, Feed, Shard, Source};
 
@@ -13,8 +14,8 @@ const PRIOR: f64 = 0.5;
 /// Rows between two questions whether to go on.
 const ROWS: u64 = 256;
 
-/// Cross-entropy of a bigram model on all held-out rows; `None` where there are no tokens, or too many different ones, or it
-/// was not to go on, which is asked now and then.
+/// Cross-entropy of a bigram model on all held-out rows; `None` where there are no tokens, or too
+/// many different ones, or it was not to go on, which is asked now and then.
 ///
 /// # Errors
 ///

@@ -1,19 +1,20 @@
-//! How far is a toy from the solution that is known? Importances on single-feature inputs against a pattern, and the
-//! directions of `V` and `U` against those of the weight.
+//! How far is a toy from the solution that is known? Importances on single-feature inputs against a
+//! pattern, and the directions of `V` and `U` against those of the weight.
 //!
-//! The patterns and their counts of errors are the reference's ("target CI error"); the two numbers about directions are
-//! table 1 of the SPD paper.
+//! The patterns and their counts of errors are the reference's ("target CI error"); the two numbers
+//! about directions are table 1 of the SPD paper.
 
 /// From this many features and components on, the reference matches greedily instead of optimally.
 const GREEDY_FROM: usize = 500;
 
 /// Entries that contradict "one component a feature", up to the order of the components.
 ///
-/// Each feature is matched with one component: so that the sum of the matched importances is as large as can be or, from
-/// 500 features and components on, row by row with the largest that is free. An error is a matched importance below
-/// `1 - tolerance`, or another above `tolerance`.
+/// Each feature is matched with one component: so that the sum of the matched importances is as
+/// large as can be or, from 500 features and components on, row by row with the largest that is
+/// free. An error is a matched importance below `1 - tolerance`, or another above `tolerance`.
 ///
-/// - `importance`: row-major `[features, c]`; with fewer components than features, the last features stay unmatched
+/// - `importance`: row-major `[features, c]`; with fewer components than features, the last
+///   features stay unmatched
 pub fn identity_error(importance: &[f32], features: usize, c: usize, tolerance: f32) -> usize {
     assert_eq!(
         importance.len(),
@@ -35,8 +36,8 @@ pub fn identity_error(importance: &[f32], features: usize, c: usize, tolerance: 
     errors
 }
 
-/// Features that have a component of their own: matched as by [`identity_error`], with no error in the feature's row nor in
-/// the component's column.
+/// Features that have a component of their own: matched as by [`identity_error`], with no error in
+/// the feature's row nor in the component's column.
 ///
 /// - `importance`: row-major `[features, c]`
 pub fn matched_features(importance: &[f32], features: usize, c: usize, tolerance: f32) -> usize {
@@ -59,8 +60,8 @@ pub fn matched_features(importance: &[f32], features: usize, c: usize, tolerance
 
 /// Entries that contradict "`k` components are in use, whatever for".
 ///
-/// The dense columns are the `k` of largest sum. An error is one of them without an entry of at least `1 - tolerance`, or an
-/// entry of another column above `tolerance`.
+/// The dense columns are the `k` of largest sum. An error is one of them without an entry of at
+/// least `1 - tolerance`, or an entry of another column above `tolerance`.
 ///
 /// - `importance`: row-major `[features, c]`
 pub fn dense_error(
@@ -106,12 +107,12 @@ fn by_sum(importance: &[f32], features: usize, c: usize) -> Vec<Vec<f32>> {
     sum_order(importance, c).into_iter().map(column).collect()
 }
 
-/// Do the components of a matrix point where its columns do, and how long are they? Mean max cosine similarity and mean
-/// L2 ratio, both 1 for a perfect decomposition of an embedding.
+/// Do the components of a matrix point where its columns do, and how long are they? Mean max cosine
+/// similarity and mean L2 ratio, both 1 for a perfect decomposition of an embedding.
 ///
-/// Component `c` contributes `v[j, c] u[c, :]` to column `j` of `w`. For each column the component of largest cosine with
-/// it is taken: the means are of that cosine, and of the contribution's length over the column's. A contribution or a
-/// column of length 0 counts as cosine 0, ratio 0.
+/// Component `c` contributes `v[j, c] u[c, :]` to column `j` of `w`. For each column the component
+/// of largest cosine with it is taken: the means are of that cosine, and of the contribution's
+/// length over the column's. A contribution or a column of length 0 counts as cosine 0, ratio 0.
 ///
 /// - `w_hf`: `[hidden, features]`; `v_fc`: `[features, c]`; `u_ch`: `[c, hidden]`, all row-major
 pub fn mmcs_ml2r(w_hf: &[f32], v_fc: &[f32], u_ch: &[f32], features: usize) -> (f64, f64) {
@@ -153,8 +154,8 @@ pub fn mmcs_ml2r(w_hf: &[f32], v_fc: &[f32], u_ch: &[f32], features: usize) -> (
     (cosines / features as f64, ratios / features as f64)
 }
 
-/// All components, in the order in which they are shown beside features: the one matched with each feature first, as for
-/// [`identity_error`], then the others by their sums.
+/// All components, in the order in which they are shown beside features: the one matched with each
+/// feature first, as for [`identity_error`], then the others by their sums.
 pub fn identity_order(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
     let mut order = matches(importance, features, c);
     let mut matched = vec![false; c];
@@ -188,10 +189,12 @@ fn matches(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
     }
 }
 
-/// The component of each of the first `min(features, c)` features, so that the sum of their importances is largest.
+/// The component of each of the first `min(features, c)` features, so that the sum of their
+/// importances is largest.
 ///
-/// Shortest augmenting paths (the "Hungarian algorithm"), O(features^2 c): features join one at a time, each along the
-/// cheapest chain of rearrangements, with prices that keep every reduced cost at least 0.
+/// Shortest augmenting paths (the "Hungarian algorithm"), O(features^2 c): features join one at a
+/// time, each along the cheapest chain of rearrangements, with prices that keep every reduced cost
+/// at least 0.
 fn best_match(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
     const FREE: usize = usize::MAX;
     let rows = features.min(c);
@@ -284,8 +287,9 @@ mod tests {
         assert_eq!(identity_error(&changed(0, 0.15), 3, 4, 0.2), 0);
     }
 
-    // Of the three features of PERFECT, in columns 2, 0 and 3. A weak match costs its feature; a second component costs the
-    // feature that it joins; a component that is active for two costs both.
+    // Of the three features of PERFECT, in columns 2, 0 and 3. A weak match costs its feature; a
+    // second component costs the feature that it joins; a component that is active for two costs
+    // both.
     #[test]
     fn a_feature_is_matched_when_its_component_is_its_own() {
         assert_eq!(matched_features(&PERFECT, 3, 4, 0.1), 3);
@@ -296,8 +300,8 @@ mod tests {
         assert_eq!(matched_features(&[1., 0., 0., 1., 0., 0.], 3, 2, 0.1), 2);
     }
 
-    // Greedily the first feature takes 0.9 and leaves 0 to the second: 3 errors. Matched for the sum, 0.8 + 0.8: the
-    // 0.9 and both 0.8.
+    // Greedily the first feature takes 0.9 and leaves 0 to the second: 3 errors. Matched for the
+    // sum, 0.8 + 0.8: the 0.9 and both 0.8.
     #[test]
     fn features_are_matched_for_the_largest_sum() {
         let importance = [0.9, 0.8, 0.8, 0.0];
@@ -334,7 +338,8 @@ mod tests {
         assert_eq!(identity_error(&[1., 0., 0., 1., 1., 0.], 3, 2, 0.1), 1);
     }
 
-    // Features 0, 1, 2 have components 2, 0, 3; component 1 is left over. By sums: 0 and 2 and 3 have 1, 1 has none.
+    // Features 0, 1, 2 have components 2, 0, 3; component 1 is left over. By sums: 0 and 2 and 3
+    // have 1, 1 has none.
     #[test]
     fn components_are_shown_beside_their_features() {
         assert_eq!(identity_order(&PERFECT, 3, 4), [2, 0, 3, 1]);
@@ -342,7 +347,8 @@ mod tests {
         assert_eq!(identity_order(&[0.5, 1.0], 2, 1), [0]);
     }
 
-    // Columns sum to 1.5, 1.0 and 0.5. Two in use: the third's 0.5 is an error; and one of 1.0 that no entry makes alone.
+    // Columns sum to 1.5, 1.0 and 0.5. Two in use: the third's 0.5 is an error; and one of 1.0 that
+    // no entry makes alone.
     #[test]
     fn dense_columns_are_those_of_largest_sum() {
         let importance = [0.5, 1.0, 0.5, 1.0, 0.0, 0.0];
@@ -356,8 +362,9 @@ mod tests {
         assert_eq!(columns_in_use(&[0.85, 0.5], 2, 1, 9, 0.2), 1);
     }
 
-    // Column 0 is (3, 4), column 1 (0, 2). The first component is half of column 0, the second is column 1 itself or, with
-    // the other sign, its opposite; then the first, which does not reach column 1, has the larger cosine: 0.
+    // Column 0 is (3, 4), column 1 (0, 2). The first component is half of column 0, the second is
+    // column 1 itself or, with the other sign, its opposite; then the first, which does not reach
+    // column 1, has the larger cosine: 0.
     #[test]
     fn directions_and_lengths_are_those_of_the_best_component() {
         let w_hf = [3., 0., 4., 2.];

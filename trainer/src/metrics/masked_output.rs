@@ -1,19 +1,23 @@
 //! How far the output is from the target's under every kind of mask.
 //!
-//! For tokens: `kl/<mask>`, nats a position, and `ce/<mask>`, nats a label, the target's own as `ce/target`. A row of `seq_len` inputs
-//! has `seq_len` labels: the label of its last input is the token behind it. The SPD reference has `seq_len - 1`, as it takes labels
-//! from among the inputs, so its cross-entropies are of one label a row fewer. For features, and for tokens where
+//! For tokens: `kl/<mask>`, nats a position, and `ce/<mask>`, nats a label, the target's own as
+//! `ce/target`. A row of `seq_len` inputs has `seq_len` labels: the label of its last input is the
+//! token behind it. The SPD reference has `seq_len - 1`, as it takes labels from among the inputs,
+//! so its cross-entropies are of one label a row fewer. For features, and for tokens where
 //! `output_loss = "mse"`: `mse/<mask>`.
 //!
-//! Slow evaluations: `hidden_acts/<mask>/<site>` for the masks `ci_masked` and `stochastic`, by how much what goes into the site differs
-//! from what goes into it in the clean pass, a mean of squares over elements. A site that no other lies before has none.
+//! Slow evaluations: `hidden_acts/<mask>/<site>` for the masks `ci_masked` and `stochastic`, by how
+//! much what goes into the site differs from what goes into it in the clean pass, a mean of squares
+//! over elements. A site that no other lies before has none.
 //!
-//! From their means over all batches: `ce_difference/<mask>`, by how much a cross-entropy is above the target's own, and
-//! `ce_unrecovered/<mask>`, that by the difference of `zero`: 0 where nothing is lost, and 1 where as much is as without components. The
-//! SPD reference takes the quotient on each batch, and the mean of those.
+//! From their means over all batches: `ce_difference/<mask>`, by how much a cross-entropy is above
+//! the target's own, and `ce_unrecovered/<mask>`, that by the difference of `zero`: 0 where nothing
+//! is lost, and 1 where as much is as without components. The SPD reference takes the quotient on
+//! each batch, and the mean of those.
 //!
-//! For each masked `[[eval.subset]]`: `subset/<name>/kl`, `.../ce` and `.../ce_unrecovered`, of a pass whose sites in the subset are
-//! stochastically masked and whose others are the target's; and `subset_worst/...`, the largest of each.
+//! For each masked `[[eval.subset]]`: `subset/<name>/kl`, `.../ce` and `.../ce_unrecovered`, of a
+//! pass whose sites in the subset are stochastically masked and whose others are the target's; and
+//! `subset_worst/...`, the largest of each.
 
 use spd_engine::{Builder, Result};
 

@@ -2,9 +2,9 @@
 //!
 //! # Adding a metric
 //!
-//! A file here with its [`Metric`]: what adds its means on one batch to the program of the evaluation, and what follows from them; and a
-//! line of `METRICS`.
-//! Metrics of toys alone are measured on inputs of one feature each, in `toy`.
+//! A file here with its [`Metric`]: what adds its means on one batch to the program of the
+//! evaluation, and what follows from them; and a line of `METRICS`. Metrics of toys alone are
+//! measured on inputs of one feature each, in `toy`.
 
 mod active;
 mod bigram;
@@ -29,7 +29,8 @@ use crate::task::Measured;
 pub(crate) struct Metric {
     /// Its means on one batch.
     pub(crate) means: fn(&mut Builder, &Evaluated<'_>) -> Result<Vec<Mean>>,
-    /// Metrics derived from the means of all metrics over all batches, which have their names in rows.
+    /// Metrics derived from the means of all metrics over all batches, which have their names in
+    /// rows.
     derived: fn(&[(String, f64)], &Run) -> Measured,
 }
 

@@ -1,7 +1,9 @@
-//! The summary of a finished run, or of a later evaluation of it: `summary.json`, which the launcher prints as it is.
+//! The summary of a finished run, or of a later evaluation of it: `summary.json`, which the
+//! launcher prints as it is.
 //!
-//! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}, "solved": {"found",
-//! "means"}}`: tables and lines are ready to print, `values` are for programs; `solved` is there where a solution is known.
+//! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}, "solved": {"found", "means"}}`:
+//! tables and lines are ready to print, `values` are for programs; `solved` is there where a
+//! solution is known.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -216,8 +218,8 @@ pub(crate) fn text(
     Ok(Some(text + "\n"))
 }
 
-/// Whether the known solution was found, where one is known, and what that means; numbers that a run does not have count as
-/// right.
+/// Whether the known solution was found, where one is known, and what that means; numbers that a
+/// run does not have count as right.
 fn solved(values: &BTreeMap<String, f64>, target: &dyn Target) -> Option<(bool, &'static str)> {
     let right =
         |name: &str, is: &dyn Fn(f64) -> bool| values.get(name).is_none_or(|&value| is(value));
@@ -348,7 +350,8 @@ fn known_table(sites: &[KnownSite]) -> Table {
     )
 }
 
-/// The evaluation of the starting values, before any training, from the spool; empty where it cannot be read.
+/// The evaluation of the starting values, before any training, from the spool; empty where it
+/// cannot be read.
 fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
     let Ok(mut reader) = Reader::of_metrics(run_dir, &Cursor::default()) else {
         return BTreeMap::new();
@@ -377,7 +380,8 @@ fn target_place(run: &Run, network: &dyn Target) -> String {
     }
 }
 
-/// A number as people read it: a count as it is, others with four decimals, or an exponent where those would hide it.
+/// A number as people read it: a count as it is, others with four decimals, or an exponent where
+/// those would hide it.
 pub fn number(value: f64) -> String {
     match value.abs() {
         size if value.fract() == 0.0 && size < 1e9 => format!("{value:.0}"),

@@ -16,7 +16,8 @@ use crate::sites::Site;
 /// Magnitude of the single feature in each probing row.
 const PROBE: f32 = 0.75;
 
-/// Distances from 0 and 1 that still count as right, and what a value at each of them is called after.
+/// Distances from 0 and 1 that still count as right, and what a value at each of them is called
+/// after.
 const TOLERANCES: [(f32, &str); 2] = [(0.1, ""), (0.2, "_0p2")];
 
 /// One site against what is known of it.
@@ -66,9 +67,10 @@ pub(crate) fn known_sites(
     Ok(known.collect())
 }
 
-/// The figures by name: `ci_error`, `ci_error/<site>` and `matched/<site>`, the same at tolerance 0.2 as `ci_error_0p2` and
-/// so on; `matched` is the least of the sites that should have a component a feature. `mmcs` and `ml2r` are means over the
-/// sites that have them, `mmcs/<site>`, `ml2r/<site>`.
+/// The figures by name: `ci_error`, `ci_error/<site>` and `matched/<site>`, the same at tolerance
+/// 0.2 as `ci_error_0p2` and so on; `matched` is the least of the sites that should have a
+/// component a feature. `mmcs` and `ml2r` are means over the sites that have them, `mmcs/<site>`,
+/// `ml2r/<site>`.
 pub(crate) fn values(sites: &[KnownSite]) -> Vec<(String, f64)> {
     let mut values = Vec::new();
     let known: Vec<(&str, &Against)> = sites
@@ -129,9 +131,9 @@ fn against(
     })
 }
 
-/// MMCS and ML2R of a site whose input is the features, or the stream that they are embedded in: the columns of `W`, or
-/// those of `W W_E^T`, which is what the layer makes of each feature, and the contributions `V` or `W_E V` of the components
-/// to them.
+/// MMCS and ML2R of a site whose input is the features, or the stream that they are embedded in:
+/// the columns of `W`, or those of `W W_E^T`, which is what the layer makes of each feature, and
+/// the contributions `V` or `W_E V` of the components to them.
 fn directions(
     target: &dyn Target,
     store: &Store,

@@ -1,10 +1,12 @@
-//! GPT-2: learned positions, LayerNorm before each sublayer, a GELU, biases, the head tied to the token embedding.
+//! GPT-2: learned positions, LayerNorm before each sublayer, a GELU, biases, the head tied to the
+//! token embedding.
 //!
-//! Once in Hugging Face's layout, with a fused `c_attn` and `Conv1D` weights (`[d_in, d_out]`), names and layouts those of
-//! `transformers.GPT2LMHeadModel`; once in the reference's (`GPT2Simple`), with separate projections and PyTorch's linear layers; and
-//! once as `transformers.GPTNeoForCausalLM`, which is like the latter but for biases of `q`, `k` and `v`, scores that are multiplied by
-//! 1, and a window in some blocks.
-//! Radford et al., "Language models are unsupervised multitask learners", 2019; Black et al., "GPT-Neo", 2021.
+//! Once in Hugging Face's layout, with a fused `c_attn` and `Conv1D` weights (`[d_in, d_out]`),
+//! names and layouts those of `transformers.GPT2LMHeadModel`; once in the reference's
+//! (`GPT2Simple`), with separate projections and PyTorch's linear layers; and once as
+//! `transformers.GPTNeoForCausalLM`, which is like the latter but for biases of `q`, `k` and `v`,
+//! scores that are multiplied by 1, and a window in some blocks. Radford et al., "Language models
+//! are unsupervised multitask learners", 2019; Black et al., "GPT-Neo", 2021.
 
 use std::sync::Arc;
 
@@ -406,8 +408,8 @@ pub(super) fn nonlinear(b: &mut Builder, kind: Nonlinearity, x: Value) -> Result
     }
 }
 
-/// Standard deviation of matrices when a language model starts: 0.02 everywhere, and less where a block writes to the residual stream,
-/// so that its variance does not grow with depth.
+/// Standard deviation of matrices when a language model starts: 0.02 everywhere, and less where a
+/// block writes to the residual stream, so that its variance does not grow with depth.
 pub(super) fn starts(n_layer: usize) -> [Start; 2] {
     [0.02, 0.02 / (2.0 * n_layer as f64).sqrt()].map(Start::Normal)
 }

@@ -7,9 +7,11 @@ pub enum LayerKind {
     OutIn,
     /// `x W + b` with a weight `[d_in, d_out]`, Hugging Face's `Conv1D`.
     InOut,
-    /// Row `x` of a weight `[d_in, d_out]`, PyTorch's `nn.Embedding`: `x` is a token, `d_in` the size of the vocabulary.
+    /// Row `x` of a weight `[d_in, d_out]`, PyTorch's `nn.Embedding`: `x` is a token, `d_in` the
+    /// size of the vocabulary.
     Embedding,
-    /// `x`: the identity matrix that was put before a layer. It has no weight, no bias, and costs nothing.
+    /// `x`: the identity matrix that was put before a layer. It has no weight, no bias, and costs
+    /// nothing.
     Identity,
 }
 
@@ -43,7 +45,8 @@ impl Layer {
         }
     }
 
-    /// The head of a language model: a linear layer with a weight of its own, or that of the token embedding at a path.
+    /// The head of a language model: a linear layer with a weight of its own, or that of the token
+    /// embedding at a path.
     pub fn head(path: impl Into<String>, d: usize, vocab: usize, tied_to: Option<String>) -> Self {
         Self {
             tied_to,
@@ -79,7 +82,8 @@ impl Layer {
     }
 }
 
-/// The site of the identity matrix that is put before the layer at `path`; of a pattern, the pattern of such sites.
+/// The site of the identity matrix that is put before the layer at `path`; of a pattern, the
+/// pattern of such sites.
 pub fn pre_identity(path: &str) -> String {
     format!("{path}.pre_identity")
 }

@@ -1,10 +1,14 @@
-//! Llamas: RMSNorm before each sublayer, rotary positions, causal attention whose query heads may share key heads.
+//! Llamas: RMSNorm before each sublayer, rotary positions, causal attention whose query heads may
+//! share key heads.
 //!
-//! The reference's small ones have no bias and a head tied to the token embedding; `LlamaSimple` has a SwiGLU MLP, `LlamaSimpleMLP` a plain
-//! one. Hugging Face's (`transformers.LlamaForCausalLM`, and Mistral, Qwen 2 and Qwen 3, which are built on it) have a head of their own or
-//! a tied one, heads of any width, and where they say so biases, a norm of each head of `q` and `k`, or slower angles for longer texts.
+//! The reference's small ones have no bias and a head tied to the token embedding; `LlamaSimple`
+//! has a SwiGLU MLP, `LlamaSimpleMLP` a plain one. Hugging Face's (`transformers.LlamaForCausalLM`,
+//! and Mistral, Qwen 2 and Qwen 3, which are built on it) have a head of their own or a tied one,
+//! heads of any width, and where they say so biases, a norm of each head of `q` and `k`, or slower
+//! angles for longer texts.
 //!
-//! Touvron et al., "LLaMA: open and efficient foundation language models", 2023; names and layouts are theirs.
+//! Touvron et al., "LLaMA: open and efficient foundation language models", 2023; names and layouts
+//! are theirs.
 
 use std::sync::Arc;
 
@@ -104,7 +108,8 @@ pub struct Llama {
     pub rope_scaling: Option<RopeScaling>,
 }
 
-/// How slow angles of rotary positions are made slower still, so that a model reads longer texts than those of its first training.
+/// How slow angles of rotary positions are made slower still, so that a model reads longer texts
+/// than those of its first training.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RopeScaling {
     /// Divisor of the slowest angles.

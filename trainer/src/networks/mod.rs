@@ -1,11 +1,12 @@
-//! The frozen network under study. A network is written once, and asks a [`Pass`] for its layers by name: that is
-//! where sites are hooked in, when the program is built.
+//! The frozen network under study. A network is written once, and asks a [`Pass`] for its layers by
+//! name: that is where sites are hooked in, when the program is built.
 //!
 //! # Adding a network
 //!
-//! A file here with its struct, its keys, their defaults and their checks, and its forward pass by [`Target`]; and a line of
-//! `networks!`. What else is to be known of it, its architectures in Hugging Face's library and its class in the SPD reference among
-//! it, is its [`Listed`]. Where nothing of it is recorded, `trainer/tests/it/golden/candle.rs` has it in candle.
+//! A file here with its struct, its keys, their defaults and their checks, and its forward pass by
+//! [`Target`]; and a line of `networks!`. Its [`Listed`] has the rest, such as its architectures in
+//! Hugging Face's library and its class in the SPD reference. A network without recorded numbers is
+//! in candle in `trainer/tests/it/golden/candle.rs`.
 //!
 //! A program that uses this crate as a library needs no line: it implements [`Target`] and calls
 //! [`decompose`](crate::decompose), as `trainer/examples/own_target.rs` does.
@@ -154,8 +155,9 @@ impl Kind {
 
 /// A network that is taken apart.
 pub trait Target: fmt::Debug + Send + Sync {
-    /// One line for people: `gpt2, 3 layers of width 128, ...`. The text before the first comma names the network. A trained
-    /// target is kept in the cache under this line, so a network that computes something else has another one.
+    /// One line for people: `gpt2, 3 layers of width 128, ...`. The text before the first comma
+    /// names the network. A trained target is kept in the cache under this line, so a network that
+    /// computes something else has another one.
     fn describe(&self) -> String;
 
     /// Its input.
@@ -167,16 +169,17 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// All its tensors: those of the layers, `<path>.weight` and `<path>.bias`, and others.
     fn tensors(&self) -> Vec<TargetTensor>;
 
-    /// Its output on a batch f32 `[b, f]` or u32 `[b, t]`: features f32 `[b, f]`, or logits f32 `[b, t, v]`. Layers are called by
-    /// [`Pass::linear`] and [`Pass::embedding`], other tensors are [`Pass::weight`].
+    /// Its output on a batch f32 `[b, f]` or u32 `[b, t]`: features f32 `[b, f]`, or logits f32
+    /// `[b, t, v]`. Layers are called by [`Pass::linear`] and [`Pass::embedding`], other tensors
+    /// are [`Pass::weight`].
     ///
     /// # Errors
     ///
     /// When shapes do not fit, which [`load`] has ruled out.
     fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, input: Value) -> Result<Value>;
 
-    /// Its training loss, a scalar: the mean squared distance of features from its input, or the cross-entropy of the next
-    /// tokens, which are an input `labels` of the program.
+    /// Its training loss, a scalar: the mean squared distance of features from its input, or the
+    /// cross-entropy of the next tokens, which are an input `labels` of the program.
     ///
     /// # Errors
     ///
@@ -190,12 +193,14 @@ pub trait Target: fmt::Debug + Send + Sync {
         b.mse(output, input)
     }
 
-    /// Two layers that can share their components, the second's being the transposes of the first's.
+    /// Two layers that can share their components, the second's being the transposes of the
+    /// first's.
     fn tied(&self) -> Option<[&'static str; 2]> {
         None
     }
 
-    /// Feature directions in the input of a layer of a toy; MMCS and ML2R are measured against them.
+    /// Feature directions in the input of a layer of a toy; MMCS and ML2R are measured against
+    /// them.
     fn reads_features(&self, _path: &str) -> Option<FeatureDirections> {
         None
     }
@@ -314,8 +319,8 @@ pub enum Input {
     },
 }
 
-/// The input of a network, as far as the keys of `[target]` could be read: other tables are checked against it, whatever else
-/// is wrong.
+/// The input of a network, as far as the keys of `[target]` could be read: other tables are checked
+/// against it, whatever else is wrong.
 #[derive(Clone, Copy)]
 pub(crate) enum Reads {
     Features(Option<usize>),
@@ -380,7 +385,8 @@ impl<N> Listed<N> {
     }
 }
 
-/// An architecture of Hugging Face: its `model_type`, and what reads its sizes from a `config.json`.
+/// An architecture of Hugging Face: its `model_type`, and what reads its sizes from a
+/// `config.json`.
 pub(crate) type Architecture = (&'static str, fn(&mut ConfigJson));
 
 /// A network in the SPD reference.
@@ -403,7 +409,8 @@ pub(crate) enum Export {
     Toy(OfToy),
 }
 
-/// A network as Hugging Face's library opens it: its class there, and its `config.json`, which says what one that is read says.
+/// A network as Hugging Face's library opens it: its class there, and its `config.json`, which says
+/// what one that is read says.
 pub(crate) struct OfTransformers {
     pub(crate) class: &'static str,
     pub(crate) config: Json,

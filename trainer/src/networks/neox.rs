@@ -1,12 +1,13 @@
-//! GPT-NeoX, of which the Pythias are: LayerNorm, rotary positions on the first columns of each head, `q`, `k` and `v` of a head side by
-//! side in one matrix, biases, a GELU, and a head of its own. In most, attention and MLP read the same residual stream, each through a
-//! norm of its own:
+//! GPT-NeoX, of which the Pythias are: LayerNorm, rotary positions on the first columns of each
+//! head, `q`, `k` and `v` of a head side by side in one matrix, biases, a GELU, and a head of its
+//! own. In most, attention and MLP read the same residual stream, each through a norm of its own:
 //!
 //! ```text
 //! x + attention(norm_1(x)) + mlp(norm_2(x))    or else    y + mlp(norm_2(y)) with y = x + attention(norm_1(x))
 //! ```
 //!
-//! Black et al., "GPT-NeoX-20B", 2022; names and layouts are those of `transformers.GPTNeoXForCausalLM`.
+//! Black et al., "GPT-NeoX-20B", 2022; names and layouts are those of
+//! `transformers.GPTNeoXForCausalLM`.
 
 use std::sync::Arc;
 

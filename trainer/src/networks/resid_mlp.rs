@@ -1,8 +1,10 @@
-//! The residual MLP toy: `r = x W_E; r += mlp_out(act(mlp_in(r)))` a layer; `y = r W_U`, trained to give `x + act(x)`.
+//! The residual MLP toy: `r = x W_E; r += mlp_out(act(mlp_in(r)))` a layer; `y = r W_U`, trained to
+//! give `x + act(x)`.
 //!
-//! `W_E` `[f, d]` has fixed random rows of length 1 and `W_U` `[d, f]` is its transpose, so that features share the residual
-//! stream; the MLPs have fewer neurons in all than there are features. `layers.i.mlp_in` `[m, d]`, `layers.i.mlp_out`
-//! `[d, m]`. Bushnaq, Braun and Sharkey, "Stochastic Parameter Decomposition", 2025; names are the reference's.
+//! `W_E` `[f, d]` has fixed random rows of length 1 and `W_U` `[d, f]` is its transpose, so that
+//! features share the residual stream; the MLPs have fewer neurons in all than there are features.
+//! `layers.i.mlp_in` `[m, d]`, `layers.i.mlp_out` `[d, m]`. Bushnaq, Braun and Sharkey, "Stochastic
+//! Parameter Decomposition", 2025; names are the reference's.
 
 use std::sync::Arc;
 
@@ -31,7 +33,8 @@ pub struct ResidMlp {
     pub d_mlp: usize,
     /// MLPs.
     pub n_layer: usize,
-    /// Nonlinearity of the MLPs, and of the labels `x + activation(x)` that the target is trained on.
+    /// Nonlinearity of the MLPs, and of the labels `x + activation(x)` that the target is trained
+    /// on.
     pub activation: Activation,
     /// Whether `mlp_in` has a bias.
     pub in_bias: bool,

@@ -1,8 +1,9 @@
 //! The toy model of superposition: `y = relu(W2 H .. H W1 x + b)`, trained with `W2 = W1^T`.
 //!
-//! `linear1` `[h, f]`, `hidden_layers.i` `[h, h]` without nonlinearity between, `linear2` `[f, h]` with bias. It is trained to give
-//! its input, so a run file whose features are negative is refused. Elhage et al., "Toy models of superposition", 2022; sizes and
-//! names are the reference's.
+//! `linear1` `[h, f]`, `hidden_layers.i` `[h, h]` without nonlinearity between, `linear2` `[f, h]`
+//! with bias. It is trained to give its input, so a run file whose features are negative is
+//! refused. Elhage et al., "Toy models of superposition", 2022; sizes and names are the
+//! reference's.
 
 use std::sync::Arc;
 

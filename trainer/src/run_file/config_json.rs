@@ -1,4 +1,5 @@
-//! A `config.json` of Hugging Face on its way to keys of `[target]`: what is said, and what is not supported.
+//! A `config.json` of Hugging Face on its way to keys of `[target]`: what is said, and what is not
+//! supported.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -209,8 +210,8 @@ impl ConfigJson {
         }
     }
 
-    /// Rows are no longer here than a window is wide, so that no query has a key beyond it: `key`, the number of positions, is the window's
-    /// where that is smaller.
+    /// Rows are no longer here than a window is wide, so that no query has a key beyond it: `key`,
+    /// the number of positions, is the window's where that is smaller.
     pub(crate) fn within_window(&mut self, key: &'static str) {
         const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
         let kinds = self.get("layer_types").cloned();

@@ -38,7 +38,8 @@ pub enum Data {
         dtype: Option<Ids>,
         /// Whether documents may begin and end inside of a row.
         cross_documents: bool,
-        /// The id that ends each document, where the format does not list them and rows do not cross them.
+        /// The id that ends each document, where the format does not list them and rows do not
+        /// cross them.
         #[serde(skip_serializing_if = "Option::is_none")]
         document_end: Option<usize>,
         /// The command that makes the datasets; printed when one is missing.

@@ -17,13 +17,16 @@ use crate::run_file::{
 pub struct Decomposition {
     /// In order: sites are numbered by pattern, then by their place in the model.
     pub sites: Vec<SitePattern>,
-    /// Layers that an identity matrix is put before, which becomes the site `<layer>.pre_identity`; numbered after `sites`.
+    /// Layers that an identity matrix is put before, which becomes the site `<layer>.pre_identity`;
+    /// numbered after `sites`.
     pub identity: Vec<SitePattern>,
     /// Whether the weight delta takes part as one more component of importance 0.
     pub delta: bool,
-    /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`, `U2 = V1^T`).
+    /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`,
+    /// `U2 = V1^T`).
     pub tied: bool,
-    /// How a step moves what they share. Left out of the file where it says what every older file means.
+    /// How a step moves what they share. Left out of the file where it says what every older file
+    /// means.
     #[serde(skip_serializing_if = "TiedUpdate::is_summed")]
     pub tied_update: TiedUpdate,
 }
@@ -34,7 +37,8 @@ pub struct Decomposition {
 pub enum TiedUpdate {
     /// One, by the sum of both gradients.
     Summed,
-    /// Two, one after the other, each by the gradient and the moments of one site, as in the SPD reference.
+    /// Two, one after the other, each by the gradient and the moments of one site, as in the SPD
+    /// reference.
     Separate,
 }
 

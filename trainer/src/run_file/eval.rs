@@ -25,9 +25,11 @@ pub struct Eval {
     pub batches: u64,
     /// Rows per batch.
     pub batch_size: usize,
-    /// Steps between slow evaluations, which draw figures and measure slow terms too; 0 makes them at the ends only.
+    /// Steps between slow evaluations, which draw figures and measure slow terms too; 0 for the
+    /// ends only.
     pub slow_every: u64,
-    /// Components of a site that slow evaluations show in contexts, the most important ones; 0 for none, and for toys.
+    /// Components of a site that slow evaluations show in contexts, the most important ones; 0 for
+    /// none, and for toys.
     pub components: usize,
     /// A component counts as active above this importance.
     pub alive_threshold: f64,

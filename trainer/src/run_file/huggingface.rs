@@ -1,5 +1,6 @@
-//! A directory of weights as Hugging Face lays it out: its `config.json` says which network it is and how large, so that nobody types
-//! it. Keys that the run file has too must agree. A directory of the hub is looked up by the caller.
+//! A directory of weights as Hugging Face lays it out: its `config.json` says which network it is
+//! and how large, so that nobody types it. Keys that the run file has too must agree. A directory
+//! of the hub is looked up by the caller.
 
 use std::{
     borrow::Cow,
@@ -54,8 +55,8 @@ pub struct OnDisk {
 /// A function that looks weights up on the hub; an error is one line.
 pub type LookUp<'l> = dyn FnMut(&OnHub<'_>) -> Result<OnDisk, String> + 'l;
 
-/// The keys of `[target]` that the weights' own directory says, as TOML; nothing where `weights` names no directory, or one without a
-/// `config.json` beside a `kind` of the run file.
+/// The keys of `[target]` that the weights' own directory says, as TOML; nothing where `weights`
+/// names no directory, or one without a `config.json` beside a `kind` of the run file.
 ///
 /// # Errors
 ///
@@ -118,7 +119,8 @@ pub(crate) fn look(
         .transpose()
 }
 
-/// The `config.json` of a directory; `None` for a file, or if the run file has a `kind` and the directory no `config.json`.
+/// The `config.json` of a directory; `None` for a file, or if the run file has a `kind` and the
+/// directory no `config.json`.
 fn config_json(dir: &Path, has_kind: bool) -> Result<Option<ConfigJson>, String> {
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => {}

@@ -1,4 +1,5 @@
-//! From the text of a run file to a run: parsed, overridden, read table by table, checked as a whole.
+//! From the text of a run file to a run: parsed, overridden, read table by table, checked as a
+//! whole.
 
 use std::path::Path;
 
@@ -30,14 +31,15 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// Every fault of the file and the overrides at once: keys that are unknown, missing, of the wrong
-    /// type or out of range, and those that do not go together. When the file is not TOML, or the weights' directory does not say what
-    /// network it has, only that.
+    /// Every fault of the file and the overrides at once: keys that are unknown, missing, of the
+    /// wrong type or out of range, and those that do not go together. When the file is not TOML, or
+    /// the weights' directory does not say what network it has, only that.
     ///
-    /// A file whose name ends in `.yaml` or `.yml` is one of the SPD reference; it is translated, and overrides name keys of ours.
+    /// A file whose name ends in `.yaml` or `.yml` is one of the SPD reference; it is translated,
+    /// and overrides name keys of ours.
     ///
-    /// Where `weights` of `[target]` is a directory with a `config.json`, as Hugging Face lays it out, that says the network and its
-    /// sizes; keys that are given too have to agree.
+    /// If `weights` of `[target]` is a directory with a `config.json`, as Hugging Face lays it out,
+    /// that gives the network and its sizes; keys that are given too have to agree.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
         Self::load_with(path, overrides, &mut |on_hub| {
             let name = on_hub.name.trim_start_matches("hf://");
@@ -63,7 +65,8 @@ impl Run {
         Self::read(path, overrides, Some(look_up))
     }
 
-    /// Keys that a run file of the SPD reference gives and that change nothing here, dotted; of a run file of ours, none.
+    /// Keys that a run file of the SPD reference gives and that change nothing here, dotted; of a
+    /// run file of ours, none.
     ///
     /// # Errors
     ///
@@ -81,7 +84,8 @@ impl Run {
         Ok(translated(&source)?.unused)
     }
 
-    /// Reads a file that [`Run::to_toml`] wrote, which says all of its network: no directory of weights is asked again.
+    /// Reads a file that [`Run::to_toml`] wrote, which says all of its network: no directory of
+    /// weights is asked again.
     ///
     /// # Errors
     ///
@@ -99,7 +103,8 @@ impl Run {
         Self::read(path, overrides, None)
     }
 
-    /// The same with other settings of its evaluation, `KEY=VALUE` as [`Run::load`] has them: with those it is still the same run.
+    /// The same with other settings of its evaluation, `KEY=VALUE` as [`Run::load`] has them: with
+    /// those it is still the same run.
     ///
     /// # Errors
     ///

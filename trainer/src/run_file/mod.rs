@@ -2,7 +2,8 @@
 //!
 //! A run is one TOML file. [`Run::load`] reads it with positions, fills in every default and checks
 //! the whole; it returns a [`Run`], plain values that nobody needs to check again, or
-//! [`Faults`](spd_configs::Faults), all that is wrong at once. [`Run::to_toml`] writes the resolved run, which is a run file again.
+//! [`Faults`](spd_configs::Faults), every fault at once. [`Run::to_toml`] writes the resolved run,
+//! which is a run file again.
 //!
 //! ```text
 //! a file of the SPD reference -> tables of ours (reference)

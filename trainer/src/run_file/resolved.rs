@@ -17,7 +17,8 @@ impl Run {
         toml::to_string(self).expect("what was read from TOML can be written as TOML")
     }
 
-    /// Differences, key by key: `train.steps: 10000 here, 500 there`. Empty when the runs are equal.
+    /// Differences, key by key: `train.steps: 10000 here, 500 there`. Empty when the runs are
+    /// equal.
     ///
     /// # Panics
     ///

@@ -17,8 +17,8 @@ pub struct Target {
     /// Which network, and its sizes.
     #[serde(flatten)]
     pub model: Model,
-    /// A file with the weights, of safetensors or PyTorch, a directory of them in Hugging Face's layout, or `hf://OWNER/NAME@REVISION`;
-    /// `None` when they are trained here.
+    /// A file with the weights, of safetensors or PyTorch, a directory of them in Hugging Face's
+    /// layout, or `hf://OWNER/NAME@REVISION`; `None` when they are trained here.
     pub weights: Option<PathBuf>,
     /// The commit of the revision of `hf://` when the run began; `None` for files and directories.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,7 +149,8 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     })
 }
 
-/// Defaults are those of the reference: PyTorch's AdamW for a toy, its one recipe for language models.
+/// Defaults are those of the reference: PyTorch's AdamW for a toy, its one recipe for language
+/// models.
 fn read_train(table: &mut Table<'_>, reads: Reads) -> Option<TargetTrain> {
     let (beta2, weight_decay, decay_vectors, clip) = match reads {
         Reads::Features(_) => (0.999, 0.01, true, None),

@@ -19,8 +19,9 @@ pub struct Train {
     pub steps: u64,
     /// Rows per step.
     pub batch_size: usize,
-    /// Equal blocks of samples that each batch is cut into, whose sums are added in one order on any number of ranks. Left out of the
-    /// file where that is not decided yet: one, or one a rank at the first start.
+    /// Equal blocks of samples that each batch is cut into, whose sums are added in one order on
+    /// any number of ranks. Left out of the file where that is not decided yet: one, or one a rank
+    /// at the first start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<usize>,
     /// In which order several GPUs add up blocks.
@@ -48,7 +49,8 @@ pub enum Reduction {
     /// Along one tree: any number of ranks gives the same bits.
     #[default]
     Exact,
-    /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along the tree as before.
+    /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along the
+    /// tree as before.
     Fast,
 }
 

@@ -1,11 +1,13 @@
 //! Against the reference: the same numbers in, the same numbers out.
 //!
-//! Another program (PyTorch) wrote down its parameters, batches, random draws and results; ours is fed the first three
-//! and must arrive at the fourth. What runs is what a run replays: a run file's text is read, and its warm-up, step and evaluation are
-//! replayed with the recorded draws as inputs. Sizes are read from the files, so other numbers of the same form will do.
+//! Another program (PyTorch) wrote down its parameters, batches, random draws and results; ours is
+//! fed the first three and must arrive at the fourth. What runs is what a run replays: a run file's
+//! text is read, and its warm-up, step and evaluation are replayed with the recorded draws as
+//! inputs. Sizes are read from the files, so other numbers of the same form will do.
 //!
-//! The files lie in `$SPD_SHARED/golden` and `$SPD_SHARED/targets`, or else in `shared/` beside the workspace; where they do
-//! not, in `tests/golden`, which has a part of them. What neither has is skipped, and named in the last line.
+//! The files lie in `$SPD_SHARED/golden` and `$SPD_SHARED/targets`, or else in `shared/` beside the
+//! workspace; where they do not, in `tests/golden`, which has a part of them. What neither has is
+//! skipped, and named in the last line.
 
 mod ascent;
 mod candle;
@@ -130,8 +132,8 @@ fn every_recorded_case_has_a_test() -> Outcome {
     Ok(Compared::default())
 }
 
-/// Where the programs of these tests run: on the GPU whose number is `$SPD_TEST_GPU`, if that is set, or on so many threads. Tests
-/// on a GPU run one at a time, best in a process each.
+/// Where the programs of these tests run: on the GPU whose number is `$SPD_TEST_GPU`, if that is
+/// set, or on so many threads. Tests on a GPU run one at a time, best in a process each.
 fn processor(threads: usize) -> Processor {
     static GPU: OnceLock<Arc<Device>> = OnceLock::new();
     let Ok(ordinal) = std::env::var("SPD_TEST_GPU") else {

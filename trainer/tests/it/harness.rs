@@ -1,5 +1,5 @@
-//! Runs tests that can be skipped, and says in its last line what was. Takes what `cargo test` passes on: names to filter by,
-//! `--exact`, `--skip`, `--list`, `--test-threads`, `--nocapture`.
+//! Runs tests that can be skipped, and says in its last line what was. Takes what `cargo test`
+//! passes on: names to filter by, `--exact`, `--skip`, `--list`, `--test-threads`, `--nocapture`.
 //!
 //! With `SPD_GOLDEN_ALL` set, nothing may be skipped that `shared/`, beside the workspace, has.
 

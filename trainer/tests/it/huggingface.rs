@@ -1,9 +1,10 @@
-//! Against Hugging Face's transformers: models with random weights that it makes and saves give its logits, and masked passes through
-//! components of all their layers its gradients.
+//! Against Hugging Face's transformers: models with random weights that it makes and saves give its
+//! logits, and masked passes through components of all their layers its gradients.
 //!
-//! `SPD_PYTHON` names a Python that has torch, transformers and safetensors; without it, what it made of some models before, in
-//! `tests/golden/huggingface`, is compared with, and the other tests are skipped. With `SPD_REAL_SIZES` set
-//! too, models of the sizes of public ones are made, which takes minutes, and up to 8 GB of memory and 5 GB of disk:
+//! `SPD_PYTHON` names a Python that has torch, transformers and safetensors; without it, what it
+//! made of some models before, in `tests/golden/huggingface`, is compared with, and the other tests
+//! are skipped. With `SPD_REAL_SIZES` set too, models of the sizes of public ones are made, which
+//! takes minutes, and up to 8 GB of memory and 5 GB of disk:
 //!
 //! ```text
 //! SPD_PYTHON=python3 SPD_REAL_SIZES=1 cargo test --release -p spd-trainer --test it -- huggingface --test-threads 1 --nocapture
@@ -224,7 +225,8 @@ fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
     pairs.fold(0f32, |most, (a, b)| most.max((a - b).abs())) / scale
 }
 
-/// The largest difference of the divergence and the gradients of a pass through components of all layers.
+/// The largest difference of the divergence and the gradients of a pass through components of all
+/// layers.
 fn gradients(network: &Network, dir: &Path, batch: &Recorded, recorded: &Recorded) -> f32 {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let weights = weights(network, dir, &mut b, &mut store);

@@ -1,5 +1,6 @@
-//! `global_shared_mlp`: one network for all sites, from their inputs side by side to the logits of all their components. Sites are in
-//! the order of their names; an embedding shows its activations `V[x]`. Exact GELU between layers.
+//! `global_shared_mlp`: one network for all sites, from their inputs side by side to the logits of
+//! all their components. Sites are in the order of their names; an embedding shows its activations
+//! `V[x]`. Exact GELU between layers.
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};

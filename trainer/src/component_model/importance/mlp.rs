@@ -1,4 +1,5 @@
-//! `mlp`: a network for each component, from its own activation `x V` to its logit. Exact GELU between layers.
+//! `mlp`: a network for each component, from its own activation `x V` to its logit. Exact GELU
+//! between layers.
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};

@@ -1,4 +1,5 @@
-//! The causal-importance functions: from what all sites saw to the logits of all sites, one a component.
+//! The causal-importance functions: from what all sites saw to the logits of all sites, one a
+//! component.
 //!
 //! | kind         | sees                       | network                                                   |
 //! |--------------|----------------------------|-----------------------------------------------------------|
@@ -7,15 +8,17 @@
 //! | `shared_mlp` | the input `x` `[.., d_in]` | one network d_in -> hidden.. -> c                         |
 //! | `global_shared_mlp` | the inputs of all sites, side by side | one network for all sites: sum of d_in -> hidden.. -> sum of c |
 //!
-//! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of `functions!`.
+//! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of
+//! `functions!`.
 //!
-//! Layers are linear, with biases and the exact GELU between them. The gates make importances of logits: with the default ones
-//! (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and the penalty gets the same, but `1 + 0.01 (z - 1)` above 1 (upper leaky).
-//! Backwards, the lower leaky one passes a hundredth of the gradient on below 0, where that raises the logit; see
+//! Layers are linear, with biases and the exact GELU between them. The gates make importances of
+//! logits: with the default ones (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and the
+//! penalty gets the same, but `1 + 0.01 (z - 1)` above 1 (upper leaky). Backwards, the lower leaky
+//! one passes a hundredth of the gradient on below 0, where that raises the logit; see
 //! [`Gates`](spd_engine::ops::Gates) for all of them, and `configs/README.md` for the keys.
 //!
-//! Weights start normal, biases at zero. Tensors are named as in the reference: `layers.0`, `layers.2`, ..., the odd numbers being the
-//! GELUs.
+//! Weights start normal, biases at zero. Tensors are named as in the reference: `layers.0`,
+//! `layers.2`, ..., the odd numbers being the GELUs.
 
 mod global_shared_mlp;
 mod mlp;
@@ -245,8 +248,8 @@ struct ImportanceTensor {
     name: String,
     dims: Vec<usize>,
     start: Start,
-    /// The site and the number, from 2 on, that key its starting draws; those of a network over all sites are of the site behind the
-    /// last.
+    /// The site and the number, from 2 on, that key its starting draws; those of a network over all
+    /// sites are of the site behind the last.
     draws: (usize, usize),
 }
 
@@ -259,7 +262,8 @@ pub(super) fn check(said: &Importance, sites: &[Site]) -> std::result::Result<()
     }
 }
 
-/// Names and lengths of its tensors, each with the number of its site; those of a network over all sites have that behind the last.
+/// Names and lengths of its tensors, each with the number of its site; those of a network over all
+/// sites have that behind the last.
 pub(super) fn tensors(said: &Importance, sites: &[Site]) -> Vec<(usize, String, usize)> {
     let tensors = said.kind.function().tensors(sites).into_iter();
     tensors
@@ -308,7 +312,8 @@ struct MlpLayer {
     d_out: usize,
 }
 
-/// The layers of a network of the module `of`, whose input has length `d_in` and whose output `d_out`.
+/// The layers of a network of the module `of`, whose input has length `d_in` and whose output
+/// `d_out`.
 fn mlp_layers(of: &str, d_in: usize, hidden: &[usize], d_out: usize) -> Vec<MlpLayer> {
     let widths = [&[d_in], hidden, &[d_out]].concat();
     let pairs = widths.windows(2).enumerate();
@@ -322,8 +327,9 @@ fn mlp_layers(of: &str, d_in: usize, hidden: &[usize], d_out: usize) -> Vec<MlpL
         .collect()
 }
 
-/// The tensors of such a network, with a leading dimension for each of `components` if it is one network a component. Weights start
-/// with standard deviation `gain / sqrt(d_in)`, gain `sqrt 2` before a GELU and 1 at the end.
+/// The tensors of such a network, with a leading dimension for each of `components` if it is one
+/// network a component. Weights start with standard deviation `gain / sqrt(d_in)`, gain `sqrt 2`
+/// before a GELU and 1 at the end.
 fn mlp_tensors(
     layers: Vec<MlpLayer>,
     components: Option<usize>,

@@ -1,4 +1,5 @@
-//! `shared_mlp`: one network for each site, from its input `x` to the logits of all its components. Exact GELU between layers.
+//! `shared_mlp`: one network for each site, from its input `x` to the logits of all its components.
+//! Exact GELU between layers.
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};

@@ -1,4 +1,5 @@
-//! `vector_mlp`: a network for each component, from the site's input `x` to its logit. Exact GELU between layers.
+//! `vector_mlp`: a network for each component, from the site's input `x` to its logit. Exact GELU
+//! between layers.
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
@@ -57,7 +58,8 @@ impl ImportanceFunction for VectorMlp {
                 .iter()
                 .map(|layer| [weight(b, &layer.weight), weight(b, &layer.bias)])
                 .collect();
-            // All components see the same input, so their first layers are one matrix: [c, i, h] as [i, c h].
+            // All components see the same input, so their first layers are one matrix: [c, i, h] as
+            // [i, c h].
             let [w_cih, bias] = layers[0];
             let w_ich = b.second_first(w_cih)?;
             let hidden = b.linear_io(seen.input, w_ich, Some(bias))?;

@@ -165,7 +165,8 @@ fn numbers_are_those_of_a_plain_count_and_the_same_for_any_number_of_threads() {
     assert!((1..30).contains(&measured), "{measured}");
 }
 
-/// The first seven rows, which differ, each at its highest logit, the highest first; of equal ones any.
+/// The first seven rows, which differ, each at its highest logit, the highest first; of equal ones
+/// any.
 fn check_contexts(
     task: &DecompositionTask,
     rows: &[[Vec<f32>; 2]],
@@ -223,7 +224,8 @@ fn a_request_to_stop_is_heard_before_each_batch_and_nothing_is_written_then() {
     let sites = shown["sites"].as_array().unwrap().iter();
     let components = sites.flat_map(|site| site["components"].as_array().unwrap());
     let rows = components.filter_map(|component| component["removal"]["rows"].as_u64());
-    // Figures, 3 batches of importances, each of 4 figures, removals from 3 rows at a time, and the file.
+    // Figures, 3 batches of importances, each of 4 figures, removals from 3 rows at a time, and the
+    // file.
     assert_eq!(questions, 1 + 3 + 4 + rows.sum::<u64>().div_ceil(3) + 1);
     let (mut task, mut store) = made(house.path(), 1);
     for stop_at in 0..questions {

@@ -1,7 +1,9 @@
-//! The list of a zip archive: where its entries lie in the file. Entries are those of `torch.save`, which are not compressed.
+//! The list of a zip archive: where its entries lie in the file. Entries are those of `torch.save`,
+//! which are not compressed.
 //!
-//! The list is read and nothing else, so that an archive takes memory for its list alone, whatever it says of its lengths. (The crate
-//! `zip` looks for a list through all of a file, and makes room for as many entries as a file says.)
+//! The list is read and nothing else, so that an archive takes memory for its list alone, whatever
+//! it says of its lengths. (The crate `zip` looks for a list through all of a file, and makes room
+//! for as many entries as a file says.)
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -161,7 +163,8 @@ fn listed(list: &[u8]) -> Option<(String, Listed, usize)> {
     list.get(..used)?;
     let (mut bytes, mut header) = (number(head, 24, 4), number(head, 42, 4));
     let packed = number(head, 20, 4);
-    // Numbers that do not fit are here, in this order: the length, the length as it is packed, the place.
+    // Numbers that do not fit are here, in this order: the length, the length as it is packed, the
+    // place.
     let mut large = large_numbers(extra);
     for (is_large, number) in [
         (bytes == ELSEWHERE, Some(&mut bytes)),

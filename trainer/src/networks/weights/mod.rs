@@ -1,4 +1,5 @@
-//! A target's weights from its files: names, shapes and numbers checked before anything is built on them.
+//! A target's weights from its files: names, shapes and numbers checked before anything is built on
+//! them.
 
 mod archive;
 mod pickle;
@@ -34,13 +35,14 @@ fn name_in<'n>(stock: &Stock, name: &'n str) -> Option<&'n str> {
     names.find(|name| stock.get(name).is_some())
 }
 
-/// The tensors of `target`, in its names and order: from a safetensors file, a file of `torch.save`, or a directory of one or several of
-/// them in Hugging Face's layout. One tensor is read at a time.
+/// The tensors of `target`, in its names and order: from a safetensors file, a file of
+/// `torch.save`, or a directory of one or several of them in Hugging Face's layout. One tensor is
+/// read at a time.
 ///
 /// A file of a toy holds nothing else: with a layer or a bias more it would be another network.
 ///
-/// A prefix of all names, such as `transformer.`, may be missing, as in files of the bare model. If a head is tied to
-/// the embedding and the file has it too, both must be equal.
+/// A prefix of all names, such as `transformer.`, may be missing, as in files of the bare model. If
+/// a head is tied to the embedding and the file has it too, both must be equal.
 ///
 /// # Errors
 ///
@@ -133,7 +135,8 @@ impl Tensors {
     ///
     /// # Errors
     ///
-    /// When there is none of the name, its numbers are no fractions or not finite, or the disk refuses.
+    /// When there is none of the name, its numbers are no fractions or not finite, or the disk
+    /// refuses.
     pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), Fault> {
         let shown = self.0.shown();
         let bad = |why: String| Fault::BadInput(format!("{shown}: {why}"));

@@ -1,9 +1,12 @@
-//! The pickle of a PyTorch file, read as what `torch.save` writes for a dict of tensors, and nothing else.
+//! The pickle of a PyTorch file, read as what `torch.save` writes for a dict of tensors, and
+//! nothing else.
 //!
-//! A pickle is a program for a stack machine that can call anything Python has. This machine knows the few instructions and the few
-//! names that a dict of tensors needs, calls nothing, and refuses the rest by name. Values are numbers into pools, so that nothing here
-//! is nested however deep the pickle is, each instruction makes a bounded number of them, and no bytes are copied: reading a pickle
-//! takes at most a hundred times its length. The instructions are those of Python's `pickletools`.
+//! A pickle is a program for a stack machine that can call anything Python has. This machine knows
+//! the few instructions and the few names that a dict of tensors needs, calls nothing, and refuses
+//! the rest by name. Values are numbers into pools, so that nothing here is nested however deep the
+//! pickle is, each instruction makes a bounded number of them, and no bytes are copied: reading a
+//! pickle takes at most a hundred times its length. The instructions are those of Python's
+//! `pickletools`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -119,8 +122,8 @@ struct Tensor {
     strides: (usize, usize),
 }
 
-/// Calls `each` with the name and the view of each tensor of the dict that a pickle holds, in the order of names; of a name that is
-/// there twice, with the last one.
+/// Calls `each` with the name and the view of each tensor of the dict that a pickle holds, in the
+/// order of names; of a name that is there twice, with the last one.
 ///
 /// # Errors
 ///

@@ -27,14 +27,16 @@ pub(super) struct Stock {
     names: BTreeMap<String, usize>,
 }
 
-/// The files of a directory that are looked for: first whole ones, then what says which parts there are.
+/// The files of a directory that are looked for: first whole ones, then what says which parts there
+/// are.
 const WHOLE: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 const PARTS: [&str; 2] = [
     "model.safetensors.index.json",
     "pytorch_model.bin.index.json",
 ];
 
-/// Longer indexes of parts are refused: that of a hundred thousand tensors takes some ten million bytes.
+/// Longer indexes of parts are refused: that of a hundred thousand tensors takes some ten million
+/// bytes.
 const MOST_INDEX_BYTES: u64 = 64 << 20;
 
 /// Which part has which tensor.

@@ -68,7 +68,8 @@ fn short_string(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The pickle of `(name, dims, strides)`, each a storage of its own, as `torch.save` writes a dict of tensors.
+/// The pickle of `(name, dims, strides)`, each a storage of its own, as `torch.save` writes a dict
+/// of tensors.
 fn pickle_of(tensors: &[(String, Vec<usize>, Vec<usize>)]) -> Vec<u8> {
     let ints = |numbers: &[usize]| {
         let mut bytes = vec![b'('];
@@ -295,7 +296,8 @@ fn a_hostile_pickle_is_refused_and_nothing_of_it_is_run() {
 /// Names a test's own process, which has to do with little memory.
 const LIMITED: &str = "SPD_TEST_LIMITED";
 
-/// Runs a test of this file again in a process that may take so many bytes of memory beside what it takes to start.
+/// Runs a test of this file again in a process that may take so many bytes of memory beside what it
+/// takes to start.
 fn within(bytes: usize, test: &str) {
     let kibibytes = (bytes + (384 << 20)) >> 10;
     let name = format!("networks::weights::tests::{test}");
@@ -309,7 +311,8 @@ fn within(bytes: usize, test: &str) {
     assert!(ended.status.success(), "{test}: {} {said}", ended.status);
 }
 
-// A megabyte of a storage's name, which was copied for each of a hundred thousand tensors, took more than 4 GB.
+// A megabyte of a storage's name, which was copied for each of a hundred thousand tensors, took
+// more than 4 GB.
 #[test]
 fn a_pickle_takes_at_most_a_hundred_times_its_length_of_memory() {
     const BYTES: usize = 4 << 20;

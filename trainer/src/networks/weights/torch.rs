@@ -1,7 +1,8 @@
-//! A file of `torch.save` since PyTorch 1.6: a zip archive of a pickle, which describes tensors, and their bytes.
+//! A file of `torch.save` since PyTorch 1.6: a zip archive of a pickle, which describes tensors,
+//! and their bytes.
 //!
-//! The pickle and the list of entries are read, each of a bounded length: a file may say that it holds more than there is, and a sparse
-//! one may be longer than any memory.
+//! The pickle and the list of entries are read, each of a bounded length: a file may say that it
+//! holds more than there is, and a sparse one may be longer than any memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -63,7 +64,8 @@ fn read(file: &File, entry: Entry) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// Whether a view has more elements than it reaches over: a few bytes would be as many numbers as it likes.
+/// Whether a view has more elements than it reaches over: a few bytes would be as many numbers as
+/// it likes.
 fn is_repeated(view: &View<'_>) -> bool {
     let count = view
         .dims

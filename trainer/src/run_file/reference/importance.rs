@@ -1,4 +1,5 @@
-//! `ci_config` of the branch `dev`, `ci_fn_type` and `ci_fn_hidden_dims` of `main`, `gate_...` of older files.
+//! `ci_config` of the branch `dev`, `ci_fn_type` and `ci_fn_hidden_dims` of `main`, `gate_...` of
+//! older files.
 
 use spd_configs::{
     reader::Table,

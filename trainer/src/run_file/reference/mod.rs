@@ -1,5 +1,6 @@
-//! Run files of the SPD reference, YAML of its branches `main` and `dev`, as run files of ours. A key that has another name here
-//! is renamed; what is not here is refused by its key, all of it at once.
+//! Run files of the SPD reference, YAML of its branches `main` and `dev`, as run files of ours. A
+//! key that has another name here is renamed; what is not here is refused by its key, all of it at
+//! once.
 //!
 //! ```text
 //! text -> yaml -> their tables -> translate -> our tables -> overrides -> reader, as of any run file

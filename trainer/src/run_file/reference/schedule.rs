@@ -7,7 +7,8 @@ use spd_configs::{
     yaml::Value,
 };
 
-/// Puts a learning rate of the reference into `out`. Unlike ours, its schedules end where they start unless they say otherwise.
+/// Puts a learning rate of the reference into `out`. Unlike ours, its schedules end where they
+/// start unless they say otherwise.
 pub(super) fn read(table: &mut Table<'_>, out: &mut Made) {
     let place = table.place("lr_schedule");
     if !table.has("lr") {

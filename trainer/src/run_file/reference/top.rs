@@ -70,7 +70,8 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
     run.table("train", table.place("steps"), train);
     let eval = eval(table, found);
     run.table("eval", table.place("eval_metric_configs"), eval);
-    // A run of the reference that saves its end alone is saved here as often as any run, so that it can resume.
+    // A run of the reference that saves its end alone is saved here as often as any run, so that it
+    // can resume.
     if table.has("save_freq") {
         let mut checkpoint = Made::default();
         checkpoint.carry(table, "save_freq", "every");

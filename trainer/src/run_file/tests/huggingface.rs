@@ -1,4 +1,5 @@
-//! Directories of weights: what their `config.json` says, what a run file may say beside it, and what is refused.
+//! Directories of weights: what their `config.json` says, what a run file may say beside it, and
+//! what is refused.
 #![expect(
     clippy::disallowed_methods,
     reason = "test files are written once, and read by nobody else"

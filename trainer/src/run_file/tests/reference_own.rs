@@ -1,4 +1,5 @@
-//! The reference's own run files. `SPD_REFERENCE` names a checkout of it, of the branch `main` or `dev`; without it, nothing is read.
+//! The reference's own run files. `SPD_REFERENCE` names a checkout of it, of the branch `main` or
+//! `dev`; without it, nothing is read.
 
 use std::{fs, path::Path};
 
@@ -149,7 +150,8 @@ const SHIPPED: [&str; 7] = [
     "ss_gpt2_simple-2L",
 ];
 
-/// Our run file says what the one of the reference does, but for where its data are, and how often it is saved.
+/// Our run file says what the one of the reference does, but for where its data are, and how often
+/// it is saved.
 fn check_shipped(theirs: &Run, text: &str, name: &str, target: &str) {
     let own = format!("{CONFIGS}/{name}.toml");
     let own = fs::read_to_string(own).expect("a run file of ours");
@@ -158,7 +160,8 @@ fn check_shipped(theirs: &Run, text: &str, name: &str, target: &str) {
     same.name.clone_from(&ours.name);
     same.data.clone_from(&ours.data);
     same.checkpoint = ours.checkpoint;
-    // A set of components is the same in any order of their patterns, and a subset of sites in any order of names.
+    // A set of components is the same in any order of their patterns, and a subset of sites in any
+    // order of names.
     same.eval.subsets.sort_by_key(|subset| {
         ours.eval
             .subsets

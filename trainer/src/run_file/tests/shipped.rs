@@ -16,7 +16,8 @@ use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, Term};
 use crate::run_file::tests::{CONFIGS, huggingface, load, reference};
 use crate::run_file::{KnownSolution, Run, Shape, TiedUpdate};
 
-/// Name and text of each run file beside the crate. Weights that are to be had elsewhere are in `house`, as far as their sizes go.
+/// Name and text of each run file beside the crate. Weights that are to be had elsewhere are in
+/// `house`, as far as their sizes go.
 fn shipped_with(house: &Path) -> Vec<(PathBuf, String)> {
     let texts = shipped().into_iter().map(|(path, text)| {
         let stem = path
@@ -254,7 +255,8 @@ fn the_toys_have_the_numbers_of_the_reference() {
     }
 }
 
-// Where the reference is unlucky or slow: its exponent, and our steps. One update of tied components is enough.
+// Where the reference is unlucky or slow: its exponent, and our steps. One update of tied
+// components is enough.
 #[test]
 fn a_run_beside_a_reference_differs_in_its_exponent_and_in_what_it_costs() {
     let runs = [

@@ -1,13 +1,14 @@
 //! An adversary's ascent: every gradient of every step, and where it ends.
 //!
-//! A step goes by signs, so an element whose gradient is as small as its rounding may go either way, and from there on all
-//! gradients are others. Each step is therefore compared from where theirs stood; where ours would have gone elsewhere, the
-//! recorded gradient must be within the tolerance of zero. Where no sign differs, the whole ascent, as it is built into
-//! a training step, must end in the very bits.
+//! A step goes by signs, so an element whose gradient is as small as its rounding may go either
+//! way, and from there on all gradients are others. Each step is therefore compared from where
+//! theirs stood; where ours would have gone elsewhere, the recorded gradient must be within the
+//! tolerance of zero. Where no sign differs, the whole ascent, as it is built into a training step,
+//! must end in the very bits.
 //!
-//! A gradient of components is measured by the largest of its tensor, as everywhere. That of the delta is made as a
-//! difference, of what the target's weights and what the components contribute; it is measured by the largest gradient
-//! of the step.
+//! A gradient of components is measured by the largest of its tensor, as everywhere. That of the
+//! delta is made as a difference, of what the target's weights and what the components contribute;
+//! it is measured by the largest gradient of the step.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,8 @@ use super::replica::{Replica, rounded};
 /// By adversary and site, rows of `c` columns and the delta's.
 type Sources = BTreeMap<(usize, String), Vec<f32>>;
 
-/// Compares the ascent of the run's adversary, which is recorded as `name`, if it has one. Whether every sign is theirs.
+/// Compares the ascent of the run's adversary, which is recorded as `name`, if it has one. Whether
+/// every sign is theirs.
 pub(super) fn climbs_like_theirs(
     case: &Numbers,
     name: &str,

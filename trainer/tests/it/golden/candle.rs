@@ -1,5 +1,6 @@
-//! A training run of a toy model of superposition once more, in candle's f64 tensors with candle's gradients: what there are no
-//! recorded numbers for is compared with it. Written from the formulas of the reference, and slow.
+//! A training run of a toy model of superposition once more, in candle's f64 tensors with candle's
+//! gradients: what there are no recorded numbers for is compared with it. Written from the formulas
+//! of the reference, and slow.
 
 use std::collections::BTreeMap;
 
@@ -239,7 +240,8 @@ impl Oracle {
         })
     }
 
-    /// Logits `[b, c]` of a site from what it sees: its activations `[b, c]`, or its input `[b, i]`.
+    /// Logits `[b, c]` of a site from what it sees: its activations `[b, c]`, or its input
+    /// `[b, i]`.
     fn logits(
         &self,
         index: usize,
@@ -494,7 +496,8 @@ impl Oracle {
                     let p = exponent(settings, fraction);
                     let mut penalty = Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?;
                     for above in &above {
-                        // The swishes dip below zero, where a power has no value: they count as zero there.
+                        // The swishes dip below zero, where a power has no value: they count as
+                        // zero there.
                         let sums = above.relu()?.affine(1.0, 1e-12)?.powf(p)?.sum(0)?;
                         let log2 = (sums.affine(1.0, 1.0)?.log()? * (settings.beta / 2f64.ln()))?;
                         let terms = ((&sums / rows as f64)? * log2.affine(1.0, 1.0)?)?;
@@ -508,7 +511,8 @@ impl Oracle {
             total = (total + (value * loss.coeff)?)?;
         }
         losses.insert("loss/total".to_owned(), scalar(&total)?);
-        // The rule of the lower sigmoid asks for all that arrives at an importance, so that is summed first.
+        // The rule of the lower sigmoid asks for all that arrives at an importance, so that is
+        // summed first.
         let first = total.backward()?;
         let mut second = Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?;
         for index in 0..self.sites.len() {
@@ -600,7 +604,8 @@ impl Oracle {
 /// An adversary goes by signs. Where one is a matter of rounding, f32 may go the other way.
 ///
 /// - `sources`: of the components of a site, and of the delta
-/// - `g`: the importances of the site. A source acts on what they leave, and its gradient is as small as that.
+/// - `g`: the importances of the site. A source acts on what they leave, and its gradient is as
+///   small as that.
 fn assert_no_sign_is_rounding(gradients: &GradStore, sources: &[Tensor], g: &Tensor) -> Result<()> {
     let left = g.affine(-1.0, 1.0)?.abs()?;
     for (source, is_delta) in sources.iter().zip([false, true]) {

@@ -51,7 +51,8 @@ pub(super) fn check(name: &str) -> Outcome {
     let measured = replay.evaluate(&mut replica.store, &held_out, feed);
     let measured = measured.expect("a processor that works");
 
-    // As for the transformer's single steps. Differences of cross-entropies are as exact as these, not as themselves.
+    // As for the transformer's single steps. Differences of cross-entropies are as exact as these,
+    // not as themselves.
     let mut comparison = Comparison::new(&format!("{name} ce_kl"), 1e-4);
     comparison.group("ce_kl");
     let ours = |name: &str| {

@@ -15,8 +15,8 @@ pub(super) struct Comparison {
     notes: Vec<String>,
 }
 
-/// Differences below this are rounding whatever the tensor's magnitude: its elements are sums of terms of order one,
-/// each rounded by up to 6e-8.
+/// Differences below this are rounding whatever the tensor's magnitude: its elements are sums of
+/// terms of order one, each rounded by up to 6e-8.
 pub(super) const FLOOR: f64 = 1e-7;
 
 impl Comparison {
@@ -90,7 +90,8 @@ impl Comparison {
         self.tolerance * scale.max(FLOOR / self.tolerance)
     }
 
-    /// A tensor that must be the same to the last bit, except where `excused`. Gives the number of elements that differ.
+    /// A tensor that must be the same to the last bit, except where `excused`. Gives the number of
+    /// elements that differ.
     pub(super) fn exact(
         &mut self,
         what: &str,

@@ -1,4 +1,5 @@
-//! Importance functions over all sites, as the reference's branch dev has them: logits, importances, losses and gradients of a step.
+//! Importance functions over all sites, as the reference's branch dev has them: logits,
+//! importances, losses and gradients of a step.
 
 use serde_json::{Value as Json, json};
 

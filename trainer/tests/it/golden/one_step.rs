@@ -1,5 +1,5 @@
-//! One step: the clean pass, the importances, and each loss with its gradient, as the program of a step leaves it in AdamW's
-//! first moments.
+//! One step: the clean pass, the importances, and each loss with its gradient, as the program of a
+//! step leaves it in AdamW's first moments.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ use super::replica::{Replica, routes};
 use super::run_file::{self, FAITHFULNESS, Settings, list, number, size, texts};
 use crate::harness::Outcome;
 
-/// f32 against f32 with sums in another order: a few roundings of 6e-8 each. Twenty layers deep, behind softmaxes and
-/// layer norms, they add up to more.
+/// f32 against f32 with sums in another order: a few roundings of 6e-8 each. Twenty layers deep,
+/// behind softmaxes and layer norms, they add up to more.
 const TOY: f64 = 1e-5;
 const TRANSFORMER: f64 = 1e-4;
 
@@ -71,8 +71,8 @@ fn run(case: &Numbers, parts: &[Part], said: &Json) -> Run {
     let losses: String = parts.iter().map(|part| part.text.as_str()).collect();
     let settings = Settings {
         delta: said["use_delta"] == true,
-        // The recorded importances are without noise, whatever the sampling: it changed the sources alone, which are
-        // recorded too. The noise is compared in the clean pass.
+        // The recorded importances are without noise, whatever the sampling: it changed the sources
+        // alone, which are recorded too. The noise is compared in the clean pass.
         sampling: "continuous",
         mask_samples: size(said, "n_mask_samples"),
         ..Settings::PLAIN
@@ -189,8 +189,9 @@ fn upper(case: &Numbers, comparison: &mut Comparison) {
     }
 }
 
-/// Our reading of `route_k` and `route_noise` gives the recorded routes: what trajectories rely on, which have no others.
-/// Stochastic masks were drawn for the sites in the order of the forward pass, others in that of the patterns.
+/// Our reading of `route_k` and `route_noise` gives the recorded routes: what trajectories rely on,
+/// which have no others. Stochastic masks were drawn for the sites in the order of the forward
+/// pass, others in that of the patterns.
 fn routes_are_those_recorded(case: &Numbers, name: &str, term: &Term) {
     for (index, path) in drawn_for(&case.info, term).iter().enumerate() {
         if let Some(recorded) = case.find(&format!("route.{name}.m0.{path}")) {
@@ -207,8 +208,8 @@ pub(super) fn drawn_for(info: &Json, term: &Term) -> Vec<String> {
     }
 }
 
-/// The weighted sum of many losses. Its gradient is not the sum of theirs: the rule of the lower sigmoid asks for the sign
-/// of all that arrives at an importance.
+/// The weighted sum of many losses. Its gradient is not the sum of theirs: the rule of the lower
+/// sigmoid asks for the sign of all that arrives at an importance.
 fn total(case: &Numbers, comparison: &mut Comparison) {
     let said = list(&case.info, "total_terms").iter().map(|part| {
         let name = part[0].as_str().expect("a name");
@@ -267,7 +268,8 @@ enum Adversary {
     Climbing,
 }
 
-/// With their last sources, always; with our own ascent where no sign of theirs is a matter of rounding.
+/// With their last sources, always; with our own ascent where no sign of theirs is a matter of
+/// rounding.
 fn adversaries(term: &Term, climbs: bool) -> &'static [Adversary] {
     if matches!(term, Term::PgdRecon(_)) && climbs {
         &[Adversary::Ended, Adversary::Climbing]

@@ -99,7 +99,8 @@ impl Replica {
         Replay::new(&self.decomposition, &mut self.store, &processor(2)).expect("programs")
     }
 
-    /// A recorded batch, as a loader would hand it out. Behind the last token of a row none is known.
+    /// A recorded batch, as a loader would hand it out. Behind the last token of a row none is
+    /// known.
     pub(super) fn batch(&self, recorded: &Tensor) -> Batch {
         let mut batch = Batch {
             rows: recorded.dims[0],
@@ -117,8 +118,9 @@ impl Replica {
         batch
     }
 
-    /// The gradients of the first step, from the first moments that it leaves: they are the gradients, times one minus
-    /// their decay. By the parameter's name and in the shape of its tensor; zeros where the loss does not depend on it.
+    /// The gradients of the first step, from the first moments that it leaves: they are the
+    /// gradients, times one minus their decay. By the parameter's name and in the shape of its
+    /// tensor; zeros where the loss does not depend on it.
     pub(super) fn gradients(&self) -> BTreeMap<String, Vec<f32>> {
         let share = 1.0 - rounded(BETA1);
         let all = self.decomposition.parameters.iter();
@@ -129,8 +131,8 @@ impl Replica {
         all.map(gradient).collect()
     }
 
-    /// The mask samples of a term, in order; their draws are recorded as `<recorded>.m<first>` and on. Of an adversary its
-    /// sources, recorded as `<recorded>.p<first>` and on.
+    /// The mask samples of a term, in order; their draws are recorded as `<recorded>.m<first>` and
+    /// on. Of an adversary its sources, recorded as `<recorded>.p<first>` and on.
     pub(super) fn samples(&self, term: &Term, recorded: &str, first: usize) -> Vec<Sample> {
         let (letter, count) = match term {
             Term::StochasticRecon(_) | Term::StochasticHiddenActsRecon(_) => {
@@ -197,8 +199,8 @@ impl Replica {
         }
     }
 
-    /// Gives an adversary, called `<term>.p<k>`, its sources: `c` columns, and one for the delta; a row for all positions or
-    /// one for each.
+    /// Gives an adversary, called `<term>.p<k>`, its sources: `c` columns, and one for the delta; a
+    /// row for all positions or one for each.
     pub(super) fn feed_sources(
         &self,
         executor: &mut Executor,
@@ -267,8 +269,8 @@ pub(super) fn rounded(value: f64) -> f32 {
     value as f32
 }
 
-/// Which positions are routed through the components of a site, the `index`-th of those that were drawn for: where its
-/// noise is among the `route_k` smallest, or below the probability.
+/// Which positions are routed through the components of a site, the `index`-th of those that were
+/// drawn for: where its noise is among the `route_k` smallest, or below the probability.
 pub(super) fn routes(
     numbers: &Numbers,
     recorded: &str,

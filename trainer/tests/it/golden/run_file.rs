@@ -178,8 +178,8 @@ pub(super) fn schedule(config: &Json) -> String {
     format!("{{ {} }}", all.join(", "))
 }
 
-/// Rows of `[[decomposition.sites]]` and, of identity matrices, `[[decomposition.identity]]`: the patterns that a trajectory
-/// was run with, or else the sites by path.
+/// Rows of `[[decomposition.sites]]` and, of identity matrices, `[[decomposition.identity]]`: the
+/// patterns that a trajectory was run with, or else the sites by path.
 ///
 /// - `components`: where a case keeps them, `init.comp.` or `comp.`
 fn sites(case: &Json, numbers: &Numbers, components: &str) -> String {
@@ -213,8 +213,8 @@ fn sites(case: &Json, numbers: &Numbers, components: &str) -> String {
     rows.collect()
 }
 
-/// The run file of a case, with such `[[loss]]` tables. Where the files have parameters of their own for each site, components are
-/// not tied; where they share memory, each site updates it.
+/// The run file of a case, with such `[[loss]]` tables. Where the files have parameters of their
+/// own for each site, components are not tied; where they share memory, each site updates it.
 pub(super) fn text_of(
     case: &Json,
     numbers: &Numbers,

@@ -1,14 +1,16 @@
-//! How uncertain the gradients of a step are, because the penalty is steep where an importance is near 0.
+//! How uncertain the gradients of a step are, because the penalty is steep where an importance is
+//! near 0.
 //!
-//! The penalty sums `(g + eps)^p` over logits `z`, with `g = z` between 0 and 1. Its slope there is `p z^(p - 1)`, and a logit that is
-//! off by `d` turns it by about
+//! The penalty sums `(g + eps)^p` over logits `z`, with `g = z` between 0 and 1. Its slope there is
+//! `p z^(p - 1)`, and a logit that is off by `d` turns it by about
 //!
 //! ```text
 //! p (1 - p) z^(p - 2) d        relative to the slope: (1 - p) d / z
 //! ```
 //!
-//! With `p = 1/2` and `z = 1e-4`, a difference of 1e-7 is 5e-4 of the slope: no tolerance of all gradients is right for that logit. So
-//! what the slope may turn by is computed for each logit, and carried on to the parameters:
+//! With `p = 1/2` and `z = 1e-4`, a difference of 1e-7 is 5e-4 of the slope: no tolerance of all
+//! gradients is right for that logit. So what the slope may turn by is computed for each logit, and
+//! carried on to the parameters:
 //!
 //! ```text
 //! d        the difference of the logit, ours from theirs: what is known of it, and the rounding of a sum of terms of the site's scale
@@ -16,9 +18,10 @@
 //! |J e|    the norm of the gradient of e z by a parameter: by so much e moves that parameter's gradient
 //! ```
 //!
-//! A norm is uncertain by the sum of `|J e|` over logits, by the triangle inequality. Logits whose slope turns by less than a tenth of
-//! the tolerance are rounding like any other and are left to it, so a few are left; where there is none, nothing is added to the bound.
-//! `J` and `z` are of our program, whose values are compared elsewhere; the slopes are of the formulas above, in f64.
+//! A norm is uncertain by the sum of `|J e|` over logits, by the triangle inequality. Logits whose
+//! slope turns by less than a tenth of the tolerance are rounding like any other and are left to
+//! it, so a few are left; where there is none, nothing is added to the bound. `J` and `z` are of
+//! our program, whose values are compared elsewhere; the slopes are of the formulas above, in f64.
 
 use std::collections::BTreeMap;
 

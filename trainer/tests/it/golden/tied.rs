@@ -1,7 +1,8 @@
 //! One summed update of what `linear1` and, transposed, `linear2` share.
 //!
-//! The reference makes two, so only its first losses can be compared; for the gradient, a run with separate updates, which the
-//! trajectory compares with the reference's, tells what to expect: the sum of both.
+//! The reference makes two, so only its first losses can be compared; for the gradient, a run with
+//! separate updates, which the trajectory compares with the reference's, tells what to expect: the
+//! sum of both.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Toy targets that the reference trained: their files are read, and lose on our data what they lost on theirs.
+//! Toy targets that the reference trained: their files are read, and lose on our data what they
+//! lost on theirs.
 
 use std::collections::BTreeMap;
 
@@ -83,8 +84,8 @@ pub(super) fn check(name: &str) -> Outcome {
             .expect("a processor that works");
         ours += f64::from(executor.scalar_output("loss", &store)) / batches as f64;
     }
-    // The loss of a batch has a standard deviation of 18 % for tms_5-2 and 3 % for a residual MLP; theirs are means over 98
-    // and 10, which with ours leaves 2 and 1 % to chance.
+    // The loss of a batch has a standard deviation of 18 % for tms_5-2 and 3 % for a residual MLP;
+    // theirs are means over 98 and 10, which with ours leaves 2 and 1 % to chance.
     assert!(
         (ours / theirs - 1.0).abs() < 0.06,
         "{name}: {ours} and {theirs}"

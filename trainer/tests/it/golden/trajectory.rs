@@ -18,17 +18,18 @@ use super::run_file::{self, Settings, list, number, size};
 use super::sensitivity::Sensitivity;
 use crate::harness::{Compared, Outcome, Skipped};
 
-/// Single steps agree to 1e-5; an update divides a gradient by its own magnitude, so a gradient that nearly cancels brings its
-/// rounding along at full size, and losses and norms after it carry that on. Norms of gradients are uncertain by more where a logit is
-/// near 0; see [`sensitivity`](super::sensitivity).
+/// Single steps agree to 1e-5; an update divides a gradient by its own magnitude, so a gradient
+/// that nearly cancels brings its rounding along at full size, and losses and norms after it carry
+/// that on. Norms of gradients are uncertain by more where a logit is near 0; see
+/// [`sensitivity`](super::sensitivity).
 pub(super) const ROUNDING: f64 = 1e-4;
 
 pub(super) fn check(name: &str) -> Outcome {
     Ok(compare(name, |text| text)?.finish())
 }
 
-/// What is uncertain beside rounding hides no wrong gradient: not even one that a penalty has whose coefficient is off by a thousandth, in
-/// the step whose bound is widest.
+/// What is uncertain beside rounding hides no wrong gradient: not even one that a penalty has whose
+/// coefficient is off by a thousandth, in the step whose bound is widest.
 pub(super) fn wrong_gradients_are_seen() -> Outcome {
     for name in ["resid_mlp_preid", "gpt2_simple"] {
         let penalty = "kind = \"importance_minimality\"\ncoeff = 0.003";
@@ -169,7 +170,8 @@ impl Training<'_> {
         }
     }
 
-    /// How uncertain the norm of each parameter's gradient is in a step that is to come, by the parameter's name.
+    /// How uncertain the norm of each parameter's gradient is in a step that is to come, by the
+    /// parameter's name.
     fn uncertain(&mut self, batch: &Batch, step: u64) -> BTreeMap<String, f64> {
         let steps = self.replica.decomposition.run.train.steps;
         // Their parameters are recorded at the end alone.

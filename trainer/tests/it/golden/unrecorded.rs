@@ -1,6 +1,7 @@
-//! What nothing is recorded for, against [`candle`](super::candle): adversaries in training runs, with each start, scope and
-//! routing, with and without delta; several mask samples; sites with numbers of components of their own; deeper importance
-//! functions of each kind; every sigmoid; gradients through binomial sampling.
+//! What nothing is recorded for, against [`candle`](super::candle): adversaries in training runs,
+//! with each start, scope and routing, with and without delta; several mask samples; sites with
+//! numbers of components of their own; deeper importance functions of each kind; every sigmoid;
+//! gradients through binomial sampling.
 
 use spd_dataloader::Batch;
 use spd_engine::{Executor, Store};
@@ -197,7 +198,8 @@ impl Case {
         Ok(compared)
     }
 
-    /// Losses at the start, and gradients as they are clipped, which both leave in their first moments.
+    /// Losses at the start, and gradients as they are clipped, which both leave in their first
+    /// moments.
     fn single_step(&self) -> Comparison {
         let (decomposition, mut store, mut replay, mut oracle) = self.start();
         let mut comparison = Comparison::new(self.name, STEP);

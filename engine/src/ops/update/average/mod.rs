@@ -5,8 +5,9 @@
 //! y = e' / c                    c: step scalar, what takes the start from 0 out of e': 1 - (1 - a)^t at observation t, from 1
 //! ```
 //!
-//! [`average`](Builder::average) makes `y` and leaves `e` as it is, so any part of a step may read it, at any time;
-//! [`keep_average`](Builder::keep_average) writes `e'` at the end of a replay. A gradient passes to `x` as if `y` were `x`.
+//! [`average`](Builder::average) makes `y` and leaves `e` as it is, so any part of a step may read
+//! it, at any time; [`keep_average`](Builder::keep_average) writes `e'` at the end of a replay. A
+//! gradient passes to `x` as if `y` were `x`.
 
 mod cuda;
 
@@ -31,7 +32,8 @@ struct KeepAverage {
 }
 
 impl Builder {
-    /// The average that `x` makes of `average`, f32 of one shape, divided by `correction`. The gradient flows to `x`, unchanged.
+    /// The average that `x` makes of `average`, f32 of one shape, divided by `correction`. The
+    /// gradient flows to `x`, unchanged.
     ///
     /// # Errors
     ///
@@ -46,7 +48,8 @@ impl Builder {
         self.op1(Average { weight, correction }, &[average, x])
     }
 
-    /// Keeps the average that `x` makes of `average`, which is persistent, unless one of `guards` ends in a number that is not finite.
+    /// Keeps the average that `x` makes of `average`, which is persistent, unless one of `guards`
+    /// ends in a number that is not finite.
     ///
     /// # Errors
     ///

@@ -1,8 +1,9 @@
-//! A run of ours as files of the SPD reference, the way back: `final_config.yaml`, from which its `ComponentModel.from_pretrained` opens
-//! a checkpoint, and the files of the target that this one names.
+//! A run of ours as files of the SPD reference, the way back: `final_config.yaml`, from which its
+//! `ComponentModel.from_pretrained` opens a checkpoint, and the files of the target that this one
+//! names.
 //!
-//! Sites are written by their paths, since a pattern of the reference also matches the modules around a layer. A setting
-//! that the reference has no word for is left out, and told.
+//! Sites are written by their paths, since a pattern of the reference also matches the modules
+//! around a layer. A setting that the reference has no word for is left out, and told.
 
 mod metrics;
 mod target;
@@ -31,7 +32,8 @@ pub struct Written {
 impl Run {
     /// The files that the reference opens a checkpoint of this run by.
     ///
-    /// - `sites`: paths of the decomposed layers and their numbers of components, in the order of the run
+    /// - `sites`: paths of the decomposed layers and their numbers of components, in the order of
+    ///   the run
     /// - `identity`: the same of layers that an identity matrix stands before
     /// - `target_dir`: an absolute path; the reference takes others from the root of its repository
     ///
@@ -134,7 +136,7 @@ impl Run {
 
     fn put_evaluation(&self, config: &mut Map<String, Value>, left_out: &mut Vec<String>) {
         let eval = &self.eval;
-        // There, 0 is no interval: evaluations at the ends alone are those of the whole run.
+        // The reference has no interval 0: evaluations at the ends alone are every `steps` steps.
         let whole = self.train.steps.max(1);
         let every = if eval.every == 0 { whole } else { eval.every };
         let slow = if eval.slow_every == 0 {

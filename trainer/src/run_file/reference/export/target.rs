@@ -1,4 +1,5 @@
-//! The target of a run as the reference, or Hugging Face's library, opens it: the class, the files of its sizes, and where its weights lie.
+//! The target of a run as the reference, or Hugging Face's library, opens it: the class, the files
+//! of its sizes, and where its weights lie.
 
 use serde_json::{Value, json};
 
