@@ -65,7 +65,7 @@ impl Destination {
     }
 }
 
-/// What a server that cannot take rows back is told of rows that the run made otherwise after it
+/// Treatment, at a server that cannot take rows back, of rows that the run made otherwise after it
 /// went back to a checkpoint. Rows that it makes again to the same bits, as it does unless it was
 /// changed, are simply kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]

@@ -1,5 +1,5 @@
 //! A network of one's own, trained and taken apart: a layer of ReLUs between two matrices, which
-//! learns to give `max(x, 0)` of each of its features. What is known: every feature goes through a
+//! learns to give `max(x, 0)` of each of its features. The known solution: every feature goes through a
 //! direction of its own, so `up` has one component a feature.
 //!
 //! `cargo run --release --example own_target -- DIR` leaves the run in DIR; without DIR, in a

@@ -305,7 +305,7 @@ fn peak_memory_mb() -> Value {
 }
 
 /// Workloads of one process follow each other, and a line must not report the peak of the one
-/// before. Where the system refuses, it does.
+/// before. If the system refuses, it does.
 fn forget_peak_memory() {
     let file = fs::OpenOptions::new()
         .write(true)

@@ -1,7 +1,7 @@
 //! The target with its components and importance functions, and its passes in a program.
 //!
 //! ```text
-//! clean pass -> x of each site -> importance functions -> g -> masks -> masked passes -> losses -> update
+//! clean pass -> x of each site -> importance functions -> g -> masks -> masked passes -> losses
 //! ```
 //!
 //! [`clean_pass`](ComponentModel::clean_pass) builds everything up to `g`; the losses, in

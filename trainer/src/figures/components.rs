@@ -4,22 +4,26 @@
 //!
 //! ```text
 //! step, sites
-//!   name, components            of largest mean importance first
+//!   name, components         of largest mean importance first
 //!     index
-//!     mean_importance           over all positions that were read
-//!     density                   part of them where it is active: its importance exceeds eval.alive_threshold
-//!     contexts                  12 at most, of different samples, of the highest logit first; of equal ones some by lot
-//!       tokens, importances     20 before the peak, the peak, and 20 after it, as far as the sample has them
-//!       position                index of the peak among them
-//!       logit                   its importance there before it is clipped
-//!       sample                  number of the sample in the dataset: a window of seq_len tokens and a label
-//!       sample_position         the peak's position in the sample
-//!       token                   the peak's number among the tokens of the dataset, from 0
-//!     removal                   null where it was not measured: too many components, or active nowhere
-//!       rows, positions         how many samples, at most 2, and how many positions in them, at most 16 of each, are averaged
-//!                               over: by lot, each position where it is active as likely as the other
-//!       kl                      KL(original || removed) in nats, the mean over them
-//!       up, down                tokens whose log-probability rises most and falls most: token, change in nats, the same mean
+//!     mean_importance        over all positions that were read
+//!     density                part of them where its importance exceeds eval.alive_threshold
+//!     contexts               12 at most, of different samples, of the highest logit first; of
+//!                            equal ones some by lot
+//!       tokens, importances  20 before the peak, the peak, and 20 after it, as far as there are
+//!       position             index of the peak among them
+//!       logit                its importance there before it is clipped
+//!       sample               number of the sample in the dataset: a window of seq_len tokens and
+//!                            a label
+//!       sample_position      the peak's position in the sample
+//!       token                the peak's number among the tokens of the dataset, from 0
+//!     removal                null if not measured: too many components, or active nowhere
+//!       rows, positions      numbers of samples, at most 2, and of positions in them, at most 16
+//!                            of each, that are averaged over: by lot, each active position as
+//!                            likely as the other
+//!       kl                   KL(original || removed) in nats, the mean over them
+//!       up, down             tokens whose log-probability rises most and falls most: token,
+//!                            change in nats, the same mean
 //! ```
 
 use std::cell::RefCell;
@@ -188,7 +192,7 @@ impl<'w> Places<'w> {
 }
 
 /// The components of a site that are shown, of largest mean first; of equal means the lower number.
-/// Those that are never important are left out, and a mean that is no number comes last.
+/// Components that are never important are left out, and a mean that is no number comes last.
 fn order(site: &SiteSums, most: usize) -> Vec<usize> {
     let size = |component: usize| match site.sums[component] {
         sum if sum.is_nan() => f64::NEG_INFINITY,

@@ -1,11 +1,11 @@
 //! Reconstruction losses: the divergence between the
 //! target's output and that of masked passes.
 //!
-//! | term            | masks                       | delta           | passes                                   |
-//! |-----------------|-----------------------------|-----------------|------------------------------------------|
-//! | `unmasked`      | 1                           | no              | 1                                        |
-//! | `ci_masked`     | importance                  | no              | 1, or one a site (layerwise)             |
-//! | `stochastic`    | between importance and 1    | if the run says | mask samples, times sites (layerwise)    |
+//! | term         | masks                    | delta           | passes                       |
+//! |--------------|--------------------------|-----------------|------------------------------|
+//! | `unmasked`   | 1                        | no              | 1                            |
+//! | `ci_masked`  | importance               | no              | 1, or one a site (layerwise) |
+//! | `stochastic` | between importance and 1 | if the run says | mask samples, times sites    |
 //!
 //! A term is the mean over its passes. Layerwise, the other sites run on their own weights, so
 //! everything before the site is the clean pass, and is not computed again. Subsets are routed

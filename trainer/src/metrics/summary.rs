@@ -1,7 +1,8 @@
 //! The summary of a finished run, or of a later evaluation of it: `summary.json`, which the
 //! launcher prints as it is.
 //!
-//! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}, "solved": {"found", "means"}}`:
+//! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]],
+//! "values": {name: number}, "solved": {"found", "means"}}`:
 //! tables and lines are ready to print, `values` are for programs; `solved` is there where a
 //! solution is known.
 

@@ -3,7 +3,8 @@
 //! own. In most, attention and MLP read the same residual stream, each through a norm of its own:
 //!
 //! ```text
-//! x + attention(norm_1(x)) + mlp(norm_2(x))    or else    y + mlp(norm_2(y)) with y = x + attention(norm_1(x))
+//! x + attention(norm_1(x)) + mlp(norm_2(x))    or else
+//! y + mlp(norm_2(y)) with y = x + attention(norm_1(x))
 //! ```
 //!
 //! Black et al., "GPT-NeoX-20B", 2022; names and layouts are those of

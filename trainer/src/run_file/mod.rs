@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! a file of the SPD reference -> tables of ours (reference)
-//! file + overrides (+ config.json of the weights) -> tables with positions -> reader, a module a table -> Run -> to_toml, differences
+//! file + overrides (+ config.json of the weights) -> tables with positions
+//!     -> reader, a module a table -> Run -> to_toml, differences
 //! ```
 
 pub(crate) mod config_json;

@@ -7,7 +7,8 @@
 //! takes minutes, and up to 8 GB of memory and 5 GB of disk:
 //!
 //! ```text
-//! SPD_PYTHON=python3 SPD_REAL_SIZES=1 cargo test --release -p spd-trainer --test it -- huggingface --test-threads 1 --nocapture
+//! SPD_PYTHON=python3 SPD_REAL_SIZES=1 cargo test --release -p spd-trainer --test it -- \
+//!   huggingface --test-threads 1 --nocapture
 //! ```
 #![expect(
     clippy::disallowed_methods,

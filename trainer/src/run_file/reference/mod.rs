@@ -3,7 +3,7 @@
 //! once.
 //!
 //! ```text
-//! text -> yaml -> their tables -> translate -> our tables -> overrides -> reader, as of any run file
+//! text -> yaml -> their tables -> translate -> our tables -> overrides -> reader
 //! ```
 
 mod beside;

@@ -13,9 +13,11 @@
 //! carried on to the parameters:
 //!
 //! ```text
-//! d        the difference of the logit, ours from theirs: what is known of it, and the rounding of a sum of terms of the site's scale
-//! e        the coefficient, times dL/ds of its component, times the largest change of the slope from z to anywhere in z - d .. z + d
-//! |J e|    the norm of the gradient of e z by a parameter: by so much e moves that parameter's gradient
+//! d        the difference of the logit, ours from theirs: the known part, and the rounding of a sum
+//!          of terms of the site's scale
+//! e        the coefficient, times dL/ds of its component, times the largest change of the slope from
+//!          z to anywhere in z - d .. z + d
+//! |J e|    the norm of the gradient of e z by a parameter: by so much e moves its gradient
 //! ```
 //!
 //! A norm is uncertain by the sum of `|J e|` over logits, by the triangle inequality. Logits whose

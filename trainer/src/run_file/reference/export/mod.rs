@@ -136,7 +136,7 @@ impl Run {
 
     fn put_evaluation(&self, config: &mut Map<String, Value>, left_out: &mut Vec<String>) {
         let eval = &self.eval;
-        // The reference has no interval 0: evaluations at the ends alone are every `steps` steps.
+        // The reference has no interval 0: evaluations of the ends alone are every `steps` steps.
         let whole = self.train.steps.max(1);
         let every = if eval.every == 0 { whole } else { eval.every };
         let slow = if eval.slow_every == 0 {
