@@ -224,9 +224,9 @@ impl Executor {
     /// For each bf16 product on the CPU with a frozen right factor: the matrix, whether the product
     /// reads it transposed, and the bytes of its packed form. It is held once, outside the arena,
     /// for all products and all programs that share the arena.
-    pub fn laid_out(&self) -> Vec<((Slot, bool), usize)> {
+    pub fn packed_factors(&self) -> Vec<((Slot, bool), usize)> {
         match self {
-            Self::Cpu(executor) => executor.laid_out().collect(),
+            Self::Cpu(executor) => executor.packed_factors().collect(),
             Self::Gpu(_) => Vec::new(),
         }
     }

@@ -101,7 +101,7 @@ pub(crate) fn input_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) 
 
 /// Bytes of the matrices that programs which share an arena lay out once, each counted once.
 pub(crate) fn laid_out_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
-    let all = programs.into_iter().flat_map(Executor::laid_out);
+    let all = programs.into_iter().flat_map(Executor::packed_factors);
     all.collect::<BTreeMap<_, usize>>().values().sum()
 }
 

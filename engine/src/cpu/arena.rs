@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
 
-use super::bf16::{Panel, lay_out};
+use super::bf16::{Panel, pack};
 use crate::store::{Held, Slot, Store};
 
 /// Memory for the intermediates of one program at a time.
@@ -38,10 +38,10 @@ pub(super) struct RightFactor {
 /// Frozen matrices, packed as right factors of bf16 products by the first replay that multiplies by
 /// them.
 #[derive(Debug, Default)]
-pub(super) struct Factors(BTreeMap<(Slot, bool), LaidOutOnce>);
+pub(super) struct Factors(BTreeMap<(Slot, bool), PackedOnce>);
 
 #[derive(Debug)]
-struct LaidOutOnce {
+struct PackedOnce {
     /// The packed values. The reference keeps their address from being reused.
     of: Weak<dyn Any + Send + Sync>,
     panel: Panel,
@@ -61,11 +61,11 @@ impl Factors {
         if found.is_none_or(|found| !std::ptr::addr_eq(found.of.as_ptr(), Arc::as_ptr(&values))) {
             let ty = store.ty(slot);
             let sides = [ty.rows(), ty.columns()];
-            let laid_out = LaidOutOnce {
+            let packed = PackedOnce {
                 of: Arc::downgrade(&values),
-                panel: lay_out(&store.read(slot), sides, transposed),
+                panel: pack(&store.read(slot), sides, transposed),
             };
-            self.0.insert((slot, transposed), laid_out);
+            self.0.insert((slot, transposed), packed);
         }
     }
 
@@ -174,7 +174,7 @@ mod tests {
                 let outputs = ["loss", "gradient"].map(|name| executor.output(name, &store));
                 found.extend(outputs.concat().into_iter().map(f32::to_bits));
             }
-            let mut bytes: Vec<usize> = executor.laid_out().map(|(_, bytes)| bytes).collect();
+            let mut bytes: Vec<usize> = executor.packed_factors().map(|(_, bytes)| bytes).collect();
             bytes.sort_unstable();
             let arena = executor.detach().unwrap();
             (found, bytes, arena.factors.0.len())
@@ -188,9 +188,9 @@ mod tests {
         assert_eq!((none, held), (Vec::new(), 0));
         // Values held in bf16 equal those that a product rounds to bf16.
         for (holds, threads) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
-            let (found, laid_out, held) = run(true, holds, threads);
+            let (found, packed, held) = run(true, holds, threads);
             assert!(found == expected, "the bits differ with {threads} threads");
-            assert_eq!((laid_out, held), (bytes.clone(), bytes.len()));
+            assert_eq!((packed, held), (bytes.clone(), bytes.len()));
         }
     }
 

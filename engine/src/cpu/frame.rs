@@ -46,7 +46,7 @@ pub(super) struct Operands<'a> {
     /// Precision to which the factors of products are rounded.
     pub(super) precision: Precision,
     /// Its inputs that are among `factors`.
-    pub(super) laid_out: &'a [RightFactor],
+    pub(super) packed: &'a [RightFactor],
     /// Packed matrices of all replays.
     pub(super) factors: &'a Factors,
 }
@@ -116,8 +116,8 @@ impl<'a> Frame<'a> {
         Values::Bf16(unsafe { std::slice::from_raw_parts(view.start.cast(), view.len) })
     }
 
-    /// An f32 input, or an empty slice if it is held in bf16: then it is [packed](Self::laid_out).
-    pub(crate) fn input_unless_laid_out(&self, index: usize) -> &'a [f32] {
+    /// An f32 input, or an empty slice if it is held in bf16: then it is [packed](Self::packed).
+    pub(crate) fn input_unless_packed(&self, index: usize) -> &'a [f32] {
         match self.values(index) {
             Values::F32(values) => values,
             Values::Bf16(_) => &[],
@@ -131,11 +131,11 @@ impl<'a> Frame<'a> {
 
     /// An input as the right factor of bf16 products, stored transposed or not, if it is packed for
     /// all replays ([`Op::right_factors`](crate::op::Op::right_factors)).
-    pub(crate) fn laid_out(&self, index: usize, transposed: bool) -> Option<&'a Panel> {
+    pub(crate) fn packed(&self, index: usize, transposed: bool) -> Option<&'a Panel> {
         let Operands {
-            laid_out, factors, ..
+            packed, factors, ..
         } = &self.operands;
-        let found = laid_out
+        let found = packed
             .iter()
             .find(|factor| (factor.input, factor.transposed) == (index, transposed));
         found.map(|factor| factors.get(factor))
@@ -258,7 +258,7 @@ mod tests {
             scratch,
             taken: &mut [true; 3],
             precision: Precision::F32,
-            laid_out: &[],
+            packed: &[],
             factors: &Factors::default(),
         };
         // SAFETY: four arrays that nothing else accesses.

@@ -4,14 +4,14 @@
 
 use std::ops::Range;
 
-use super::bf16::{self, Factor, LaidOut, Panel};
+use super::bf16::{self, Factor, Packed, Panel};
 use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
 use super::math::on_vectors;
 use super::output::Output;
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
 use super::reduce::add_chunks;
 use super::shape::{Matrix, Shape, Strided};
-use super::thin::{self, LayOut, Narrow};
+use super::thin::{self, Narrow, Pack};
 use super::tile::{RawTile, Tile};
 use crate::precision::Precision;
 
@@ -25,8 +25,8 @@ pub(crate) struct Product<'a> {
     pub(crate) alpha: f32,
     pub(crate) a: Matrix<'a>,
     pub(crate) b: Matrix<'a>,
-    /// `b` as it is [packed](bf16::lay_out) for bf16, if it is. Its values may then be missing.
-    pub(crate) laid_out: Option<&'a Panel>,
+    /// `b` as it is [packed](bf16::pack) for bf16, if it is. Its values may then be missing.
+    pub(crate) packed: Option<&'a Panel>,
 }
 
 /// `out = [out +]` a product, with `out` f32 `[m, n]`.
@@ -41,7 +41,7 @@ pub(crate) fn product(
         alpha,
         a,
         b,
-        laid_out,
+        packed,
         ..
     } = *product;
     let Shape { m, n, k } = shape;
@@ -49,7 +49,7 @@ pub(crate) fn product(
     assert_eq!(lens, (m * k, m * n), "{shape:?}");
     // A packed matrix need not be given unpacked too.
     assert!(
-        b.values.len() == k * n || laid_out.is_some(),
+        b.values.len() == k * n || packed.is_some(),
         "{shape:?}: {}",
         b.values.len()
     );
@@ -97,7 +97,7 @@ pub(crate) fn product(
         }
         Cut::Narrow(each) => {
             let panels = &mut *scratch;
-            on_vectors(LayOut {
+            on_vectors(Pack {
                 b: b.values,
                 transposed: b.transposed,
                 k,
@@ -177,8 +177,8 @@ impl Product<'_> {
             column: a_column,
         };
         out.values = out.values.at(rows.start, columns.start);
-        if let (Precision::Bf16, Some(panel)) = (self.precision, self.laid_out) {
-            let b = Factor::LaidOut(LaidOut {
+        if let (Precision::Bf16, Some(panel)) = (self.precision, self.packed) {
+            let b = Factor::Packed(Packed {
                 panel,
                 column: columns.start,
                 term: sums.start,
@@ -216,18 +216,18 @@ pub(crate) fn block(
 }
 
 /// [`block`] in bf16, with a part of a packed matrix as `b`.
-pub(crate) fn block_laid_out(
+pub(crate) fn block_packed(
     shape: Shape,
     alpha: f32,
     a: Strided<'_>,
-    b: LaidOut<'_>,
+    b: Packed<'_>,
     out: Output<Tile<'_>>,
 ) {
     let Shape { m, n, k } = shape;
     assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k), "{shape:?}");
     let out = raw(out, m, n);
     // SAFETY: the product lies inside its tile.
-    unsafe { bf16::multiply(shape, alpha, a, Factor::LaidOut(b), out) };
+    unsafe { bf16::multiply(shape, alpha, a, Factor::Packed(b), out) };
 }
 
 fn raw(mut out: Output<Tile<'_>>, m: usize, n: usize) -> Output<RawTile> {
@@ -356,7 +356,7 @@ pub(crate) mod tests {
                     values: &b,
                     transposed: b_transposed,
                 },
-                laid_out: None,
+                packed: None,
             };
             pool.enter(|| product(&pool, &of, Output::add_to(&mut out), &mut scratch));
             assert!(
@@ -446,7 +446,7 @@ pub(crate) mod tests {
                         alpha: 1.0,
                         a,
                         b,
-                        laid_out: None,
+                        packed: None,
                     };
                     let pool = Pool::planned(threads);
                     product(&pool, &of, Output::overwrite(&mut out), &mut scratch);

@@ -176,7 +176,7 @@ mod tests {
                     transposed,
                 },
                 b: Matrix::plain(&b),
-                laid_out: None,
+                packed: None,
             };
             let done = pool.enter(|| {
                 product(

@@ -2,7 +2,7 @@
 //! toy models, for which packing both operands costs more than multiplying them.
 //!
 //! ```text
-//! narrow   out[i, j] = sum_l a[i, l] b[l, j]    a row by row, b small, packed once in narrow panels
+//! narrow   out[i, j] = sum_l a[i, l] b[l, j]    a row by row, b small, packed once in panels
 //! sums     out[i, j] = sum_l a[l, i] b[l, j]    both row by row, out small and kept in registers
 //! ```
 //!
@@ -33,7 +33,7 @@ fn panel_vectors<S: Simd>(n: usize, start: usize) -> usize {
 
 /// Packs `b`, `[k, n]` or stored transposed, so that a panel's rows follow each other; columns past
 /// the end are zeros.
-pub(super) struct LayOut<'a> {
+pub(super) struct Pack<'a> {
     pub(super) b: &'a [f32],
     pub(super) transposed: bool,
     pub(super) k: usize,
@@ -41,7 +41,7 @@ pub(super) struct LayOut<'a> {
     pub(super) panels: &'a mut [f32],
 }
 
-impl WithSimd for LayOut<'_> {
+impl WithSimd for Pack<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -328,14 +328,14 @@ mod tests {
     fn narrow<S: Simd>(simd: S, [m, n, k]: [usize; 3], (a, b): (&[f32], &[f32])) -> Vec<f32> {
         let mut panels = vec![f32::NAN; panels_len(k, n)];
         let mut out = vec![1.0; m * n];
-        let lay_out = LayOut {
+        let pack = Pack {
             b,
             transposed: true,
             k,
             n,
             panels: &mut panels,
         };
-        lay_out.with_simd(simd);
+        pack.with_simd(simd);
         let product = Narrow {
             a,
             panels: &panels,

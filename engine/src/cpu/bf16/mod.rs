@@ -6,7 +6,7 @@
 //!
 //! Both factors are packed in tiles of 16 lines of 32 terms, two to a word, as AMX takes them;
 //! AVX512_BF16 and plain vectors read the same tiles. Packing rounds too, so that no extra pass
-//! over a factor is made. A frozen right factor is packed [once for all products](lay_out).
+//! over a factor is made. A frozen right factor is packed [once for all products](pack).
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
 //! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.
@@ -200,18 +200,18 @@ pub(crate) enum Factor<'a> {
     /// Packed for this product alone.
     Matrix(Strided<'a>),
     /// A part of a factor that is packed already.
-    LaidOut(LaidOut<'a>),
+    Packed(Packed<'a>),
 }
 
 /// Columns and terms of a packed matrix, from a first one on; both begin at multiples of [`SIDE`].
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LaidOut<'a> {
+pub(crate) struct Packed<'a> {
     pub(crate) panel: &'a Panel,
     pub(crate) column: usize,
     pub(crate) term: usize,
 }
 
-impl<'a> LaidOut<'a> {
+impl<'a> Packed<'a> {
     /// The blocks of [`SIDE`] columns, and of these terms.
     fn strip(&self, column: usize, terms: &Range<usize>) -> &'a [Block] {
         let (column, first) = (self.column + column, self.term + terms.start);
@@ -221,7 +221,7 @@ impl<'a> LaidOut<'a> {
 }
 
 /// Packs all of a matrix, `[k, n]` or stored `[n, k]`, as the right factor of later products.
-pub(crate) fn lay_out(values: &[f32], [rows, columns]: [usize; 2], transposed: bool) -> Panel {
+pub(crate) fn pack(values: &[f32], [rows, columns]: [usize; 2], transposed: bool) -> Panel {
     let stored = Strided::rows(values, columns);
     let (by_column, lines, terms) = if transposed {
         (stored, rows, columns)
@@ -300,7 +300,7 @@ unsafe fn multiply_on(
                         let of_sums = start..of_panel.end.min(start + SIDE);
                         let columns = match b {
                             Factor::Matrix(_) => columns.strip((start - first_column) / SIDE),
-                            Factor::LaidOut(b) => b.strip(start, &terms),
+                            Factor::Packed(b) => b.strip(start, &terms),
                         };
                         unit.multiply(rows.strip(0), columns, &mut sums);
                         let to = Output {

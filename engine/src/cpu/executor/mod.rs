@@ -176,8 +176,8 @@ impl Executor {
 
     /// Runs the program once. Allocates nothing of its own
     /// (`allocations::a_replay_allocates_nothing`) but the factors that the first replay in an
-    /// arena [packs](Self::laid_out); the `gemm-f32` crate packs operands into buffers of its own,
-    /// and rayon's queue allocates a block for every 63 replays.
+    /// arena [packs](Self::packed_factors); the `gemm-f32` crate packs operands into buffers of its
+    /// own, and rayon's queue allocates a block for every 63 replays.
     ///
     /// # Panics
     ///
@@ -209,7 +209,7 @@ impl Executor {
         } = self;
         let (pool, ranks) = (&**pool, ranks.as_deref());
         let factors = &mut arena.as_mut().expect("a program runs in an arena").factors;
-        for factor in ops.iter().flat_map(|op| &op.laid_out) {
+        for factor in ops.iter().flat_map(|op| &op.packed) {
             factors.make(store, factor);
         }
         let factors = &*factors;

@@ -39,7 +39,7 @@ pub(super) struct PreparedOp {
     pub(super) taken: Vec<bool>,
     pub(super) precision: Precision,
     /// Frozen right factors of its bf16 products.
-    pub(super) laid_out: Vec<RightFactor>,
+    pub(super) packed: Vec<RightFactor>,
     pub(super) part: &'static str,
     pub(super) work: OpProfile,
 }
@@ -111,7 +111,7 @@ impl PreparedOp {
             scratch: self.scratch,
             taken: &mut self.taken,
             precision: self.precision,
-            laid_out: &self.laid_out,
+            packed: &self.packed,
             factors,
         };
         // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap
@@ -196,7 +196,7 @@ pub(super) fn prepare(
         }),
         _ => None,
     };
-    let laid_out = if precision == Precision::Bf16 {
+    let packed = if precision == Precision::Bf16 {
         let factors = node.op.right_factors(&types).into_iter();
         factors.filter_map(of_frozen).collect()
     } else {
@@ -220,7 +220,7 @@ pub(super) fn prepare(
         stored_copies,
         scratch: view(planned.scratch, &scratch),
         precision,
-        laid_out,
+        packed,
         part: node.part,
         work: OpProfile::of(builder, node),
     }

@@ -49,9 +49,9 @@ impl Executor {
     /// For each bf16 product with a frozen right factor: the matrix, whether the product reads it
     /// transposed, and the bytes of its packed form outside the arena. The first replay packs it,
     /// once for all products and all programs that share the arena.
-    pub fn laid_out(&self) -> impl Iterator<Item = ((Slot, bool), usize)> {
+    pub fn packed_factors(&self) -> impl Iterator<Item = ((Slot, bool), usize)> {
         self.ops.iter().flat_map(|op| {
-            op.laid_out.iter().map(|factor| {
+            op.packed.iter().map(|factor| {
                 let ty = &op.types[factor.input];
                 // The same for a matrix and its transpose.
                 let bytes = Panel::bytes(ty.rows(), ty.columns());

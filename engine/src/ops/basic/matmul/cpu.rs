@@ -8,7 +8,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
     let mut out = frame.output(0);
     let scratch = frame.scratch();
     // A factor held in bf16 is given only in its packed form.
-    let (a, b) = (frame.input(0), frame.input_unless_laid_out(1));
+    let (a, b) = (frame.input(0), frame.input_unless_packed(1));
     let shape = op.shape(frame.ty(0), frame.ty(1));
     if frame.inputs() > 2 {
         let bias = frame.input(2);
@@ -40,7 +40,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
             values: b,
             transposed: op.b_transposed,
         },
-        laid_out: frame.laid_out(1, op.b_transposed),
+        packed: frame.packed(1, op.b_transposed),
     };
     if b.is_empty() || !sparse::product(frame.pool, &product, out.reborrow()) {
         gemm::product(frame.pool, &product, out, scratch);

@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use super::{HeadDivergence, Sizes};
-use crate::cpu::bf16::{LaidOut, Panel};
-use crate::cpu::gemm::{block, block_laid_out};
+use crate::cpu::bf16::{Packed, Panel};
+use crate::cpu::gemm::{block, block_packed};
 use crate::cpu::math::{exp, ln, vectorised};
 use crate::cpu::pool::{PerChunk, Pool};
 use crate::cpu::reduce::{add_to, max, mean, replace_and_sum, sum_over};
@@ -128,7 +128,7 @@ struct Head<'a> {
     h: &'a [f32],
     w: &'a [f32],
     /// `W` and its transpose, if they are packed for all products.
-    laid_out: [Option<&'a Panel>; 2],
+    packed: [Option<&'a Panel>; 2],
     labels: Option<&'a [u32]>,
     bias: Option<&'a [f32]>,
 }
@@ -185,14 +185,14 @@ impl<'a> Head<'a> {
                 n: width,
                 k: d,
             };
-            if let Some(panel) = self.laid_out[0] {
-                let w = LaidOut {
+            if let Some(panel) = self.packed[0] {
+                let w = Packed {
                     panel,
                     column: columns.start,
                     term: 0,
                 };
                 let out = Output::overwrite(Tile::whole(x, width));
-                block_laid_out(shape, 1.0, h, w, out);
+                block_packed(shape, 1.0, h, w, out);
             } else if self.op.transposed {
                 // Rows of `W` are read in place, not packed once more for every block.
                 let turned = &mut turned[..rows.len() * width];
@@ -293,13 +293,13 @@ impl<'a> Head<'a> {
                     add: index > 0,
                 };
                 let mean = 1.0 / self.cut.sizes.rows as f32;
-                if let Some(panel) = self.laid_out[1] {
-                    let w = LaidOut {
+                if let Some(panel) = self.packed[1] {
+                    let w = Packed {
                         panel,
                         column: 0,
                         term: columns.start,
                     };
-                    block_laid_out(shape, mean, x, w, out);
+                    block_packed(shape, mean, x, w, out);
                 } else {
                     let w = self.columns(&columns).t();
                     block(self.precision, shape, mean, x, w, out);
@@ -457,8 +457,8 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
         target: frame.input(0),
         target_lse: frame.input(1),
         h: frame.input(2),
-        w: frame.input_unless_laid_out(3),
-        laid_out: [op.transposed, !op.transposed].map(|stored| frame.laid_out(3, stored)),
+        w: frame.input_unless_packed(3),
+        packed: [op.transposed, !op.transposed].map(|stored| frame.packed(3, stored)),
         labels: op.labels.then(|| frame.input_u32(4)),
         bias: op.bias().map(|index| frame.input(index)),
     };

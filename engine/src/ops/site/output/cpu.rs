@@ -48,7 +48,7 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
         alpha: 1.0,
         a: Matrix::plain(&h[..shape.m * shape.k]),
         b: Matrix::plain(u),
-        laid_out: None,
+        packed: None,
     };
     let scratch = frame.scratch();
     let Some(route) = route else {

@@ -30,7 +30,7 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
         alpha: 1.0,
         a,
         b,
-        laid_out: None,
+        packed: None,
     };
     let count = first.count;
     match op.kind {
