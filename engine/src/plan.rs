@@ -48,7 +48,7 @@ pub struct Plan {
 
 /// A stretch of the arena and the ops during which it is in use.
 #[derive(Debug, Clone, Copy)]
-struct Block {
+struct Buffer {
     bytes: usize,
     first: usize,
     last: usize,
@@ -102,23 +102,23 @@ impl Plan {
         let order = schedule::order(builder);
         let end = order.len();
         let uses = last_uses(builder, &order);
-        let mut blocks: Vec<Block> = Vec::new();
-        // For each value its block; for each block the values in it, to know its last reader.
-        let mut block_of: Vec<Option<usize>> = vec![None; builder.types.len()];
+        let mut buffers: Vec<Buffer> = Vec::new();
+        // For each value its buffer; for each buffer the values in it, to know its last reader.
+        let mut buffer_of: Vec<Option<usize>> = vec![None; builder.types.len()];
         let mut readers: Vec<usize> = Vec::new();
-        let mut add = |blocks: &mut Vec<Block>, bytes: usize, first, last| {
-            blocks.push(Block {
+        let mut add = |buffers: &mut Vec<Buffer>, bytes: usize, first, last| {
+            buffers.push(Buffer {
                 bytes: bytes.next_multiple_of(ALIGN),
                 first,
                 last,
                 offset: 0,
             });
             readers.push(last);
-            blocks.len() - 1
+            buffers.len() - 1
         };
         for &value in builder.inputs.values() {
-            let block = add(&mut blocks, builder.ty(value).bytes(), 0, end);
-            block_of[value.index()] = Some(block);
+            let buffer = add(&mut buffers, builder.ty(value).bytes(), 0, end);
+            buffer_of[value.index()] = Some(buffer);
         }
         let mut in_place = vec![Vec::new(); end];
         let mut scratch = vec![None; end];
@@ -130,36 +130,36 @@ impl Plan {
                 // The value added to may be overwritten if this op is its last reader, and does not
                 // read it as an ordinary operand too.
                 let taken = into
-                    .and_then(|into| block_of[into.index()])
-                    .filter(|&block| {
-                        let into = into.expect("there is a block");
-                        blocks[block].last <= position
+                    .and_then(|into| buffer_of[into.index()])
+                    .filter(|&buffer| {
+                        let into = into.expect("there is a buffer");
+                        buffers[buffer].last <= position
                             && matches!(builder.homes[into.index()], Home::Node(_))
                             && !node
                                 .inputs
                                 .iter()
-                                .any(|input| block_of[input.index()] == Some(block))
+                                .any(|input| buffer_of[input.index()] == Some(buffer))
                             && !node.outputs[..k]
                                 .iter()
-                                .any(|o| block_of[o.index()] == Some(block))
+                                .any(|o| buffer_of[o.index()] == Some(buffer))
                     });
-                let block = match taken {
-                    Some(block) => {
-                        blocks[block].last = last;
-                        block
+                let buffer = match taken {
+                    Some(buffer) => {
+                        buffers[buffer].last = last;
+                        buffer
                     }
-                    None => add(&mut blocks, builder.ty(output).bytes(), position, last),
+                    None => add(&mut buffers, builder.ty(output).bytes(), position, last),
                 };
                 in_place[position].push(taken.is_some());
-                block_of[output.index()] = Some(block);
+                buffer_of[output.index()] = Some(buffer);
             }
             let bytes = scratch_bytes(index, node);
-            scratch[position] = Some(add(&mut blocks, bytes, position, position));
+            scratch[position] = Some(add(&mut buffers, bytes, position, position));
         }
-        let arena_bytes = placement::place(&mut blocks);
+        let arena_bytes = placement::place(&mut buffers);
         let place = |value: Value| match builder.homes[value.index()] {
             Home::Persistent(slot) => Some(Place::Store(slot)),
-            _ => block_of[value.index()].map(|block| Place::Arena(blocks[block].offset)),
+            _ => buffer_of[value.index()].map(|buffer| Place::Arena(buffers[buffer].offset)),
         };
         let placed = |value: Value| place(value).expect("an op that runs has its operands");
         let nodes = order
@@ -170,7 +170,7 @@ impl Plan {
                 let outputs: Vec<usize> = node
                     .outputs
                     .iter()
-                    .map(|output| blocks[block_of[output.index()].expect("made here")].offset)
+                    .map(|output| buffers[buffer_of[output.index()].expect("made here")].offset)
                     .collect();
                 let copies = (0..outputs.len())
                     .filter(|&k| !in_place[position][k])
@@ -181,11 +181,11 @@ impl Plan {
                     inputs: node.inputs.iter().map(|&input| placed(input)).collect(),
                     outputs,
                     copies,
-                    scratch: blocks[scratch[position].expect("every op has one")].offset,
+                    scratch: buffers[scratch[position].expect("every op has one")].offset,
                 }
             })
             .collect();
-        let live_bytes = live_bytes(&blocks, end);
+        let live_bytes = live_bytes(&buffers, end);
         let places = (0..builder.types.len())
             .map(|index| place(Value(u32::try_from(index).expect("few values"))))
             .collect();
@@ -213,13 +213,13 @@ impl Plan {
     }
 }
 
-/// Largest sum of blocks in use during one of `ops`.
-fn live_bytes(blocks: &[Block], ops: usize) -> usize {
+/// Largest sum of buffers in use during one of `ops`.
+fn live_bytes(buffers: &[Buffer], ops: usize) -> usize {
     // Bytes that each op adds, and bytes that are free after it.
     let mut change = vec![(0, 0); ops + 1];
-    for block in blocks {
-        change[block.first].0 += block.bytes;
-        change[block.last].1 += block.bytes;
+    for buffer in buffers {
+        change[buffer.first].0 += buffer.bytes;
+        change[buffer.last].1 += buffer.bytes;
     }
     let mut live = 0;
     let during = change[..ops].iter().map(|(taken, given_back)| {

@@ -1,64 +1,66 @@
-//! Places the blocks of a plan in the arena: largest first, at the lowest offset that is free for
+//! Places the buffers of a plan in the arena: largest first, at the lowest offset that is free for
 //! its whole life.
 //!
-//! Occupied stretches are indexed by time, so that a block is not compared with every other one: a
-//! network of hundreds of layers is planned in seconds. The smallest blocks, which are as many as
+//! Occupied stretches are indexed by time, so that a buffer is not compared with every other one: a
+//! network of hundreds of layers is planned in seconds. The smallest buffers, which are as many as
 //! all others (losses, counts, norms), lie behind the others in lanes of one size.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::ops::Range;
 
-use super::Block;
+use super::Buffer;
 
-/// A block is small if this many of it fit into the largest.
+/// A buffer is small if this many of it fit into the largest.
 const SMALL: usize = 1024;
 
-/// Sets offsets, largest block first; returns the size of the arena.
-pub(super) fn place(blocks: &mut [Block]) -> usize {
-    placed(blocks).0
+/// Sets offsets, largest buffer first; returns the size of the arena.
+pub(super) fn place(buffers: &mut [Buffer]) -> usize {
+    placed(buffers).0
 }
 
 /// [`place`] with the number of stretches that were looked at.
-fn placed(blocks: &mut [Block]) -> (usize, usize) {
-    // An empty block takes no space, so its offset stays 0.
-    let mut by_size: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
-    by_size.sort_by_key(|&block| (Reverse(blocks[block].bytes), block));
-    let largest = by_size.first().map_or(0, |&block| blocks[block].bytes);
-    let small = by_size.partition_point(|&block| blocks[block].bytes * SMALL > largest);
+fn placed(buffers: &mut [Buffer]) -> (usize, usize) {
+    // An empty buffer takes no space, so its offset stays 0.
+    let mut by_size: Vec<usize> = (0..buffers.len())
+        .filter(|&b| buffers[b].bytes > 0)
+        .collect();
+    by_size.sort_by_key(|&buffer| (Reverse(buffers[buffer].bytes), buffer));
+    let largest = by_size.first().map_or(0, |&buffer| buffers[buffer].bytes);
+    let small = by_size.partition_point(|&buffer| buffers[buffer].bytes * SMALL > largest);
     let (large, mut small) = by_size.split_at(small);
-    let ops = blocks.iter().map(|block| block.last + 1).max();
+    let ops = buffers.iter().map(|buffer| buffer.last + 1).max();
     let mut taken = Timeline::new(ops.unwrap_or(0));
     let (mut size, mut looks) = (0, 0);
-    for &block in large {
-        let block = &mut blocks[block];
-        let (offset, looked) = taken.lowest(block);
-        block.offset = offset;
-        taken.take(block);
-        size = size.max(offset + block.bytes);
+    for &buffer in large {
+        let buffer = &mut buffers[buffer];
+        let (offset, looked) = taken.lowest(buffer);
+        buffer.offset = offset;
+        taken.take(buffer);
+        size = size.max(offset + buffer.bytes);
         looks += looked;
     }
     while let Some(&first) = small.first() {
-        let bytes = blocks[first].bytes;
+        let bytes = buffers[first].bytes;
         let (alike, rest) =
-            small.split_at(small.partition_point(|&block| blocks[block].bytes == bytes));
-        size = in_lanes(blocks, alike, size);
+            small.split_at(small.partition_point(|&buffer| buffers[buffer].bytes == bytes));
+        size = in_lanes(buffers, alike, size);
         small = rest;
     }
     (size, looks)
 }
 
-/// Sets offsets from `start` on for blocks of one size, in as few lanes as are live at once;
+/// Sets offsets from `start` on for buffers of one size, in as few lanes as are live at once;
 /// returns the end of the lanes.
-fn in_lanes(blocks: &mut [Block], alike: &[usize], start: usize) -> usize {
+fn in_lanes(buffers: &mut [Buffer], alike: &[usize], start: usize) -> usize {
     let mut by_time = alike.to_vec();
-    by_time.sort_by_key(|&block| (blocks[block].first, block));
+    by_time.sort_by_key(|&buffer| (buffers[buffer].first, buffer));
     let (mut lanes, mut free, mut lives) = (0, BTreeSet::new(), BinaryHeap::new());
     let mut end = start;
-    for block in by_time {
-        let block = &mut blocks[block];
+    for buffer in by_time {
+        let buffer = &mut buffers[buffer];
         while let Some(&Reverse((last, lane))) = lives.peek()
-            && last < block.first
+            && last < buffer.first
         {
             lives.pop();
             free.insert(lane);
@@ -67,9 +69,9 @@ fn in_lanes(blocks: &mut [Block], alike: &[usize], start: usize) -> usize {
             lanes += 1;
             lanes - 1
         });
-        lives.push(Reverse((block.last, lane)));
-        block.offset = start + lane * block.bytes;
-        end = end.max(block.offset + block.bytes);
+        lives.push(Reverse((buffer.last, lane)));
+        buffer.offset = start + lane * buffer.bytes;
+        end = end.max(buffer.offset + buffer.bytes);
     }
     end
 }
@@ -110,14 +112,14 @@ struct Timeline {
     leaves: usize,
     /// Number of the first of the [`TOPS`] largest nodes that have stretches in `across`.
     tops: usize,
-    /// For each node the stretches of blocks that live through all of its ops, but not through all
+    /// For each node the stretches of buffers that live through all of its ops, but not through all
     /// of a larger node with such stretches.
     across: Vec<Stretches>,
-    /// For each node also the stretches of blocks that live through a part of its ops.
+    /// For each node also the stretches of buffers that live through a part of its ops.
     within: Vec<Stretches>,
 }
 
-/// A block that lives through most of a step is in the stretches of this many nodes. If nodes of
+/// A buffer that lives through most of a step is in the stretches of this many nodes. If nodes of
 /// all sizes had them, neighbors in the arena would be in several nodes, and a search would
 /// alternate between those.
 const TOPS: usize = 64;
@@ -133,10 +135,10 @@ impl Timeline {
         }
     }
 
-    /// The largest nodes that together are a block's life.
-    fn life(&self, block: &Block) -> Vec<usize> {
+    /// The largest nodes that together are a buffer's life.
+    fn life(&self, buffer: &Buffer) -> Vec<usize> {
         let mut nodes = Vec::new();
-        let (mut first, mut end) = (self.leaves + block.first, self.leaves + block.last + 1);
+        let (mut first, mut end) = (self.leaves + buffer.first, self.leaves + buffer.last + 1);
         while first < end {
             if first % 2 == 1 {
                 nodes.push(first);
@@ -157,19 +159,19 @@ impl Timeline {
         std::iter::successors(Some(self.leaves + op), larger)
     }
 
-    /// The lowest offset at which a block's bytes are free for its whole life, and the number of
+    /// The lowest offset at which a buffer's bytes are free for its whole life, and the number of
     /// stretches that were looked at.
-    fn lowest(&self, block: &Block) -> (usize, usize) {
-        // Every block alive at the same time lives through a part of one of these nodes, or through
-        // a larger node, which contains one of the ends of this life.
-        let [first, last] = [block.first, block.last].map(|op| self.around(op));
+    fn lowest(&self, buffer: &Buffer) -> (usize, usize) {
+        // Every buffer alive at the same time lives through a part of one of these nodes, or
+        // through a larger node, which contains one of the ends of this life.
+        let [first, last] = [buffer.first, buffer.last].map(|op| self.around(op));
         let ends = first.zip(last).flat_map(|(first, last)| {
             let other = (first != last).then_some(last);
             std::iter::once(first).chain(other)
         });
         let across = ends.filter(|&node| node >= self.tops);
         let across = across.map(|node| &self.across[node]);
-        let within = self.life(block).into_iter().map(|node| &self.within[node]);
+        let within = self.life(buffer).into_iter().map(|node| &self.within[node]);
         // The next stretch of each node that can be in the way.
         let taken = across.chain(within).filter(|taken| !taken.0.is_empty());
         let mut taken: Vec<(&Stretches, Range<usize>)> =
@@ -178,7 +180,7 @@ impl Timeline {
         loop {
             let before = offset;
             for (taken, next) in &mut taken {
-                while next.start < offset + block.bytes {
+                while next.start < offset + buffer.bytes {
                     offset = offset.max(next.end);
                     *next = taken.behind(offset);
                     looks += 1;
@@ -190,10 +192,10 @@ impl Timeline {
         }
     }
 
-    /// Marks the bytes of a placed block as occupied.
-    fn take(&mut self, block: &Block) {
-        let (start, end) = (block.offset, block.offset + block.bytes);
-        let life = self.life(block);
+    /// Marks the bytes of a placed buffer as occupied.
+    fn take(&mut self, buffer: &Buffer) {
+        let (start, end) = (buffer.offset, buffer.offset + buffer.bytes);
+        let life = self.life(buffer);
         for &node in &life {
             let mut nodes = node..node + 1;
             while nodes.start < self.tops {
@@ -204,7 +206,7 @@ impl Timeline {
             }
         }
         // Each larger node that overlaps the life contains one of its ends.
-        let ends = self.around(block.first).chain(self.around(block.last));
+        let ends = self.around(buffer.first).chain(self.around(buffer.last));
         for node in life.into_iter().chain(ends) {
             self.within[node].add(start, end);
         }
@@ -215,46 +217,46 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// [`place`] by comparison with every other block.
-    fn placed_one_by_one(blocks: &mut [Block]) -> usize {
-        let mut by_size: Vec<usize> = (0..blocks.len()).collect();
-        by_size.sort_by_key(|&block| (Reverse(blocks[block].bytes), block));
-        let mut placed: Vec<Block> = Vec::new();
+    /// [`place`] by comparison with every other buffer.
+    fn placed_one_by_one(buffers: &mut [Buffer]) -> usize {
+        let mut by_size: Vec<usize> = (0..buffers.len()).collect();
+        by_size.sort_by_key(|&buffer| (Reverse(buffers[buffer].bytes), buffer));
+        let mut placed: Vec<Buffer> = Vec::new();
         for &index in &by_size {
-            let block = &mut blocks[index];
+            let buffer = &mut buffers[index];
             let lives_with =
-                |other: &&Block| other.first <= block.last && block.first <= other.last;
+                |other: &&Buffer| other.first <= buffer.last && buffer.first <= other.last;
             for other in placed.iter().filter(lives_with) {
-                if block.bytes == 0 || block.offset + block.bytes <= other.offset {
+                if buffer.bytes == 0 || buffer.offset + buffer.bytes <= other.offset {
                     break;
                 }
-                block.offset = block.offset.max(other.offset + other.bytes);
+                buffer.offset = buffer.offset.max(other.offset + other.bytes);
             }
-            let at = placed.partition_point(|other| other.offset <= block.offset);
-            placed.insert(at, *block);
+            let at = placed.partition_point(|other| other.offset <= buffer.offset);
+            placed.insert(at, *buffer);
         }
         placed.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0)
     }
 
-    /// Random blocks of a few sizes that live long or short, within `ops`.
-    fn drawn(seed: u64, ops: usize) -> Vec<Block> {
+    /// Random buffers of a few sizes that live long or short, within `ops`.
+    fn drawn(seed: u64, ops: usize) -> Vec<Buffer> {
         let mut draws = (0..).map(|column| spd_draws::block(seed, [column, 0, 0, 0])[0] as usize);
         let mut below = |count: usize| draws.next().expect("endless") % count;
-        let mut block = || {
+        let mut buffer = || {
             let first = below(ops);
             let longest = if below(2) == 0 {
                 ops - first
             } else {
                 (ops - first).min(3)
             };
-            Block {
+            Buffer {
                 bytes: [0, 64, 128, 192, 1024, 64 * below(100)][below(6)],
                 first,
                 last: first + below(longest),
                 offset: 0,
             }
         };
-        (0..3 * ops).map(|_| block()).collect()
+        (0..3 * ops).map(|_| buffer()).collect()
     }
 
     #[test]
@@ -263,15 +265,15 @@ mod tests {
             let mut found = drawn(seed, ops);
             let mut expected = found.clone();
             assert_eq!(place(&mut found), placed_one_by_one(&mut expected), "{ops}");
-            let offsets = |blocks: &[Block]| blocks.iter().map(|b| b.offset).collect::<Vec<_>>();
+            let offsets = |buffers: &[Buffer]| buffers.iter().map(|b| b.offset).collect::<Vec<_>>();
             assert_eq!(offsets(&found), offsets(&expected), "{ops}");
         }
     }
 
-    /// The blocks of a network's step: for each layer one that waits for the backward pass, and two
-    /// that live for an op.
-    fn of_layers(layers: usize) -> Vec<Block> {
-        let block = |bytes, first, last| Block {
+    /// The buffers of a network's step: for each layer one that waits for the backward pass, and
+    /// two that live for an op.
+    fn of_layers(layers: usize) -> Vec<Buffer> {
+        let buffer = |bytes, first, last| Buffer {
             bytes,
             first,
             last,
@@ -281,9 +283,9 @@ mod tests {
         let layer = |layer: usize| {
             let (forward, backward) = (2 * layer, ops - 2 * layer - 1);
             [
-                block(64, forward, backward),
-                block(256, forward, forward + 1),
-                block(128, backward - 1, backward),
+                buffer(64, forward, backward),
+                buffer(256, forward, forward + 1),
+                buffer(128, backward - 1, backward),
             ]
         };
         (0..layers).flat_map(layer).collect()
@@ -297,23 +299,23 @@ mod tests {
     }
 
     #[test]
-    fn small_blocks_share_as_few_lanes_as_live_at_once() {
-        let block = |bytes, first, last| Block {
+    fn small_buffers_share_as_few_lanes_as_live_at_once() {
+        let buffer = |bytes, first, last| Buffer {
             bytes,
             first,
             last,
             offset: 0,
         };
-        let mut blocks = [
-            block(64, 3, 9),
-            block(64 * SMALL, 2, 5),
-            block(64, 0, 2),
-            block(64, 1, 3),
-            block(64, 4, 4),
+        let mut buffers = [
+            buffer(64, 3, 9),
+            buffer(64 * SMALL, 2, 5),
+            buffer(64, 0, 2),
+            buffer(64, 1, 3),
+            buffer(64, 4, 4),
         ];
-        let size = place(&mut blocks);
+        let size = place(&mut buffers);
         let [lane_0, lane_1] = [0, 1].map(|lane| 64 * SMALL + 64 * lane);
-        let offsets = blocks.map(|block| block.offset);
+        let offsets = buffers.map(|buffer| buffer.offset);
         assert_eq!(offsets, [lane_0, 0, lane_0, lane_1, lane_1]);
         assert_eq!(size, 64 * SMALL + 2 * 64);
     }
