@@ -90,7 +90,7 @@ impl PreparedOp {
         }
         for &(from, output) in &self.copies {
             let to = self.outputs[output];
-            // SAFETY: the plan gives an output that is not in place a block of its own, as long as
+            // SAFETY: the plan gives an output that is not in place a buffer of its own, as long as
             // `from`.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, 4 * to.len) };
         }
