@@ -41,8 +41,8 @@ const PATIENCE: u64 = 200_000_000;
 
 /// Offset of the ranks' times of the last event within the shared counters, and the number of ranks
 /// with room there.
-const TOLD: usize = 1024;
-const MOST_RANKS: usize = (BROADCAST - TOLD) / 8;
+const EVENT_TIMES: usize = 1024;
+const MOST_RANKS: usize = (BROADCAST - EVENT_TIMES) / 8;
 
 /// Offset of the broadcast of the first rank within the shared counters, and its most bytes.
 const BROADCAST: usize = COMMON - MOST_BROADCAST;
@@ -194,28 +194,28 @@ impl SharedMemory {
     }
 
     /// Time of a rank's last event, in nanoseconds of the machine's clock.
-    fn told_at(&self, rank: usize) -> &AtomicU64 {
+    fn event_time(&self, rank: usize) -> &AtomicU64 {
         // SAFETY: as for `long`; there are fewer ranks than fit into the page.
         unsafe {
             &*self
                 .common
                 .as_ptr()
-                .add(TOLD + 8 * rank)
+                .add(EVENT_TIMES + 8 * rank)
                 .cast::<AtomicU64>()
         }
     }
 
     /// Time from `began` to the event of rank `whom` that was waited for, which has occurred.
     fn waited(&self, whom: usize, began: u64) -> Duration {
-        let came = self.told_at(whom).load(Ordering::Acquire);
+        let came = self.event_time(whom).load(Ordering::Acquire);
         Duration::from_nanos(came.saturating_sub(began))
     }
 
     /// Publishes a change to the other ranks, and wakes those that sleep.
-    fn tell(&self, say: impl FnOnce()) {
-        self.told_at(self.rank)
+    fn publish(&self, change: impl FnOnce()) {
+        self.event_time(self.rank)
             .store(nanoseconds(), Ordering::Release);
-        say();
+        change();
         self.event(0).fetch_add(1, Ordering::SeqCst);
         if self.event(1).load(Ordering::SeqCst) > 0 {
             wake(self.event(0));
@@ -274,7 +274,7 @@ impl SharedMemory {
         };
         tree::sum(&parts, to);
         let added = self.done(1, sum.number, self.rank);
-        self.tell(|| added.store(round, Ordering::Release));
+        self.publish(|| added.store(round, Ordering::Release));
     }
 
     /// Whether a rank has reached a round of a sum.
@@ -347,13 +347,13 @@ impl Ranks for SharedMemory {
         state.sums[sum.number] = started;
         state.open.push(sum);
         let given = self.done(0, sum.number, self.rank);
-        self.tell(|| given.store(started.round, Ordering::Release));
+        self.publish(|| given.store(started.round, Ordering::Release));
         self.add_ready_slices(&mut state);
     }
 
     fn broadcast(&self, bytes: &mut [u8]) {
         assert!(bytes.len() <= MOST_BROADCAST, "{} bytes", bytes.len());
-        let [told, heard] = [3, 4].map(|index| self.long(index));
+        let [sent, received] = [3, 4].map(|index| self.long(index));
         let round = {
             let mut state = self.state();
             state.broadcast += 1;
@@ -366,15 +366,15 @@ impl Ranks for SharedMemory {
         if self.rank == 0 {
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
-            self.tell(|| told.store(round, Ordering::Release));
+            self.publish(|| sent.store(round, Ordering::Release));
             let one = 1.min(self.size - 1);
-            self.wait_until(one, || heard.load(Ordering::Acquire) == others * round);
+            self.wait_until(one, || received.load(Ordering::Acquire) == others * round);
         } else {
-            self.wait_until(0, || told.load(Ordering::Acquire) >= round);
+            self.wait_until(0, || sent.load(Ordering::Acquire) >= round);
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), bytes.len()) };
-            self.tell(|| {
-                heard.fetch_add(1, Ordering::AcqRel);
+            self.publish(|| {
+                received.fetch_add(1, Ordering::AcqRel);
             });
         }
     }
@@ -413,7 +413,7 @@ impl Ranks for SharedMemory {
         if self.rank == 0 {
             let goes_on = goes_on && wishes.load(Ordering::Acquire) == 0;
             let answer = if goes_on { gone_on } else { stopped };
-            self.tell(|| answer.store(question, Ordering::Release));
+            self.publish(|| answer.store(question, Ordering::Release));
             return goes_on;
         }
         if !goes_on {

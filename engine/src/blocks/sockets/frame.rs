@@ -20,9 +20,9 @@ pub(super) enum Kind {
     /// A slice of a sum.
     Slice,
     /// A broadcast of the first rank.
-    Said,
+    Broadcast,
     /// The sender wants to stop.
-    Enough,
+    Stop,
     /// The sender leaves, and needs nothing more.
     Left,
 }
@@ -31,8 +31,8 @@ impl Kind {
     const ALL: [Self; 5] = [
         Self::Part,
         Self::Slice,
-        Self::Said,
-        Self::Enough,
+        Self::Broadcast,
+        Self::Stop,
         Self::Left,
     ];
 }

@@ -160,18 +160,18 @@ impl Sockets {
     }
 
     /// Sends values of the first rank to all.
-    fn tell(&self, values: &[f32]) {
+    fn send_to_all(&self, values: &[f32]) {
         let mut state = self.shared.state();
         for rank in 1..self.shared.size {
-            state.send(rank, Frame::new(Kind::Said, 0, values.to_vec()));
+            state.send(rank, Frame::new(Kind::Broadcast, 0, values.to_vec()));
         }
         drop(state);
         self.send();
     }
 
     /// The next message of the first rank.
-    fn hear(&self) -> Vec<f32> {
-        self.wait_until(|state| (state.said.pop_front(), 0))
+    fn next_broadcast(&self) -> Vec<f32> {
+        self.wait_until(|state| (state.broadcasts.pop_front(), 0))
     }
 
     /// Waits until `found` returns a value; it also returns the rank to wait for.
@@ -256,30 +256,30 @@ impl Ranks for Sockets {
     fn agree(&self, goes_on: bool) -> bool {
         if self.shared.rank == 0 {
             // Requests of others to stop count.
-            let goes_on = goes_on && !self.shared.state().is_enough;
-            self.tell(&[f32::from(u8::from(goes_on))]);
+            let goes_on = goes_on && !self.shared.state().stop_requested;
+            self.send_to_all(&[f32::from(u8::from(goes_on))]);
             return goes_on;
         }
         if !goes_on {
             let mut state = self.shared.state();
             if !std::mem::replace(&mut state.has_told_enough, true) {
-                state.send(0, Frame::new(Kind::Enough, 0, Vec::new()));
+                state.send(0, Frame::new(Kind::Stop, 0, Vec::new()));
             }
             drop(state);
             self.send();
         }
-        self.hear() == [1.0]
+        self.next_broadcast() == [1.0]
     }
 
     fn broadcast(&self, bytes: &mut [u8]) {
         if self.shared.rank == 0 {
             let mut values = vec![0.0; bytes.len().div_ceil(4)];
             bytemuck::cast_slice_mut(&mut values)[..bytes.len()].copy_from_slice(bytes);
-            self.tell(&values);
+            self.send_to_all(&values);
             return;
         }
-        let said = self.hear();
-        bytes.copy_from_slice(&bytemuck::cast_slice(&said)[..bytes.len()]);
+        let values = self.next_broadcast();
+        bytes.copy_from_slice(&bytemuck::cast_slice(&values)[..bytes.len()]);
     }
 
     fn leave(&self) {
@@ -436,8 +436,8 @@ impl Shared {
                 };
                 all[peer.rank] = Some(values);
             }
-            Kind::Said => state.said.push_back(values),
-            Kind::Enough => state.is_enough = true,
+            Kind::Broadcast => state.broadcasts.push_back(values),
+            Kind::Stop => state.stop_requested = true,
             Kind::Left => {
                 drop(state);
                 self.is_gone(peer);

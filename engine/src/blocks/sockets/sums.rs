@@ -15,9 +15,9 @@ pub(super) struct State {
     /// Pieces that are not read yet: all ranks start the same in the same order.
     pieces: BTreeMap<u64, Piece>,
     /// Messages of the first rank that this rank has not read.
-    pub(super) said: VecDeque<Vec<f32>>,
+    pub(super) broadcasts: VecDeque<Vec<f32>>,
     /// Another rank wants to stop.
-    pub(super) is_enough: bool,
+    pub(super) stop_requested: bool,
     pub(super) has_told_enough: bool,
     /// Frames to send, for each rank.
     pub(super) out: Vec<VecDeque<Frame>>,

@@ -11,14 +11,14 @@ fn world(size: usize) -> (Vec<Sockets>, Vec<Receiver<(usize, String)>>) {
 }
 
 fn watched(rank: usize, streams: Vec<Option<TcpStream>>) -> (Sockets, Receiver<(usize, String)>) {
-    let (tell, told) = channel();
-    let tell = Mutex::new(tell);
+    let (sender, losses) = channel();
+    let sender = Mutex::new(sender);
     let lost = move |rank: usize, how: &str| {
         // The receiver may be gone.
-        let _ = tell.lock().unwrap().send((rank, how.to_owned()));
+        let _ = sender.lock().unwrap().send((rank, how.to_owned()));
     };
     let sockets = Sockets::new(rank, streams, Box::new(|_| {}), Box::new(lost));
-    (sockets.unwrap(), told)
+    (sockets.unwrap(), losses)
 }
 
 const FIRST: Sum = Sum {
@@ -29,7 +29,7 @@ const FIRST: Sum = Sum {
 #[test]
 fn a_rank_may_be_a_sum_ahead_and_parts_may_be_of_any_length() {
     for len in [0, 1, 2, 3, 1000, 100_001] {
-        let (ranks, _told) = world(3);
+        let (ranks, _losses) = world(3);
         let values = |rank: usize, round: usize| -> Vec<f32> {
             (0..len)
                 .map(|at| ((at * 7 + rank * 3 + round) as f32).sqrt())
@@ -60,21 +60,21 @@ fn a_rank_may_be_a_sum_ahead_and_parts_may_be_of_any_length() {
 
 #[test]
 fn a_rank_that_ends_is_lost_and_a_rank_that_leaves_is_not() {
-    let (mut ranks, told) = world(3);
+    let (mut ranks, losses) = world(3);
     ranks[1].leave();
     drop(ranks.remove(1));
     drop(ranks.remove(1));
-    let (rank, how) = told[0].recv_timeout(LEAVE).unwrap();
+    let (rank, how) = losses[0].recv_timeout(LEAVE).unwrap();
     assert_eq!((rank, how.as_str()), (2, "it closed the connection"));
     drop(ranks);
-    assert!(told[0].recv().is_err(), "only one was lost");
+    assert!(losses[0].recv().is_err(), "only one was lost");
     // A rank that has left loses nobody.
-    let (mut ranks, told) = world(2);
+    let (mut ranks, losses) = world(2);
     ranks[0].leave();
     drop(ranks.pop());
     thread::sleep(LOOK);
     drop(ranks);
-    assert!(told[0].recv().is_err() && told[1].recv().is_err());
+    assert!(losses[0].recv().is_err() && losses[1].recv().is_err());
 }
 
 #[test]
@@ -101,13 +101,13 @@ fn damaged_frames_are_not_added() {
     }
     for (bytes, expected) in cases {
         let [mut first, mut second] = <[_; 2]>::try_from(connections(2)).unwrap();
-        let (sockets, told) = watched(0, std::mem::take(&mut first));
+        let (sockets, losses) = watched(0, std::mem::take(&mut first));
         let mut other = second[0].take().unwrap();
         for _ in 0..2 {
             sockets.start(FIRST, &[0.5; 4]);
         }
         other.write_all(&bytes).unwrap();
-        let lost = told.recv_timeout(LEAVE).unwrap();
+        let lost = losses.recv_timeout(LEAVE).unwrap();
         assert_eq!(lost, (1, expected.to_owned()), "{bytes:?}");
     }
 }

@@ -82,7 +82,7 @@ impl Tiling {
         }
     }
 
-    /// Calls `collect` with the numbers that [`Tiling::lay_out`] has laid out, each lane on its
+    /// Calls `unit` and `component` with the numbers of [`Tiling::lay_out`], each lane on its
     /// own, in a fixed order.
     pub(super) fn collect(
         self,
