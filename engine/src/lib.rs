@@ -1,6 +1,6 @@
 //! Static programs for training steps, with fused ops for what SPD adds to a network: component
-//! sites with masks, deltas and routing ([`ops::site`]), causal importances and their frequency
-//! penalty ([`ops::importance`]).
+//! sites with masks, deltas and routing (`ops/site`), causal importances and their frequency
+//! penalty (`ops/importance`).
 //!
 //! A step is built once as a list of coarse ops over planned buffers, and replayed:
 //!
@@ -26,7 +26,7 @@
 //! - With [`Precision::Bf16`], a GPU stores values in bf16 where that is exact enough; a CPU with
 //!   bf16 instructions ([`has_bf16_products`]) rounds the factors of products to bf16.
 //!
-//! The engine knows nothing of run files, losses, training loops or the meaning of a loss term.
+//! It knows nothing of run files and training loops, nor which terms make up an SPD loss.
 
 mod association;
 pub mod blocks;
