@@ -90,7 +90,7 @@ fn a_finished_run_prints_its_summary_again() {
     );
     assert_eq!(
         again.stderr,
-        "runs/x is finished; --fresh runs it anew (the old directory is moved aside), --out elsewhere\n"
+        "runs/x is finished; --fresh runs it again (the old directory is moved aside), --out elsewhere\n"
     );
 }
 

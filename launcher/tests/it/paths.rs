@@ -313,7 +313,7 @@ fn an_absurd_number_of_threads_is_refused() {
     assert!(
         ended
             .stderr
-            .starts_with("error: invalid value '1000000' for '--threads <N>': at most ")
+            .starts_with("error: invalid value '1000000' for '--threads <N>': expected at most ")
             && ended
                 .stderr
                 .contains(" threads; more than there are cores ("),

@@ -423,7 +423,7 @@ fn a_lack_of_threads_is_reported() {
     let ended = launch(command);
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let error = ended.error();
-    let named = "cannot be started (Resource temporarily unavailable (os error 11)); is a limit of threads or memory reached \
+    let named = " (Resource temporarily unavailable (os error 11)); is a limit of threads or memory reached \
                  (ulimit -u, ulimit -v, pids.max of the control group)?";
     assert!(error.ends_with(named), "{error}");
 }

@@ -105,7 +105,7 @@ fn missing_gpus_and_several_runs_on_one_are_refused() {
         (ended.code, ended.stderr.as_str()),
         (
             Some(2),
-            "error: --gpus 2: only a run uses several GPUs; --gpus 1 is one\n"
+            "error: --gpus 2: only a run uses several GPUs; give --gpus 1\n"
         )
     );
     let mut command = scratch.run("done", &["--gpus", "1", "--seeds", "0..2"]);
@@ -256,7 +256,7 @@ fn disagreeing_variables_are_refused_with_both_pairs() {
         (
             &[&[][..], &["--dry-run"], &["--seeds", "0..2"]][..],
             [&slurm[..], &by_hand].concat(),
-            "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2 contradicts RANK=0 of WORLD_SIZE=1; \
+            "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2 and RANK=0 of WORLD_SIZE=1 disagree; \
              unset the wrong pair",
         ),
         (

@@ -347,7 +347,7 @@ fn a_running_run_can_be_exported() {
     assert!(
         ended
             .stderr
-            .contains("the run goes on: W&B puts what is synced behind what it has"),
+            .contains("the run goes on: W&B appends what is synced to what it has"),
         "{}",
         ended.stderr
     );
