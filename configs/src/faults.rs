@@ -102,7 +102,7 @@ impl<'s> Source<'s> {
             })
     }
 
-    /// Puts notes in order, and offsets into words. Of more than [`MOST_TOLD`], the first are told,
+    /// Puts notes in order, and offsets into words. Of more than `MOST_TOLD`, the first are told,
     /// and how many there are.
     pub fn faults(&self, mut notes: Vec<Note>) -> Faults {
         notes.sort_by_key(|note| note.offset);

@@ -112,7 +112,7 @@ impl Tensor {
         }
     }
 
-    /// Those values, to be changed: no longer shared with staged copies.
+    /// The values for writing, no longer shared with staged copies.
     fn f32_mut(&mut self) -> &mut [f32] {
         match &mut self.held {
             Held::F32(values) => Arc::make_mut(values).as_mut_slice(),

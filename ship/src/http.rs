@@ -1,5 +1,5 @@
-//! One HTTP client for all sinks: its time limits, and what an answer means. No text of a server goes further than this file with a secret
-//! in it that the server was sent.
+//! The HTTP client of all trackers: its time limits, and the meaning of an answer. Text of a server
+//! leaves this file without the secrets of its request.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,16 +12,16 @@ use spd_files::foreign::Secrets;
 
 use crate::sink::Refusal;
 
-/// How long a server may take to answer.
+/// Time limit of a request, from its first byte to the last of its answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a connection may take to be made.
+/// Time limit of a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Bytes of an answer that are read at most.
+/// Most bytes of an answer.
 const LONGEST: usize = 16 << 20;
 
-/// Whose certificates servers may have.
+/// The certificates that a server may have.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Trust {
     /// The certificates that this machine trusts.
@@ -29,7 +29,7 @@ pub(crate) enum Trust {
     Machine,
     /// These, and no others.
     Only(Vec<Certificate>),
-    /// Anybody's: whoever is in between reads all of it.
+    /// Any: the connection can be read on its way.
     Anybody,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn client() -> Result<Client, String> {
 
 /// A client that follows no redirect: credentials go to the server that they are for.
 pub(crate) fn client_of(trust: Trust) -> Result<Client, String> {
-    // Where another one is installed already, that one does as well.
+    // Another provider that is installed already serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = Client::builder()
         .user_agent(concat!("spd/", env!("CARGO_PKG_VERSION")))
@@ -61,7 +61,7 @@ pub(crate) fn client_of(trust: Trust) -> Result<Client, String> {
 ///
 /// # Errors
 ///
-/// What the answer means; a sink that knows better looks at [`Answer`] itself.
+/// The meaning of the answer; a tracker that knows better examines [`Answer`] itself.
 pub(crate) async fn send(request: RequestBuilder) -> Result<Vec<u8>, Refusal> {
     answer(request).await?.good()
 }

@@ -1,6 +1,6 @@
-//! A network of one's own, trained and taken apart: a layer of ReLUs between two matrices, which
-//! learns to give `max(x, 0)` of each of its features. The known solution: every feature goes through a
-//! direction of its own, so `up` has one component a feature.
+//! A custom network, trained and taken apart: a layer of ReLUs between two matrices, which
+//! learns to give `max(x, 0)` of each of its features. The known solution: every feature goes
+//! through a direction of its own, so `up` has one component a feature.
 //!
 //! `cargo run --release --example own_target -- DIR` leaves the run in DIR; without DIR, in a
 //! directory that is removed.

@@ -169,7 +169,7 @@ pub(crate) fn lost(
 fn advise(dir: &Path, why: &str) -> String {
     let place = dir.display();
     format!(
-        "{place}: {why}; put the checkpoints back, or start anew with --fresh, which moves {place} aside, or with --out"
+        "{place}: {why}; put the checkpoints back, or start over with --fresh, which moves {place} aside, or with --out"
     )
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn check(
         };
         return Err(Fault::BadInput(format!(
             "{}: not {is_not}: {has} the hash {}, the checkpoint of step {step} says {promised}; \
-             put that one back, or start anew with --fresh or --out",
+             put that one back, or start over with --fresh or --out",
             part.path.display(),
             part.hash
         )));
@@ -309,7 +309,7 @@ mod tests {
         ] {
             let expected = format!(
                 "data/x: not {is_not}: its {has} the hash bb, the checkpoint of step 22 says aa; \
-                 put that one back, or start anew with --fresh or --out"
+                 put that one back, or start over with --fresh or --out"
             );
             assert_eq!(refusal(&[part(what, "bb")]), Some(expected));
         }
@@ -334,7 +334,7 @@ mod tests {
         remember(dir, None).unwrap();
         let place = dir.display();
         let advice = format!(
-            "put the checkpoints back, or start anew with --fresh, which moves {place} aside, or with --out"
+            "put the checkpoints back, or start over with --fresh, which moves {place} aside, or with --out"
         );
         let lost = |why: &str| Continuation::Lost(format!("{place}: {why}; {advice}"));
         let first = format!(

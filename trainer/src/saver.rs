@@ -50,7 +50,8 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Checks that the directory is still the one that the task began in: nothing is written into another of its name.
+    /// Checks that the directory is still the one that the task began in: nothing is written into
+    /// another of its name.
     pub(crate) fn check(&self) -> Result<(), CheckpointError> {
         self.lock.map_or(Ok(()), |lock| lock.check(self.dir))
     }

@@ -127,7 +127,7 @@ pub(crate) fn restore(
 ) -> Result<(u64, Mark), Fault> {
     if let Some(differs) = differs(snapshot, config) {
         return Err(Fault::BadInput(format!(
-            "config.toml: not that of the checkpoint of step {}: {differs}; put it back as it was, or run its run file anew with --fresh",
+            "config.toml: not that of the checkpoint of step {}: {differs}; put it back as it was, or run its run file with --fresh",
             snapshot.step
         )));
     }

@@ -320,7 +320,7 @@ mod tests {
         continued.dedup();
         let saved = |place: &str| format!("stopped {place} is saved; the same command goes on");
         let mut words = vec![
-            "stopped before the first step; nothing is saved yet, and the same command begins anew"
+            "stopped before the first step; nothing is saved yet, and the same command starts over"
                 .to_owned(),
             saved("before the first step, and its start"),
             saved("after update 1 of the warm-up, which"),

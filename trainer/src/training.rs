@@ -299,7 +299,7 @@ impl<'a> Training<'a> {
     /// Leaves before there is anything to save.
     pub(crate) fn leave_unsaved(&mut self) -> Outcome {
         let note =
-            "stopped before the first step; nothing is saved yet, and the same command begins anew";
+            "stopped before the first step; nothing is saved yet, and the same command starts over";
         self.progress.stopped(0, note.to_owned());
         Outcome::Stopped
     }

@@ -1,4 +1,5 @@
-//! `docs/cli.md`: every command and flag, made from their definitions and compared by the test below.
+//! `docs/cli.md`: every command and flag, made from their definitions and compared by the test
+//! below.
 
 use std::fmt::Write as _;
 use std::fs;

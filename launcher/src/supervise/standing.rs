@@ -69,7 +69,8 @@ impl Standing {
     }
 }
 
-/// Whether another directory, or none, has the name. Errors of a failing disk do not count as a removal.
+/// Whether another directory, or none, has the name. Errors of a failing disk do not count as a
+/// removal.
 fn has_gone(first: &File, dir: &Path) -> bool {
     spd_files::has_name(first, dir).is_ok_and(|has| !has)
 }

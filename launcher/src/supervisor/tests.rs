@@ -483,7 +483,7 @@ proptest! {
             prop_assert!(!consequences.contains(rank));
         }
         // Ranks that exited with code 0 or 3 are never the failed one.
-        if s.ranks.iter().all(|r| matches!(r.ended, Some((_, End::ProcessEnd(ProcessEnd::Code(0)))))
+        if s.ranks.iter().all(|r| matches!(r.ended, Some((_, End::Process(ProcessEnd::Code(0)))))
             && r.failure.is_none())
         {
             prop_assert!(matches!(verdict, Verdict::Done | Verdict::Interrupted(_)));

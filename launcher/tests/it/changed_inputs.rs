@@ -35,7 +35,7 @@ fn a_changed_dataset_is_refused_before_a_target_is_trained() {
             without_hashes(&refused(&scratch, || language_model(&scratch))),
             format!(
                 "data/shakespeare/{part}: not the dataset that the run was {used} on: its index.json has the hash \
-                 HASH, the checkpoint of step 20 says HASH; put that one back, or start anew with --fresh or --out"
+                 HASH, the checkpoint of step 20 says HASH; put that one back, or start over with --fresh or --out"
             )
         );
         // A rank that is started by hand refuses with the same message.
@@ -302,7 +302,7 @@ fn a_changed_target_is_refused() {
         without_hashes(&refused(&scratch, || toy(&scratch))),
         format!(
             "{}: not the target that the run takes apart: its weights have the hash HASH, the checkpoint of step 20 \
-             says HASH; put that one back, or start anew with --fresh or --out",
+             says HASH; put that one back, or start over with --fresh or --out",
             path.display()
         )
     );
@@ -338,7 +338,7 @@ fn formatting_of_a_run_file_does_not_matter() {
         (
             Some(2),
             "config.toml: not that of the checkpoint of step 40: target.train.batch_size: 65 here, 64 there; put it back as it was, \
-             or run its run file anew with --fresh"
+             or run its run file with --fresh"
         )
     );
 }

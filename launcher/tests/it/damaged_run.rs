@@ -19,12 +19,12 @@ fn a_run_that_lost_its_checkpoints_does_not_start_over() {
     assert_eq!(
         without_hashes(&refused(&scratch, || toy(&scratch))),
         "runs/x: no checkpoint is whole: runs/x/checkpoints/step-00000020: tensor `adamw.first._ci_fns.linear1.layers.2.W` \
-         has the hash HASH, manifest.json promises HASH; put the checkpoints back, or start anew with --fresh, which moves runs/x \
+         has the hash HASH, manifest.json promises HASH; put the checkpoints back, or start over with --fresh, which moves runs/x \
          aside, or with --out"
     );
     fs::remove_dir_all(&checkpoints).unwrap();
     let lost = "runs/x: it has saved checkpoints, the first of them after step 20, and runs/x/checkpoints holds none; put \
-                the checkpoints back, or start anew with --fresh, which moves runs/x aside, or with --out";
+                the checkpoints back, or start over with --fresh, which moves runs/x aside, or with --out";
     assert_eq!(refused(&scratch, || toy(&scratch)), lost);
     let rows = fs::read(scratch.run_dir().join("metrics.jsonl")).unwrap();
     // Nor does a rank that is started by hand.
@@ -273,7 +273,7 @@ fn a_run_with_rows_and_without_checkpoints_does_not_start_over_silently() {
     assert_eq!(
         refused(&scratch, || toy(&scratch)),
         "runs/x: its rows go up to step 40, it saves every 20 steps, and runs/x/checkpoints holds none; put the checkpoints back, \
-         or start anew with --fresh, which moves runs/x aside, or with --out"
+         or start over with --fresh, which moves runs/x aside, or with --out"
     );
     let mut fresh = toy(&scratch);
     fresh.arg("--fresh");

@@ -78,7 +78,7 @@ fn a_resume_refuses_changed_ids() {
     assert!(
         error.starts_with(
             "ids.bin: not the dataset that the run was trained on: its tokens have the hash "
-        ) && error.ends_with("; put that one back, or start anew with --fresh or --out"),
+        ) && error.ends_with("; put that one back, or start over with --fresh or --out"),
         "{error}"
     );
     put_ids(&scratch.path().join("ids.bin"), ids(0));

@@ -123,7 +123,7 @@ impl Ceilings {
     }
 
     /// Seconds that the work of an op must take at least: all that is computed, one after the
-    /// other, or all that is read and written, whichever takes longer.
+    /// other, or all that is read and written, the longer of the two.
     pub(super) fn floor_s(&self, op: &OpProfile) -> f64 {
         let arithmetic = [
             (op.flops, self.gemm.max(self.site_gemm)),

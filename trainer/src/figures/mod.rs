@@ -1,17 +1,18 @@
 //! Figures of a decomposition: of its importances and components, beside the numbers that they
 //! show.
 //!
-//! - `causal_importances`, of toys: importances on inputs of one feature each, components in matching
-//!   order
+//! - `causal_importances`, of toys: importances on inputs of one feature each, components in
+//!   matching order
 //! - `causal_importances_upper_leaky`, of toys: the same gates as the sparsity penalty sees them
 //! - `uv_matrices`, of toys: `V` and `U`, components in the same order
-//! - `active_components`: components that are active at a position, as bars: of groups of sites, and
-//!   by site
+//! - `active_components`: components that are active at a position, as bars: of groups of sites,
+//!   and by site
 //! - `importance_histograms`: importances of all positions, and the logits before the gate
 //! - `activation_density`: how many components are active on which part of the positions
-//! - `mean_importance`: mean importance of each component, largest first, on a linear and a log scale
-//! - `components`, of language models: the most important components of each site, the held-out text
-//!   in which they are strongest, and what the removal of each changes in the output there
+//! - `mean_importance`: mean importance of each component, largest first, on a linear and a log
+//!   scale
+//! - `components`, of language models: the most important components of each site, the held-out
+//!   text in which they are strongest, and what the removal of each changes in the output there
 //!
 //! Each is an SVG and a JSON file of one name in `figures/step-00010000/`; `components` is JSON
 //! alone, the data of a page.

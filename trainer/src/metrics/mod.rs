@@ -2,7 +2,7 @@
 //!
 //! # Adding a metric
 //!
-//! A file here with its [`Metric`]: what adds its means on one batch to the program of the
+//! A file here with its `Metric`: what adds its means on one batch to the program of the
 //! evaluation, and what follows from them; and a line of `METRICS`. Metrics of toys alone are
 //! measured on inputs of one feature each, in `toy`.
 

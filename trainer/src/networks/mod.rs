@@ -4,7 +4,7 @@
 //! # Adding a network
 //!
 //! A file here with its struct, its keys, their defaults and their checks, and its forward pass by
-//! [`Target`]; and a line of `networks!`. Its [`Listed`] has the rest, such as its architectures in
+//! [`Target`]; and a line of `networks!`. Its `Listed` has the rest, such as its architectures in
 //! Hugging Face's library and its class in the SPD reference. A network without recorded numbers is
 //! in candle in `trainer/tests/it/golden/candle.rs`.
 //!
