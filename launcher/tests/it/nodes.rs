@@ -266,14 +266,14 @@ fn a_stopped_rank_on_another_node_is_reported_by_the_first() {
     send(ranks[1][0], Signal::STOP);
     nodes[0].has_said("rank 1 is stopped ");
     send(ranks[1][0], Signal::CONT);
-    nodes[0].has_said("rank 1 goes on");
+    nodes[0].has_said("rank 1 makes progress again");
     send(nodes[0].id(), Signal::TERM);
     let ended = end_all(nodes);
     assert!(ended.iter().all(|node| node.code == Some(3)), "{ended:?}");
     let said = &ended[0].stderr;
     let named = format!("rank 1 is stopped (process {}; ", ranks[1][0]);
     assert!(
-        said.contains(&named) && said.contains("rank 1 goes on"),
+        said.contains(&named) && said.contains("rank 1 makes progress again"),
         "{said}"
     );
 }

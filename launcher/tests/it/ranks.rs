@@ -258,7 +258,7 @@ fn a_stopped_rank_is_named_and_not_those_that_wait() {
     send(run.ranks[2], Signal::STOP);
     run.until("rank 2 is stopped", look);
     send(run.ranks[2], Signal::CONT);
-    run.until("rank 2 goes on", look);
+    run.until("rank 2 makes progress again", look);
     run.stop();
     let named = format!("rank 2 is stopped (process {}; ", run.ranks[2]);
     assert_eq!(run.told(&named).len(), 1);

@@ -300,7 +300,7 @@ fn a_stopped_rank_is_reported_and_continues() {
     send(rank, Signal::STOP);
     launcher.has_said("rank 0 is stopped ");
     send(rank, Signal::CONT);
-    launcher.has_said("rank 0 goes on");
+    launcher.has_said("rank 0 makes progress again");
     send(launcher.id(), Signal::TERM);
     let ended = end(launcher);
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
