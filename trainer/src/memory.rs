@@ -53,7 +53,7 @@ impl Memory {
         Self {
             parts: vec![
                 ("state", store.bytes()),
-                ("programs", arena + laid_out_bytes(programs)),
+                ("programs", arena + packed_bytes(programs)),
                 // The copy that is being written, what it comes through from a GPU, and a tensor
                 // read back to be compared.
                 ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
@@ -100,7 +100,7 @@ pub(crate) fn input_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) 
 }
 
 /// Bytes of the matrices that programs which share an arena lay out once, each counted once.
-pub(crate) fn laid_out_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
+pub(crate) fn packed_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
     let all = programs.into_iter().flat_map(Executor::packed_factors);
     all.collect::<BTreeMap<_, usize>>().values().sum()
 }

@@ -10,7 +10,7 @@ use super::{Preset, Step};
 use crate::data::{features, fill, fill_block, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
-use crate::memory::laid_out_bytes;
+use crate::memory::packed_bytes;
 use crate::networks::{Input, Start, Target, TargetTensor};
 use crate::parameters::{self, BETA2, Group, HALT, corrections};
 use crate::run_file::Data;
@@ -93,7 +93,7 @@ impl Workload {
     pub(super) fn planned_bytes(&self) -> usize {
         let arena = self.program.plan().arena_bytes();
         match &self.processor {
-            Processor::Cpu(_) => arena + laid_out_bytes([&self.program]) + self.store.bytes(),
+            Processor::Cpu(_) => arena + packed_bytes([&self.program]) + self.store.bytes(),
             Processor::Gpu(_) => arena + self.store.device_bytes() + self.program.own_bytes(),
         }
     }
