@@ -132,8 +132,8 @@ impl Builder {
         }
     }
 
-    /// `into + a W`, where rows of `a` are compacted by the route `from`, rows of the result by `to`,
-    /// or both.
+    /// `into + a W`, where rows of `a` are compacted by the route `from`, rows of the result by
+    /// `to`, or both.
     fn routed(
         &mut self,
         a: Value,

@@ -12,7 +12,8 @@ use super::Cli;
 /// The environment variable that makes the test write the page before it compares.
 const WRITE: &str = "SPD_WRITE_DOCS";
 
-/// A flag with more values than this, such as the name of a run file, is not followed by their list.
+/// A flag with more values than this, such as the name of a run file, is not followed by their
+/// list.
 const MOST_VALUES: usize = 8;
 
 const HEAD: &str = "\

@@ -4,8 +4,8 @@
 //! - `mlp`: from activations `x V` `[.., c]`, per component 1 -> hidden.. -> 1
 //! - `vector_mlp`: from the input `x` `[.., d_in]`, per component d_in -> hidden.. -> 1
 //! - `shared_mlp`: from the input `x` `[.., d_in]`, one network d_in -> hidden.. -> c
-//! - `global_shared_mlp`: from the inputs of all sites, side by side, one network for all sites: sum
-//!   of d_in -> hidden.. -> sum of c
+//! - `global_shared_mlp`: from the inputs of all sites, side by side, one network for all sites:
+//!   sum of d_in -> hidden.. -> sum of c
 //!
 //! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of
 //! `functions!`.

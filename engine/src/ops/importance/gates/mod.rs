@@ -11,7 +11,7 @@
 //!
 //! | [`Gates`]        | lower                                 | upper                             |
 //! |------------------|---------------------------------------|-----------------------------------|
-//! | `LeakyHard`      | `clamp(z, 0, 1)`, backward rule below | `clamp`, `1 + alpha (z - 1)` above 1 |
+//! | `LeakyHard`      | `clamp(z, 0, 1)`, gradient below | `clamp`, `1 + alpha (z-1)` above 1 |
 //! | `Hard`           | `clamp(z, 0, 1)`                      | the same                          |
 //! | `UpperLeakyHard` | as the upper of `LeakyHard`           | the same                          |
 //! | `Normal`         | `l(z) = 1 / (1 + e^-z)`               | the same                          |

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! e' = e + a (x - e)            a: weight of the newest, e: 0 at the start
-//! y = e' / c                    c: step scalar, 1 - (1 - a)^t at observation t, from 1: removes the
-//!                               start from 0
+//! y = e' / c                    c: step scalar, 1 - (1 - a)^t at observation t, from 1: corrects
+//!                               for the start at 0
 //! ```
 //!
 //! [`average`](Builder::average) makes `y` and leaves `e` as it is, so any part of a step may read
