@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::both::is_gone;
-use crate::scratch::{Ended, Scratch, assert_goes, end, launch, send, start};
+use crate::scratch::{Ended, Scratch, assert_goes, end, launch, send, start, wait_until};
 
 fn runs(scratch: &Scratch, arguments: &[&str]) -> Ended {
     let ended = launch(scratch.launcher(&[&["runs"], arguments].concat()));
@@ -43,11 +43,9 @@ fn every_state_of_a_run_is_listed() {
     let scratch = Scratch::new();
     let child = start(scratch.run("polite", &[]));
     scratch.rank_pid();
-    let running = row(&scratch, "runs/x");
-    assert!(
-        running.starts_with("runs/x running 1/10,000 - "),
-        "{running}"
-    );
+    wait_until("the row of the first step", || {
+        row(&scratch, "runs/x").starts_with("runs/x running 1/10,000 - ")
+    });
     let one = told(&scratch, &[]);
     assert_eq!(
         (&one[0]["kind"], &one[0]["state"]),
