@@ -124,7 +124,7 @@ impl Chromium {
             .write_all(format!("{command}\0").as_bytes())
             .unwrap();
         loop {
-            let answer = self.from.recv_timeout(Duration::from_secs(60)).unwrap();
+            let answer = self.from.recv_timeout(Duration::from_secs(600)).unwrap();
             if answer["id"] == self.next {
                 assert!(answer["error"].is_null(), "{method}: {answer}");
                 return answer["result"].clone();
