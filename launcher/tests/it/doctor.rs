@@ -87,7 +87,8 @@ fn every_probe_of_a_working_gpu_reports_its_finding() {
         "256 numbers as on the CPU, bit for bit",
         "4096 numbers as on the CPU, within 2^-22 of themselves",
         "3 steps, two of them graph launches, and the state staged between those match the CPU bit for bit",
-        " kinds by cublasLt, 0 by our own kernels; at most ",
+        // A busy machine reaches fewer kinds in the time of the probe.
+        " kinds by cublasLt, 0 by our own kernels",
         "NCCL 0.0.1 added up 262144 numbers of two ranks, bit for bit",
     ];
     assert_eq!(rows.len(), NAMES.len());
