@@ -122,8 +122,8 @@ impl Ceilings {
         })
     }
 
-    /// Seconds that the work of an op must take at least: all that is computed, one after the
-    /// other, or all that is read and written, the longer of the two.
+    /// Lower bound of the time of an op, in seconds: the longer of its arithmetic, one kind after
+    /// the other, and its reads and writes.
     pub(super) fn floor_s(&self, op: &OpProfile) -> f64 {
         let arithmetic = [
             (op.flops, self.gemm.max(self.site_gemm)),
