@@ -233,11 +233,11 @@ mod tests {
         assert_eq!(
             watched(
                 &["echo here; sleep 600 & sleep 600"],
-                Duration::from_millis(500)
+                Duration::from_secs(5)
             ),
             (
                 ProbeOutcome::Hung,
-                "killed after 0.5 s; last output: here".to_owned()
+                "killed after 5 s; last output: here".to_owned()
             )
         );
     }
@@ -255,8 +255,8 @@ mod tests {
             (ProbeOutcome::Passed, "one".to_owned())
         );
         assert_eq!(
-            watched(&["true", "sleep 600"], Duration::from_millis(300)),
-            (ProbeOutcome::Hung, "rank 1: killed after 0.3 s".to_owned())
+            watched(&["true", "sleep 600"], Duration::from_secs(5)),
+            (ProbeOutcome::Hung, "rank 1: killed after 5 s".to_owned())
         );
     }
 
