@@ -58,8 +58,12 @@ impl UnreadOutput {
     /// Fills it completely; the launcher's own end is not used.
     fn fill(&self) {
         let mut writer = open(&self.name, OFlags::NONBLOCK | OFlags::NOCTTY);
-        // A terminal moves what it has accepted along, and then accepts a little more.
-        while filled(&mut writer, 1 << 12) + filled(&mut writer, 1) > 0 {
+        // A terminal moves what it has accepted along, and then accepts a little more; where the
+        // machine is busy, it does so late.
+        let mut empty_looks = 0;
+        while empty_looks < 10 {
+            let bytes = filled(&mut writer, 1 << 12) + filled(&mut writer, 1);
+            empty_looks = if bytes == 0 { empty_looks + 1 } else { 0 };
             thread::sleep(Duration::from_millis(20));
         }
     }

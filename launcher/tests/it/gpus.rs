@@ -37,6 +37,7 @@ fn run(scratch: &Scratch, libraries: &Scratch, gpus: usize, set: &[&str]) -> Com
     let mut command = scratch.real("tms_5-2.toml", &format!("r{gpus}"), &set);
     command
         .args(["--threads", "1", "--gpus", &gpus.to_string()])
+        .args(["--hang-seconds", "600"])
         .env("SPD_EMULATED_GPU", "1")
         .env("SPD_CUDA_LIBRARIES", libraries.path());
     command

@@ -295,6 +295,7 @@ fn a_stopped_rank_is_reported_and_continues() {
     let scratch = Scratch::new();
     let launcher = start(scratch.run("polite", &[]));
     let rank = scratch.rank_pid();
+    launcher.has_said("decomposing  step 1/9");
     // An earlier pause does not count.
     thread::sleep(A_WHILE);
     send(rank, Signal::STOP);
