@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt, Outcome};
 use crate::figures;
 use crate::metrics::summary::{self, Of, Summary};
 use crate::resume::{self, What};
@@ -93,18 +93,16 @@ pub fn redraw(again: &Again<'_>) -> Result<Seen, Fault> {
 pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
     let state = State::of(again)?;
     let place = state.place(again);
-    let (step, sources, settings) = (state.step, state.sources.clone(), state.settings.clone());
+    let (step, settings) = (state.step, state.settings.clone());
     let mut found = None;
     let seen = state.look(again, place, |task, store, place| {
-        let mut go_on = || true;
-        let last = task.evaluate(store, true, &mut go_on)?;
-        let last = last.context("an evaluation that nobody stops has an end")?;
+        let mut check_stop = || Ok(());
+        let last = task.evaluate(store, true, &mut check_stop)?;
         let row = evaluation_row(task, step, last.iter().cloned(), true);
         let spool = Spool::start(place, &Mark::default(), step)?;
         spool.append(row.clone());
         spool.sync().map_err(|why| anyhow!(why))?;
         let summary = Summary {
-            sources: &sources,
             run_dir: again.run_dir,
             of: Of::Later {
                 step,
@@ -113,7 +111,7 @@ pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
             },
             last,
         };
-        let text = summary::text(&summary, task, store, &mut go_on)?.unwrap_or_default();
+        let text = summary::text(&summary, task, store, &mut check_stop)?;
         write_file(&place.join("summary.json"), text.as_bytes())?;
         found = Some(row);
         Ok(())
@@ -127,7 +125,6 @@ struct State {
     /// Settings that are not those of the run, a line each.
     settings: Vec<String>,
     is_as_in_the_run: bool,
-    sources: data::Sources,
     step: u64,
     damaged: Vec<(PathBuf, String)>,
     pool: Arc<Pool>,
@@ -165,8 +162,7 @@ impl State {
         let processor = Processor::Cpu(Arc::clone(&pool));
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store)?;
-        let task =
-            DecompositionTask::to_look_at(decomposition, sources.clone(), &mut store, &processor)?;
+        let task = DecompositionTask::to_look_at(decomposition, sources, &mut store, &processor)?;
         (again.fits)(task.memory(&store).total()).map_err(Fault::BadInput)?;
         // The target is that of the checkpoint; the data may have been replaced, and are to be
         // others where others are given.
@@ -177,7 +173,6 @@ impl State {
             settings: run.differences(&stored),
             is_as_in_the_run: run == stored,
             run,
-            sources,
             step,
             damaged: found.damaged,
             pool,
@@ -204,7 +199,7 @@ impl State {
         self,
         again: &Again<'_>,
         place: PathBuf,
-        more: impl FnOnce(&mut DecompositionTask, &mut Store, &Path) -> Result<(), Fault> + Send,
+        more: impl FnOnce(&mut DecompositionTask, &mut Store, &Path) -> Result<(), Interrupt> + Send,
     ) -> Result<Seen, Fault> {
         let Self {
             run,
@@ -232,11 +227,11 @@ impl State {
             write_file(&place.join(EVALUATED), format!("{about}\n").as_bytes())?;
             write_file(&place.join("config.toml"), run.to_toml().as_bytes())?;
         }
-        pool.enter(|| {
+        Outcome::of(pool.enter(|| {
             task.make_room()?;
-            figures::write(&mut task, &mut store, &place, step, &mut || true)?;
+            figures::write(&mut task, &mut store, &place, step, &mut || Ok(()))?;
             more(&mut task, &mut store, &place)
-        })?;
+        }))?;
         Ok(Seen {
             step,
             figures: figures::directory(&place, step),

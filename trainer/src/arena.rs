@@ -1,8 +1,6 @@
 //! The memory that programs run in, of which a task has one for all of its own.
 
-use spd_engine::Executor;
-
-use crate::fault::Fault;
+use spd_engine::{Executor, Fault};
 
 /// Something that runs in an arena.
 pub(crate) trait InArena {
@@ -21,11 +19,11 @@ impl InArena for Executor {
 /// # Errors
 ///
 /// When a GPU refuses the program, or `work` fails.
-pub(crate) fn in_arena_of<P: InArena, R>(
+pub(crate) fn in_arena_of<P: InArena, R, E: From<Fault>>(
     owner: &mut Executor,
     program: &mut P,
-    work: impl FnOnce(&mut P) -> Result<R, Fault>,
-) -> Result<R, Fault> {
+    work: impl FnOnce(&mut P) -> Result<R, E>,
+) -> Result<R, E> {
     if let Some(arena) = owner.detach() {
         program.executor().attach(arena)?;
     }

@@ -34,7 +34,7 @@ pub(crate) struct DecompositionTask {
     pub(crate) importances: Vec<(String, Value)>,
     /// Outputs of a language model without single components.
     removal: Option<Executor>,
-    sources: Sources,
+    pub(crate) sources: Sources,
     world: World,
 }
 

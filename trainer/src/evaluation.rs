@@ -7,11 +7,11 @@ use spd_engine::{Builder, Executor, Result, Store, Type, Value};
 use crate::arena::in_arena_of;
 use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
-use crate::fault::Fault;
+use crate::fault::Interrupt;
 use crate::metrics::{Evaluated, METRICS};
 use crate::networks::Input;
 use crate::run_file::Data;
-use crate::task::{GoOn, Measured};
+use crate::task::{CheckStop, Measured};
 use crate::world::World;
 
 /// The evaluation of a decomposition, or of a target in training.
@@ -46,8 +46,7 @@ impl Evaluation {
         }
     }
 
-    /// The means over some batches, in the arena of another program; `None` where it was not to go
-    /// on.
+    /// The means over some batches, in the arena of another program.
     ///
     /// - `held_out`: where batches come from, how they are read, and how many
     pub(crate) fn measure(
@@ -55,17 +54,15 @@ impl Evaluation {
         owner: &mut Executor,
         store: &mut Store,
         held_out: (&Source, &Feed, u64),
-        go_on: &mut GoOn<'_>,
-    ) -> std::result::Result<Option<Measured>, Fault> {
+        check_stop: &mut CheckStop<'_>,
+    ) -> std::result::Result<Measured, Interrupt> {
         let (source, feed, batches) = held_out;
         let counts = &self.counts;
         in_arena_of(owner, &mut self.program, |program| {
             let mut sums = vec![0.0; counts.len()];
             let mut batch = Batch::default();
             for index in 0..batches {
-                if !go_on() {
-                    return Ok(None);
-                }
+                check_stop()?;
                 source.fill(feed, index * feed.rows as u64, &mut batch)?;
                 program.run(store, &batch, &|program| {
                     program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
@@ -79,7 +76,7 @@ impl Evaluation {
             let names = program.program.output_names().map(str::to_owned);
             let means = sums.iter().zip(counts);
             let means = means.map(|(sum, count)| sum / (count * batches as f64));
-            Ok(Some(names.zip(means).collect()))
+            Ok(names.zip(means).collect())
         })
     }
 }

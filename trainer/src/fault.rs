@@ -25,6 +25,28 @@ pub enum Fault {
     Failed(anyhow::Error),
 }
 
+/// Why work ends before its end: what `?` carries up to the run.
+#[derive(Debug)]
+pub(crate) enum Interrupt {
+    /// A request to stop.
+    Stop,
+    /// A fault.
+    Fault(Fault),
+}
+
+impl Interrupt {
+    /// A stop, where one was asked for.
+    pub(crate) fn when(is_asked: bool) -> Result<(), Self> {
+        if is_asked { Err(Self::Stop) } else { Ok(()) }
+    }
+}
+
+impl<E: Into<Fault>> From<E> for Interrupt {
+    fn from(err: E) -> Self {
+        Self::Fault(err.into())
+    }
+}
+
 /// Kind of failure that ended a rank: it decides the message, and whether to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,6 +80,21 @@ pub enum Outcome {
     Done,
     /// Asked to stop: a checkpoint of the last finished step is on disk. Exit code 3.
     Stopped,
+}
+
+impl Outcome {
+    /// The outcome of a run that ended so.
+    ///
+    /// # Errors
+    ///
+    /// The run's fault.
+    pub(crate) fn of(ended: Result<(), Interrupt>) -> Result<Self, Fault> {
+        match ended {
+            Ok(()) => Ok(Self::Done),
+            Err(Interrupt::Stop) => Ok(Self::Stopped),
+            Err(Interrupt::Fault(fault)) => Err(fault),
+        }
+    }
 }
 
 impl Fault {

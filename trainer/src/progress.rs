@@ -75,18 +75,6 @@ impl Progress {
         self.step = Some(step);
     }
 
-    /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is
-    /// to go on with that.
-    pub(crate) fn alive(
-        &mut self,
-        doing: &'static str,
-        step: u64,
-        stop: &dyn Fn() -> bool,
-    ) -> bool {
-        self.show(doing, 0, step, false);
-        !stop()
-    }
-
     /// Leaves the time since `clock` out of the speed of the steps: that of an evaluation, of
     /// figures, of the last save.
     pub(crate) fn rest(&mut self, clock: Instant) {

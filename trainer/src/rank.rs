@@ -15,12 +15,12 @@ use crate::cache::cache_dir;
 use crate::data::{self, Sources};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
-use crate::fault::{Fault, Outcome};
-use crate::memory::Peak;
+use crate::fault::{Fault, Interrupt, Outcome};
+use crate::memory::{Memory, Peak};
 use crate::metrics::summary::{self, Of, Spent, Summary};
-use crate::networks::{Network, shipped};
+use crate::networks::{Network, Weights, shipped};
 use crate::progress::Progress;
-use crate::resume::{self, Continuation};
+use crate::resume::{self, Continuation, Ingredient};
 use crate::run_file::Run;
 use crate::saver::{At, Place};
 use crate::supervision::Supervision;
@@ -77,14 +77,17 @@ pub fn rank(
         text: &run.to_toml(),
         network: &network,
         run_dir,
+        processor: &processor,
+        supervision,
         started,
+        peak,
     };
     // The loop runs on a thread of the pool, so that no step has to wake one.
     pool.enter(|| {
         if let Some(device) = processor.device() {
             supervision.world.join(device, &supervision.heartbeat)?;
         }
-        let outcome = job.go(&processor, peak, supervision)?;
+        let outcome = Outcome::of(job.go())?;
         // A failing rank skips this handshake.
         processor.device().map_or(Ok(()), |device| device.leave())?;
         Ok(outcome)
@@ -126,9 +129,12 @@ pub fn decompose(
         text: &run.to_toml(),
         network,
         run_dir,
+        processor: &processor,
+        supervision: &Supervision::default(),
         started,
+        peak,
     };
-    pool.enter(|| job.go(&processor, peak, &Supervision::default()))
+    pool.enter(|| Outcome::of(job.go()))
 }
 
 /// The run of a run directory.
@@ -147,145 +153,150 @@ struct Job<'a> {
     text: &'a str,
     network: &'a Network,
     run_dir: &'a Path,
+    processor: &'a Processor,
+    supervision: &'a Supervision,
     started: Instant,
+    peak: Peak,
 }
 
 impl Job<'_> {
-    fn go(
-        &self,
-        processor: &Processor,
-        peak: Peak,
-        supervision: &Supervision,
-    ) -> Result<Outcome, Fault> {
-        let heartbeat = &supervision.heartbeat;
-        let Self {
-            target_threads,
-            run,
-            text,
-            network,
-            run_dir,
-            started,
-        } = *self;
-        let world = &supervision.world;
-        let lock = if world.is_first() {
-            Some(Lock::take(run_dir)?)
-        } else {
-            None
-        };
+    fn go(&self) -> Result<(), Interrupt> {
+        let Supervision {
+            world, heartbeat, ..
+        } = self.supervision;
+        let lock = world.is_first().then(|| Lock::take(self.run_dir));
+        let lock = lock.transpose()?;
         heartbeat.enter("data");
-        let mut made_of = resume::data(&run.data);
-        let asked = || supervision.stop.load(Ordering::Relaxed);
-        let target_of = |sources: &Sources| {
-            let trained = On {
-                processor,
-                threads: target_threads,
-            };
-            target::weights(run, network, run_dir, sources, &trained, supervision)
-        };
-        // The first rank reads all of the data, and trains the target; the others find both as they
-        // should be.
-        let mut found = None;
-        let goes_on = world.first(|| {
-            let sources = data::open_checked(run)?;
-            // Before a target is trained for it.
-            if let Continuation::Lost(line) =
-                resume::goes_on(run_dir, &made_of, run.checkpoint.every)?
-            {
-                return Err(Fault::BadInput(line));
-            }
-            keep_record(processor, run_dir)?;
-            let weights = target_of(&sources)?;
-            found = weights.map(|weights| (sources, weights));
-            Ok(found.is_some())
-        })?;
-        if !goes_on {
-            return Ok(Outcome::Stopped);
-        }
-        let (sources, (weights, training)) = match found {
-            Some(found) => found,
-            None => {
-                let sources = data::open_checked(run)?;
-                match target_of(&sources)? {
-                    Some(weights) => (sources, weights),
-                    None => return Ok(Outcome::Stopped),
-                }
-            }
-        };
-        made_of.push(target::made_of(run, &**network, &weights)?);
+        let mut made_of = resume::data(&self.run.data);
+        let (sources, (weights, of_target)) = self.open(&made_of)?;
+        made_of.push(target::made_of(self.run, &**self.network, &weights)?);
         heartbeat.enter("planning");
         let mut store = Store::new();
-        let decomposition = Decomposition::of(run, network, &mut store)?;
-        decomposition.set_target(&mut store, &weights);
-        drop(weights);
-        let plan = || {
-            if !world.is_first() {
-                keep_record(processor, run_dir)?;
-            }
-            DecompositionTask::new(decomposition, sources.clone(), &mut store, processor, world)
-        };
-        // The first rank autotunes, and the others read its choices.
-        let task = match processor {
-            Processor::Gpu(_) => world.in_turn(plan)?,
-            Processor::Cpu(_) => Some(plan()?),
-        };
-        let Some(mut task) = task else {
-            return Ok(Outcome::Stopped);
-        };
-        task.make_room()?;
+        let mut task = self.plan(sources, weights, &mut store)?;
         let place = Place {
-            dir: run_dir,
+            dir: self.run_dir,
             lock: lock.as_ref(),
             world,
-            checkpoint: run.checkpoint,
-            log: run.log,
-            config: text,
+            checkpoint: self.run.checkpoint,
+            log: self.run.log,
+            config: self.text,
             made_of: &made_of,
             is_kept: false,
             progress: None,
             heartbeat,
         };
-        if train(&mut task, &mut store, &place, &asked)? == Outcome::Stopped {
-            return Ok(Outcome::Stopped);
-        }
+        train(&mut task, &mut store, &place, &|| self.is_asked_to_stop())?;
         // The target's programs are gone when those of the decomposition are made.
-        let planned = task.memory(&store).total().max(training.total());
+        let planned = task.memory(&store).total().max(of_target.total());
+        self.summarise(&mut task, &mut store, planned)
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
+        self.supervision.stop.load(Ordering::Relaxed)
+    }
+
+    /// The data, and the target's weights with what it took to train them. The first rank reads all
+    /// of the data, and trains the target; the others find both as they should be.
+    fn open(&self, made_of: &[Ingredient]) -> Result<(Sources, (Weights, Memory)), Interrupt> {
+        let &Self {
+            run,
+            network,
+            run_dir,
+            processor,
+            supervision,
+            ..
+        } = self;
+        supervision.world.in_turn(|| {
+            let sources = data::open_checked(run)?;
+            if supervision.world.is_first() {
+                // Before a target is trained for it.
+                let goes_on = resume::goes_on(run_dir, made_of, run.checkpoint.every)?;
+                if let Continuation::Lost(line) = goes_on {
+                    return Err(Fault::BadInput(line).into());
+                }
+                keep_record(processor, run_dir)?;
+            }
+            let on = On {
+                processor,
+                threads: self.target_threads,
+            };
+            let weights = target::weights(run, network, run_dir, &sources, &on, supervision)?;
+            Ok((sources, weights))
+        })
+    }
+
+    /// The programs, with room for them.
+    fn plan(
+        &self,
+        sources: Sources,
+        weights: Weights,
+        store: &mut Store,
+    ) -> Result<DecompositionTask, Interrupt> {
+        let (processor, world) = (self.processor, &self.supervision.world);
+        let decomposition = Decomposition::of(self.run, self.network, store)?;
+        decomposition.set_target(store, &weights);
+        drop(weights);
+        let plan = || {
+            if !world.is_first() {
+                keep_record(processor, self.run_dir)?;
+            }
+            let task = DecompositionTask::new(decomposition, sources, store, processor, world);
+            Ok(task?)
+        };
+        // The first rank autotunes, and the others read its choices.
+        let mut task = match processor {
+            Processor::Gpu(_) => world.in_turn(plan)?,
+            Processor::Cpu(_) => plan()?,
+        };
+        task.make_room()?;
+        Ok(task)
+    }
+
+    /// Evaluates, and writes `summary.json`.
+    fn summarise(
+        &self,
+        task: &mut DecompositionTask,
+        store: &mut Store,
+        planned: usize,
+    ) -> Result<(), Interrupt> {
+        let Supervision {
+            world, heartbeat, ..
+        } = self.supervision;
         let spent = Spent {
-            time: started.elapsed(),
+            time: self.started.elapsed(),
             planned,
-            peak,
+            peak: &self.peak,
         };
-        let mut progress = if world.is_first() {
-            Progress::at(run_dir, heartbeat)?
-        } else {
-            Progress::felt(heartbeat)
+        let mut progress = match world.is_first() {
+            true => Progress::at(self.run_dir, heartbeat)?,
+            false => Progress::felt(heartbeat),
         };
-        let step = run.train.steps;
-        let asked_all = || !world.agree(|| !asked());
-        let mut go_on = || progress.alive("eval", step, &asked_all);
-        let last = task.evaluate(&mut store, true, &mut go_on)?;
-        let finished = match last {
-            Some(last) => world.first(|| {
-                let mut go_on = || progress.alive("eval", step, &asked);
+        let step = self.run.train.steps;
+        let last = task.evaluate(store, true, &mut || {
+            progress.show("eval", 0, step, false);
+            world.agree(!self.is_asked_to_stop())
+        });
+        let ended = last.and_then(|last| {
+            world.first(|| {
                 let summary = Summary {
-                    sources: &sources,
-                    run_dir,
+                    run_dir: self.run_dir,
                     of: Of::End(&spent),
                     last,
                 };
-                let text = summary::text(&summary, &mut task, &mut store, &mut go_on)?;
-                let Some(text) = text else {
-                    return Ok(false);
-                };
-                write_file(&run_dir.join("summary.json"), text.as_bytes())?;
-                Ok::<_, Fault>(true)
-            })?,
-            None => false,
-        };
-        if !finished {
+                let text = summary::text(&summary, task, store, &mut || {
+                    progress.show("eval", 0, step, false);
+                    Interrupt::when(self.is_asked_to_stop())
+                })?;
+                Ok(write_file(
+                    &self.run_dir.join("summary.json"),
+                    text.as_bytes(),
+                )?)
+            })
+        });
+        if matches!(ended, Err(Interrupt::Stop)) {
             progress.stopped(step, At::Step(step).stopped(""));
-            return Ok(Outcome::Stopped);
         }
-        Ok(Outcome::Done)
+        ended
     }
 }
 

@@ -9,7 +9,7 @@ use crate::data::{Sources, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::evaluation::scalar_outputs;
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt, Outcome};
 use crate::task::{Task as _, run_step};
 use crate::world::World;
 
@@ -57,7 +57,8 @@ impl Replay {
     ///
     /// When the loss or a gradient is not finite, or a GPU refuses.
     pub fn warm_up(&mut self, store: &mut Store, made: u64) -> Result<(), Fault> {
-        self.task.warm_up(store, made, &mut |now| now == made)?;
+        let mut check_stop = |now| Interrupt::when(now > made);
+        Outcome::of(self.task.warm_up(store, made, &mut check_stop))?;
         Ok(store.fetch()?)
     }
 

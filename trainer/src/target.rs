@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::cache::cache_dir;
 use crate::data::Sources;
-use crate::fault::{Fault, Outcome};
+use crate::fault::{Fault, Interrupt};
 use crate::given_weights::{are_to_come, given, place};
 use crate::heartbeat::Heartbeat;
 use crate::memory::Memory;
@@ -135,8 +135,8 @@ impl On<'_> {
     /// Does something with all threads.
     fn enter<R: Send>(
         &self,
-        work: impl FnOnce(&Processor) -> Result<R, Fault> + Send,
-    ) -> Result<R, Fault> {
+        work: impl FnOnce(&Processor) -> Result<R, Interrupt> + Send,
+    ) -> Result<R, Interrupt> {
         match self.processor {
             Processor::Cpu(pool) if pool.threads() < self.threads => {
                 let pool = Arc::new(Pool::new(self.threads)?);
@@ -149,7 +149,6 @@ impl On<'_> {
 }
 
 /// The weights of the run's target, trained first where they must be, and what that took in memory.
-/// `None` when a request to stop came first.
 pub(crate) fn weights(
     run: &Run,
     network: &Network,
@@ -157,33 +156,30 @@ pub(crate) fn weights(
     sources: &Sources,
     on: &On<'_>,
     supervision: &Supervision,
-) -> Result<Option<(Weights, Memory)>, Fault> {
+) -> Result<(Weights, Memory), Interrupt> {
     let mut memory = Memory::default();
     if let Some(weights) = given(run, &**network)? {
-        return Ok(Some((weights, memory)));
+        return Ok((weights, memory));
     }
     let dir = cached_dir(run, &**network)?;
     let heartbeat = &supervision.heartbeat;
     let (mut wait, mut is_made) = (None, false);
     loop {
-        let found = kept(&dir, &**network)?;
-        match &found {
-            Kept::Whole(_) => {}
+        let damaged = match kept(&dir, &**network)? {
+            Kept::Whole(weights) => return Ok((weights, memory)),
             Kept::Damaged(reason) if is_made => {
-                return Err(Fault::Failed(anyhow!(
-                    "{}: {reason}, and was written just now; is the disk in order?",
-                    dir.display()
-                )));
+                let dir = dir.display();
+                let error =
+                    anyhow!("{dir}: {reason}, and was written just now; is the disk in order?");
+                return Err(error.into());
             }
-            _ if supervision.stop.load(Ordering::Relaxed) => return Ok(None),
-            Kept::Damaged(reason) if !can_be_locked(&dir) => {
-                set_aside(&dir, reason, run_dir, heartbeat)?;
-                continue;
-            }
-            Kept::Damaged(_) | Kept::Nothing => {}
-        }
-        if let Kept::Whole(weights) = found {
-            return Ok(Some((weights, memory)));
+            Kept::Damaged(reason) => Some(reason),
+            Kept::Nothing => None,
+        };
+        Interrupt::when(supervision.stop.load(Ordering::Relaxed))?;
+        if let Some(reason) = damaged.filter(|_| !can_be_locked(&dir)) {
+            set_aside(&dir, &reason, run_dir, heartbeat)?;
+            continue;
         }
         match Lock::take(&dir) {
             Err(CheckpointError::Held { holder, .. }) => {
@@ -206,9 +202,9 @@ pub(crate) fn weights(
                     Kept::Nothing => {}
                 }
                 let Some(settings) = &run.target.train else {
-                    return Err(Fault::BadInput(
-                        "[target]: neither weights nor train".into(),
-                    ));
+                    return Err(
+                        Fault::BadInput("[target]: neither weights nor train".into()).into(),
+                    );
                 };
                 let lessons = Lessons {
                     run,
@@ -450,7 +446,7 @@ fn train_target(
     sources: &Sources,
     processor: &Processor,
     supervision: &Supervision,
-) -> Result<Memory, Fault> {
+) -> Result<Memory, Interrupt> {
     let mut store = Store::new();
     let settings = lessons.settings;
     let mut task = TargetTask::new(lessons, sources.clone(), &mut store, processor)?;
@@ -476,12 +472,8 @@ fn train_target(
         heartbeat: &supervision.heartbeat,
     };
     let memory = task.memory(&store);
-    if train(&mut task, &mut store, &place, &|| {
-        supervision.stop.load(Ordering::Relaxed)
-    })? == Outcome::Stopped
-    {
-        return Ok(memory);
-    }
+    let stop = || supervision.stop.load(Ordering::Relaxed);
+    train(&mut task, &mut store, &place, &stop)?;
     store.fetch()?;
     let weights = task.weights(&store);
     let views: Vec<(&String, TensorView<'_>)> = weights

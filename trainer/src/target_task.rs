@@ -12,14 +12,14 @@ use crate::batch_program::BatchProgram;
 use crate::component_model::transposed;
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::evaluation::Evaluation;
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt};
 use crate::memory::{Memory, input_bytes};
 use crate::networks::{Input, Network, TargetTensor, Weights};
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::run_file::{Data, Run, TargetTrain};
 use crate::schedule::learning_rate;
-use crate::task::{GoOn, Measured, NonFinite, Task};
+use crate::task::{CheckStop, Measured, NonFinite, Task};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -223,14 +223,14 @@ impl Task for TargetTask {
     fn begin(
         &mut self,
         store: &mut Store,
-        _go_on: &mut GoOn<'_>,
-    ) -> Result<Option<Measured>, Fault> {
+        _check_stop: &mut CheckStop<'_>,
+    ) -> Result<Measured, Interrupt> {
         for (number, (tensor, slot)) in (0u16..).zip(&self.tensors) {
             let stream = Stream::new(Purpose::TargetInit, 0, number);
             parameters::start(store, *slot, stream, self.train.seed, tensor.start);
         }
         self.parameters.forget(store);
-        Ok(Some(Vec::new()))
+        Ok(Vec::new())
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {
@@ -262,12 +262,12 @@ impl Task for TargetTask {
         &mut self,
         store: &mut Store,
         _is_slow: bool,
-        go_on: &mut GoOn<'_>,
-    ) -> Result<Option<Measured>, Fault> {
+        check_stop: &mut CheckStop<'_>,
+    ) -> Result<Measured, Interrupt> {
         let feed = eval_feed(self.train.seed, self.eval_rows);
         let held_out = (&self.sources.eval, &feed, self.eval_batches);
         let owner = &mut self.program.program;
-        self.evaluation.measure(owner, store, held_out, go_on)
+        self.evaluation.measure(owner, store, held_out, check_stop)
     }
 }
 
@@ -320,7 +320,7 @@ lr = 1e-3
         let (mut store, processor) = (Store::new(), Arc::new(Pool::single()).into());
         let mut task = TargetTask::new(lessons, sources, &mut store, &processor).unwrap();
         task.make_room().unwrap();
-        task.begin(&mut store, &mut || true).unwrap();
+        task.begin(&mut store, &mut || Ok(())).unwrap();
         let before = task.weights(&store);
         let (source, feed) = task.source();
         let mut batch = Batch::default();
@@ -330,8 +330,8 @@ lr = 1e-3
                 .unwrap();
             crate::task::run_step(&mut task, &mut store, &batch, step).unwrap();
         }
-        let measured = task.evaluate(&mut store, true, &mut || true).unwrap();
-        let loss = measured.unwrap()[0].1;
+        let measured = task.evaluate(&mut store, true, &mut || Ok(())).unwrap();
+        let loss = measured[0].1;
         assert!(loss < 0.01, "{loss}");
 
         let after = task.weights(&store);

@@ -8,14 +8,14 @@ use spd_engine::Store;
 use spd_tracker::Value;
 
 use crate::batch_program::BatchProgram;
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt};
 use crate::parameters::{corrections, set_scalars};
 
 /// Named numbers.
 pub(crate) type Measured = Vec<(String, f64)>;
 
-/// Asked between the batches, updates and files of whatever takes long: whether to go on with it.
-pub(crate) type GoOn<'a> = dyn FnMut() -> bool + 'a;
+/// Called between the batches and files of whatever takes long: ends it on a request to stop.
+pub(crate) type CheckStop<'a> = dyn FnMut() -> Result<(), Interrupt> + 'a;
 
 /// The first value of a step that is not finite, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,26 +49,27 @@ pub(crate) trait Task {
     /// The step scalars of a step, beside AdamW's corrections.
     fn scalars(&self, step: u64) -> Vec<(&'static str, f64)>;
 
-    /// Starting values. Returns what was measured on them, if anything; `None` where it was not to
-    /// go on.
-    fn begin(&mut self, store: &mut Store, go_on: &mut GoOn<'_>)
-    -> Result<Option<Measured>, Fault>;
+    /// Starting values. Returns what was measured on them, if anything.
+    fn begin(
+        &mut self,
+        store: &mut Store,
+        check_stop: &mut CheckStop<'_>,
+    ) -> Result<Measured, Interrupt>;
 
     /// Number of updates that come before the first step.
     fn warmup_steps(&self) -> u64 {
         0
     }
 
-    /// Makes them, of which `made` are made, as long as it is to go on, which is asked with how
-    /// many are made. Returns how many are made in the end. The state is then one to save: what was
-    /// made is finite.
+    /// Makes them, of which `made` are made. Before each, `check_stop` is called with how many are
+    /// made. After a stop too the state is one to save: what was made is finite.
     fn warm_up(
         &mut self,
         _store: &mut Store,
-        made: u64,
-        _go_on: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<u64, Fault> {
-        Ok(made)
+        _made: u64,
+        _check_stop: &mut dyn FnMut(u64) -> Result<(), Interrupt>,
+    ) -> Result<(), Interrupt> {
+        Ok(())
     }
 
     /// The training row of the last replay, which was fetched.
@@ -93,26 +94,24 @@ pub(crate) trait Task {
         Vec::new()
     }
 
-    /// Draws the figures of this step into the run directory, if there are any. Returns whether all
-    /// are drawn; not so where it was not to go on.
+    /// Draws the figures of this step into the run directory, if there are any.
     fn draw(
         &mut self,
         _store: &mut Store,
         _run_dir: &Path,
         _step: u64,
-        _go_on: &mut GoOn<'_>,
-    ) -> Result<bool, Fault> {
-        Ok(true)
+        _check_stop: &mut CheckStop<'_>,
+    ) -> Result<(), Interrupt> {
+        Ok(())
     }
 
-    /// Measures on held-out batches, what is slow too if it `is_slow`; `None` where it was not to
-    /// go on.
+    /// Measures on held-out batches, what is slow too if it `is_slow`.
     fn evaluate(
         &mut self,
         store: &mut Store,
         is_slow: bool,
-        go_on: &mut GoOn<'_>,
-    ) -> Result<Option<Measured>, Fault>;
+        check_stop: &mut CheckStop<'_>,
+    ) -> Result<Measured, Interrupt>;
 }
 
 /// One replay on a batch.

@@ -4,7 +4,7 @@ use spd_dataloader::Loader;
 use spd_engine::Store;
 
 use crate::data::AHEAD;
-use crate::fault::{Fault, Outcome};
+use crate::fault::{Fault, Interrupt};
 use crate::progress::Stop;
 use crate::saver::{At, Place, TRAINING_GOES_ON};
 use crate::task::Task;
@@ -18,10 +18,15 @@ pub(crate) fn train(
     store: &mut Store,
     place: &Place<'_>,
     stop: Stop<'_>,
-) -> Result<Outcome, Fault> {
+) -> Result<(), Interrupt> {
     let mut training = Training::open(task, store, place, stop)?;
-    let ended = until_end(&mut training);
-    if let Err(fault) = &ended {
+    let mut ended = until_end(&mut training);
+    if matches!(ended, Err(Interrupt::Stop))
+        && let Err(fault) = training.leave()
+    {
+        ended = Err(fault.into());
+    }
+    if let Err(Interrupt::Fault(fault)) = &ended {
         if matches!(fault, Fault::NotFinite(_)) {
             training.save_before_refused();
         }
@@ -31,14 +36,12 @@ pub(crate) fn train(
     ended
 }
 
-fn until_end(training: &mut Training<'_>) -> Result<Outcome, Fault> {
-    if training.is_new && !training.begin()? {
-        return Ok(training.leave_unsaved());
+fn until_end(training: &mut Training<'_>) -> Result<(), Interrupt> {
+    if training.is_new {
+        training.begin()?;
     }
-    if let At::WarmUp(made) = training.at
-        && !training.warm_up(made)?
-    {
-        return training.leave();
+    if let At::WarmUp(made) = training.at {
+        training.warm_up(made)?;
     }
     let first = training.at.step();
     let (source, feed) = training.task.source();
@@ -48,35 +51,30 @@ fn until_end(training: &mut Training<'_>) -> Result<Outcome, Fault> {
     for step in first..training.task.steps() {
         training.poll_writer(TRAINING_GOES_ON);
         training.show(false);
-        if !measure(training, step)? {
-            return training.leave();
-        }
+        measure(training, step)?;
         training.step(step, &mut loader)?;
         if is_due(step + 1, training.place.checkpoint.every) {
             training.save()?;
         }
     }
-    if !training.finish()? {
-        return training.leave();
-    }
-    Ok(Outcome::Done)
+    training.finish()
 }
 
-/// Work that is due before a step: figures and an evaluation. Whether to go on with the step.
-fn measure(training: &mut Training<'_>, step: u64) -> Result<bool, Fault> {
-    if training.is_asked_to_stop() {
-        return Ok(false);
-    }
+/// Work that is due before a step: figures and an evaluation.
+fn measure(training: &mut Training<'_>, step: u64) -> Result<(), Interrupt> {
+    training.check_stop()?;
     let (eval_every, slow_every) = (training.task.eval_every(), training.task.slow_every());
     let is_slow = step > 0 && is_due(step, slow_every);
     training.beside_steps(|training| {
-        if is_slow && !training.draw()? {
-            return Ok(false);
+        if is_slow {
+            training.draw()?;
         }
         // Last of all: a run that stops here is continued before the evaluation, and must have no
         // row of it.
-        let is_evaluated = is_slow || step == 0 || is_due(step, eval_every);
-        Ok(!is_evaluated || training.evaluate(is_slow)?)
+        if is_slow || step == 0 || is_due(step, eval_every) {
+            training.evaluate(is_slow)?;
+        }
+        Ok(())
     })
 }
 
@@ -95,6 +93,7 @@ mod tests {
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
+    use crate::fault::Outcome;
     use crate::losses::{Measure, Term};
     use crate::run_file::{Run, TiedUpdate};
     use crate::world::World;
@@ -144,7 +143,7 @@ mod tests {
             progress: None,
             heartbeat: &Arc::default(),
         };
-        train(&mut task, &mut store, &place, stop).unwrap()
+        Outcome::of(train(&mut task, &mut store, &place, stop)).unwrap()
     }
 
     /// Every bit that training leaves: rows, and the last state with its moments.

@@ -8,13 +8,13 @@ use spd_dataloader::Loader;
 use spd_engine::{Executor, Store};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
-use crate::fault::{Fault, Outcome};
+use crate::fault::{Fault, Interrupt};
 use crate::progress::{Progress, Stop, WARMUP};
 use crate::refused_step;
 use crate::resume::{self, CHECKPOINTS};
 use crate::saver::{At, Place, Saver};
 use crate::state;
-use crate::task::{GoOn, Measured, Task, run_step};
+use crate::task::{CheckStop, Measured, Task, run_step};
 
 /// A task on its way.
 pub(crate) struct Training<'a> {
@@ -22,7 +22,7 @@ pub(crate) struct Training<'a> {
     pub(crate) place: &'a Place<'a>,
     /// How far it is.
     pub(crate) at: At,
-    /// No checkpoint was there to go on from.
+    /// It has no starting values yet: no checkpoint was there to go on from.
     pub(crate) is_new: bool,
     store: &'a mut Store,
     stop: Stop<'a>,
@@ -52,15 +52,13 @@ impl<'a> Training<'a> {
         store: &'a mut Store,
         place: &'a Place<'a>,
         stop: Stop<'a>,
-    ) -> Result<Self, Fault> {
-        let (at, progress, records) = if place.world.is_first() {
-            let restored = restore_first(store, place)?;
-            place.world.agree(|| true);
-            restored
-        } else {
-            place.world.agree(|| true);
-            restore_other(store, place)?
-        };
+    ) -> Result<Self, Interrupt> {
+        let (at, progress, records) = place.world.in_turn(|| {
+            Ok(match place.world.is_first() {
+                true => restore_first(store, place)?,
+                false => restore_other(store, place)?,
+            })
+        })?;
         Ok(Self {
             task,
             place,
@@ -73,13 +71,13 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Starting values and the row about them. Whether it came to that.
-    pub(crate) fn begin(&mut self) -> Result<bool, Fault> {
+    /// Starting values and the row about them.
+    pub(crate) fn begin(&mut self) -> Result<(), Interrupt> {
         self.show(true);
-        let start = self.beside("eval", |task, store, go_on| task.begin(store, go_on))?;
-        let Some(start) = start else {
-            return Ok(false);
-        };
+        let start = self.beside("eval", |task, store, check_stop| {
+            task.begin(store, check_stop)
+        })?;
+        self.is_new = false;
         if let Some(Records { spool, .. }) = &mut self.records
             && !start.is_empty()
         {
@@ -87,11 +85,11 @@ impl<'a> Training<'a> {
             let start = start.map(|(name, value)| (name.replace("eval/", "start/"), value));
             spool.append(row(0, Kind::Eval, start));
         }
-        Ok(true)
+        Ok(())
     }
 
-    /// The updates before the first step, of which `made` are made. Whether all are made now.
-    pub(crate) fn warm_up(&mut self, made: u64) -> Result<bool, Fault> {
+    /// The updates before the first step, of which `made` are made.
+    pub(crate) fn warm_up(&mut self, made: u64) -> Result<(), Interrupt> {
         let Self {
             task,
             store,
@@ -100,34 +98,35 @@ impl<'a> Training<'a> {
             place,
             ..
         } = self;
-        let all = task.warmup_steps();
-        let mut go_on = |made| {
+        let (all, mut now) = (task.warmup_steps(), made);
+        let mut check_stop = |made| {
+            now = made;
             progress.show(WARMUP, all, made, false);
-            place.world.agree(|| !stop())
+            place.world.agree(!stop())
         };
-        let made = task.warm_up(store, made, &mut go_on)?;
-        self.at = if made < all {
-            At::WarmUp(made)
-        } else {
-            At::Step(0)
-        };
-        Ok(made == all)
+        let ended = task.warm_up(store, made, &mut check_stop);
+        match &ended {
+            Ok(()) => self.at = At::Step(0),
+            Err(Interrupt::Stop) => self.at = At::WarmUp(now),
+            Err(Interrupt::Fault(_)) => {}
+        }
+        ended
     }
 
-    /// Whether all ranks are to stop here.
-    pub(crate) fn is_asked_to_stop(&self) -> bool {
-        !self.place.world.agree(|| !(self.stop)())
+    /// Ends on a request to stop, all ranks together.
+    pub(crate) fn check_stop(&self) -> Result<(), Interrupt> {
+        self.place.world.agree(!(self.stop)())
     }
 
     /// Does what is no step, and leaves its time out of their speed.
     pub(crate) fn beside_steps(
         &mut self,
-        work: impl FnOnce(&mut Self) -> Result<bool, Fault>,
-    ) -> Result<bool, Fault> {
+        work: impl FnOnce(&mut Self) -> Result<(), Interrupt>,
+    ) -> Result<(), Interrupt> {
         let clock = Instant::now();
-        let goes_on = work(self)?;
+        let ended = work(self);
         self.progress.rest(clock);
-        Ok(goes_on)
+        ended
     }
 
     /// One step, and its row where one is due.
@@ -163,19 +162,17 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// The row of an evaluation. Whether there is one; not so where it was left on request.
-    pub(crate) fn evaluate(&mut self, is_slow: bool) -> Result<bool, Fault> {
+    /// The row of an evaluation.
+    pub(crate) fn evaluate(&mut self, is_slow: bool) -> Result<(), Interrupt> {
         refused_step::check(&mut *self.task, self.store, self.at.step())?;
-        let Some(values) = self.measure(is_slow)? else {
-            return Ok(false);
-        };
+        let values = self.measure(is_slow)?;
         self.append_evaluation(values, is_slow);
-        Ok(true)
+        Ok(())
     }
 
-    fn measure(&mut self, is_slow: bool) -> Result<Option<Measured>, Fault> {
-        self.beside("eval", |task, store, go_on| {
-            task.evaluate(store, is_slow, go_on)
+    fn measure(&mut self, is_slow: bool) -> Result<Measured, Interrupt> {
+        self.beside("eval", |task, store, check_stop| {
+            task.evaluate(store, is_slow, check_stop)
         })
     }
 
@@ -185,18 +182,22 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// The figures. Whether it was to go on; figures are worth a warning, not a run.
-    pub(crate) fn draw(&mut self) -> Result<bool, Fault> {
+    /// The figures, which are worth a warning, not a run.
+    pub(crate) fn draw(&mut self) -> Result<(), Interrupt> {
         let (dir, step, world) = (self.place.dir, self.at.step(), self.place.world);
         world.first(|| {
             self.place.check()?;
-            let mut go_on = || self.progress.alive("figures", step, self.stop);
-            let drawn = self.task.draw(self.store, dir, step, &mut go_on);
-            drawn.or_else(|fault| {
+            let mut check_stop = || {
+                self.progress.show("figures", 0, step, false);
+                Interrupt::when((self.stop)())
+            };
+            let drawn = self.task.draw(self.store, dir, step, &mut check_stop);
+            if let Err(Interrupt::Fault(fault)) = drawn {
                 let note = format!("the figures of step {step} were not drawn: {fault}");
                 self.progress.alert(step, note);
-                Ok(true)
-            })
+                return Ok(());
+            }
+            drawn
         })
     }
 
@@ -207,13 +208,14 @@ impl<'a> Training<'a> {
     fn beside<R>(
         &mut self,
         doing: &'static str,
-        work: impl FnOnce(&mut dyn Task, &mut Store, &mut GoOn<'_>) -> R,
+        work: impl FnOnce(&mut dyn Task, &mut Store, &mut CheckStop<'_>) -> R,
     ) -> R {
-        let step = self.at.step();
-        let (world, stop) = (self.place.world, self.stop);
-        let stop = || !world.agree(|| !stop());
-        let mut go_on = || self.progress.alive(doing, step, &stop);
-        work(&mut *self.task, &mut *self.store, &mut go_on)
+        let (step, world) = (self.at.step(), self.place.world);
+        let mut check_stop = || {
+            self.progress.show(doing, 0, step, false);
+            world.agree(!(self.stop)())
+        };
+        work(&mut *self.task, &mut *self.store, &mut check_stop)
     }
 
     /// Looks whether a write has ended.
@@ -259,20 +261,15 @@ impl<'a> Training<'a> {
             };
             self.progress.alert(refused, note);
         }
-        self.place.world.agree(|| false);
+        let _ = self.place.world.agree(false);
     }
 
-    /// Ends a run that has made all its steps: its last figures, evaluation and state. Whether it
-    /// was to go on with that.
-    pub(crate) fn finish(&mut self) -> Result<bool, Fault> {
+    /// Ends a run that has made all its steps: its last figures, evaluation and state.
+    pub(crate) fn finish(&mut self) -> Result<(), Interrupt> {
         self.save()?;
         let clock = Instant::now();
-        if !self.draw()? {
-            return Ok(false);
-        }
-        let Some(values) = self.measure(true)? else {
-            return Ok(false);
-        };
+        self.draw()?;
+        let values = self.measure(true)?;
         // Before the row: a run that continues from a state repeats every row after it.
         self.finish_saving()?;
         self.append_evaluation(values, true);
@@ -281,27 +278,23 @@ impl<'a> Training<'a> {
         }
         self.progress.rest(clock);
         self.show(true);
-        Ok(true)
+        Ok(())
     }
 
-    /// Saves and leaves.
-    pub(crate) fn leave(&mut self) -> Result<Outcome, Fault> {
-        self.finish_saving()?;
-        let of = match self.task.phase() {
-            "target" => " of the target",
-            _ => "",
+    /// Leaves on request: saves, once there is anything to save, and says so.
+    pub(crate) fn leave(&mut self) -> Result<(), Fault> {
+        let note = if self.is_new {
+            "stopped before the first step; nothing is saved yet, and the same command starts over"
+                .to_owned()
+        } else {
+            self.finish_saving()?;
+            self.at.stopped(match self.task.phase() {
+                "target" => " of the target",
+                _ => "",
+            })
         };
-        let note = self.at.stopped(of);
         self.progress.stopped(self.at.step(), note);
-        Ok(Outcome::Stopped)
-    }
-
-    /// Leaves before there is anything to save.
-    pub(crate) fn leave_unsaved(&mut self) -> Outcome {
-        let note =
-            "stopped before the first step; nothing is saved yet, and the same command starts over";
-        self.progress.stopped(0, note.to_owned());
-        Outcome::Stopped
+        Ok(())
     }
 
     fn finish_saving(&mut self) -> Result<(), Fault> {

@@ -12,7 +12,7 @@ use spd_engine::blocks::{Lost, Waits};
 use spd_engine::cuda::{Device, libraries};
 use spd_engine::{Ranks, SharedMemory, Sockets};
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt};
 use crate::heartbeat::Heartbeat;
 
 /// The ranks of a run, and which of them this process is.
@@ -139,13 +139,11 @@ impl World {
         Ok(device.join(&*ranks, self.rank, self.size)?)
     }
 
-    /// Whether all go on. The first rank asks `goes_on`; what others find in theirs is told to it,
-    /// for the next time.
-    pub(crate) fn agree(&self, goes_on: impl FnOnce() -> bool) -> bool {
-        let goes_on = goes_on();
-        self.ranks
-            .as_ref()
-            .map_or(goes_on, |ranks| ranks.agree(goes_on))
+    /// Stops all ranks where the first does not go on. The wish of another is told to the first, for
+    /// the next time.
+    pub(crate) fn agree(&self, goes_on: bool) -> Result<(), Interrupt> {
+        let ranks = self.ranks.as_ref();
+        Interrupt::when(!ranks.map_or(goes_on, |ranks| ranks.agree(goes_on)))
     }
 
     /// Tells the others that this rank is done: its end is none of theirs.
@@ -153,32 +151,40 @@ impl World {
         self.ranks.iter().for_each(|ranks| ranks.leave());
     }
 
-    /// Has the first rank do something, while the others wait. Whether all go on afterwards.
+    /// Has the first rank do something, while the others wait.
     ///
     /// # Errors
     ///
-    /// A fault of the first rank; all ranks leave then.
-    pub(crate) fn first<E>(&self, work: impl FnOnce() -> Result<bool, E>) -> Result<bool, E> {
-        let goes_on = if self.is_first() { work()? } else { true };
-        Ok(self.agree(|| goes_on))
+    /// A fault of the first rank, at which all leave; a stop of all where it was stopped.
+    pub(crate) fn first(
+        &self,
+        work: impl FnOnce() -> Result<(), Interrupt>,
+    ) -> Result<(), Interrupt> {
+        self.told(if self.is_first() { work() } else { Ok(()) })
     }
 
-    /// Has the first rank do something before the others do it; nothing where they do not go on.
+    /// Has the first rank do something before the others do it.
     ///
     /// # Errors
     ///
-    /// A fault of any rank; all ranks leave then.
-    pub(crate) fn in_turn<T, E>(
+    /// A fault of any rank, at which all leave; a stop of all where the first was stopped.
+    pub(crate) fn in_turn<T>(
         &self,
-        work: impl FnOnce() -> Result<T, E>,
-    ) -> Result<Option<T>, E> {
-        let goes_on = self.is_first() || self.agree(|| true);
-        if !goes_on {
-            return Ok(None);
+        work: impl FnOnce() -> Result<T, Interrupt>,
+    ) -> Result<T, Interrupt> {
+        if self.is_first() {
+            return self.told(work());
         }
-        let done = work()?;
-        let goes_on = !self.is_first() || self.agree(|| true);
-        Ok(goes_on.then_some(done))
+        self.agree(true)?;
+        work()
+    }
+
+    /// Tells the others how the first rank's work ended, unless in a fault, with which it leaves.
+    fn told<T>(&self, ended: Result<T, Interrupt>) -> Result<T, Interrupt> {
+        if !matches!(ended, Err(Interrupt::Fault(_))) {
+            self.agree(ended.is_ok())?;
+        }
+        ended
     }
 }
 
@@ -249,9 +255,9 @@ mod tests {
                         if rank == 0 {
                             thread::sleep(Duration::from_millis(50));
                         }
-                        Ok::<_, Fault>(done.fetch_add(1, Ordering::SeqCst))
+                        Ok(done.fetch_add(1, Ordering::SeqCst))
                     };
-                    let before = world.in_turn(work).unwrap().unwrap();
+                    let before = world.in_turn(work).unwrap();
                     assert_eq!(before == 0, rank == 0);
                 });
             }

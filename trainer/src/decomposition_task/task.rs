@@ -10,7 +10,7 @@ use super::DecompositionTask;
 use crate::arena::in_arena_of;
 use crate::batch_program::BatchProgram;
 use crate::data::{eval_feed, training_feed};
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt};
 use crate::figures;
 use crate::metrics::{derived, toy};
 use crate::non_finite::first_not_finite;
@@ -19,7 +19,7 @@ use crate::refused_step::{halted, refused};
 use crate::run_file::FaithfulnessWarmup;
 use crate::schedule::learning_rate;
 use crate::step::WARMUP_LOSS;
-use crate::task::{GoOn, Measured, NonFinite, Task};
+use crate::task::{CheckStop, Measured, NonFinite, Task};
 
 /// One update on faithfulness alone, counted from 1.
 fn warm_up(
@@ -80,10 +80,10 @@ impl Task for DecompositionTask {
     fn begin(
         &mut self,
         store: &mut Store,
-        go_on: &mut GoOn<'_>,
-    ) -> Result<Option<Measured>, Fault> {
+        check_stop: &mut CheckStop<'_>,
+    ) -> Result<Measured, Interrupt> {
         self.decomposition.initialise(store);
-        self.evaluate(store, true, go_on)
+        self.evaluate(store, true, check_stop)
     }
 
     fn warmup_steps(&self) -> u64 {
@@ -94,18 +94,20 @@ impl Task for DecompositionTask {
         &mut self,
         store: &mut Store,
         made: u64,
-        go_on: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<u64, Fault> {
+        check_stop: &mut dyn FnMut(u64) -> Result<(), Interrupt>,
+    ) -> Result<(), Interrupt> {
         let settings = self.decomposition.run.train.faithfulness_warmup;
         let Some(program) = &mut self.warmup else {
-            return Ok(made);
+            return Ok(());
         };
         let parameters = &self.decomposition.parameters;
         in_arena_of(&mut self.program.program, program, |program| {
-            let mut made = made;
-            while made < settings.steps && go_on(made) {
-                made += 1;
-                warm_up(program, store, &settings, made)?;
+            let ended = (made..settings.steps).try_for_each(|made| {
+                check_stop(made)?;
+                Ok(warm_up(program, store, &settings, made + 1)?)
+            });
+            if matches!(ended, Err(Interrupt::Fault(_))) {
+                return ended;
             }
             if let Some(bad) = halted(store)? {
                 warm_up(program, store, &settings, bad)?;
@@ -120,12 +122,11 @@ impl Task for DecompositionTask {
                 };
                 let place = format!("faithfulness warm-up, update {bad}");
                 let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
-                return Err(refused(&place, &terms, &found));
+                return Err(refused(&place, &terms, &found).into());
             }
-            if made == settings.steps {
-                parameters.forget(store);
-            }
-            Ok(made)
+            ended?;
+            parameters.forget(store);
+            Ok(())
         })
     }
 
@@ -174,17 +175,17 @@ impl Task for DecompositionTask {
         store: &mut Store,
         run_dir: &Path,
         step: u64,
-        go_on: &mut GoOn<'_>,
-    ) -> Result<bool, Fault> {
-        figures::write(self, store, run_dir, step, go_on)
+        check_stop: &mut CheckStop<'_>,
+    ) -> Result<(), Interrupt> {
+        figures::write(self, store, run_dir, step, check_stop)
     }
 
     fn evaluate(
         &mut self,
         store: &mut Store,
         is_slow: bool,
-        go_on: &mut GoOn<'_>,
-    ) -> Result<Option<Measured>, Fault> {
+        check_stop: &mut CheckStop<'_>,
+    ) -> Result<Measured, Interrupt> {
         let run = &self.decomposition.run;
         let feed = Feed {
             shard: self.world.shard(),
@@ -196,14 +197,12 @@ impl Task for DecompositionTask {
             Some(cheap) if !is_slow => cheap,
             _ => &mut self.evaluation,
         };
-        let Some(mut found) = evaluation.measure(owner, store, held_out, go_on)? else {
-            return Ok(None);
-        };
+        let mut found = evaluation.measure(owner, store, held_out, check_stop)?;
         let derived = derived(&found, &self.decomposition.run);
         found.extend(derived);
         let known = toy::known_sites(self, store)?;
         let known = toy::values(&known).into_iter();
         found.extend(known.map(|(name, value)| (format!("eval/{name}"), value)));
-        Ok(Some(found))
+        Ok(found)
     }
 }

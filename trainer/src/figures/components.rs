@@ -42,9 +42,9 @@ use crate::active_rows::{ActiveRow, ROWS};
 use crate::arena::in_arena_of;
 use crate::data::eval_feed;
 use crate::decomposition_task::DecompositionTask;
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt};
 use crate::removal::{self, ByComponent, Effect, Effects, Removed};
-use crate::task::GoOn;
+use crate::task::CheckStop;
 
 /// Batches of removals, at most: beyond them `removal` is null.
 const REMOVAL_BATCHES: usize = 128;
@@ -125,30 +125,25 @@ impl Serialize for Token<'_> {
     }
 }
 
-/// Writes the components of a language model. Returns whether it did, or there are none to write;
-/// not so where it was not to go on.
+/// Writes the components of a language model, if there are any to write.
 pub(super) fn write(
     task: &mut DecompositionTask,
     store: &mut Store,
     sums: &Sums,
     (to, step): (&Path, u64),
-    go_on: &mut GoOn<'_>,
-) -> Result<bool, Fault> {
+    check_stop: &mut CheckStop<'_>,
+) -> Result<(), Interrupt> {
     let shown = task.decomposition.run.eval.components;
     let Source::Tokens(windows) = task.held_out().clone() else {
-        return Ok(true);
+        return Ok(());
     };
     if shown == 0 {
-        return Ok(true);
+        return Ok(());
     }
     let orders: Vec<Vec<usize>> = sums.sites.iter().map(|site| order(site, shown)).collect();
     let rows = Rows::read(task, sums, &orders)?;
-    let Some(effects) = effects(task, store, &asked(task, sums, &orders, &rows), go_on)? else {
-        return Ok(false);
-    };
-    if !go_on() {
-        return Ok(false);
-    }
+    let effects = effects(task, store, &asked(task, sums, &orders, &rows), check_stop)?;
+    check_stop()?;
     let texts = RefCell::new(windows.dataset().token_texts()?);
     let places = Places::new(task, &windows);
     let shown = Shown {
@@ -172,7 +167,7 @@ pub(super) fn write(
     };
     let json = serde_json::to_vec(&shown).context("the components")?;
     write_file(&to.join(FILE), &json)?;
-    Ok(true)
+    Ok(())
 }
 
 /// The places of rows in the dataset.
@@ -261,26 +256,24 @@ fn asked<'t>(
     of_each.collect()
 }
 
-/// Effects of the first removals, by site and component; `None` after a stop.
+/// Effects of the first removals, by site and component.
 fn effects(
     task: &mut DecompositionTask,
     store: &mut Store,
     asked: &[Removed<'_>],
-    go_on: &mut GoOn<'_>,
-) -> Result<Option<ByComponent>, Fault> {
+    check_stop: &mut CheckStop<'_>,
+) -> Result<ByComponent, Interrupt> {
     let mut effects = Effects::default();
     let (decomposition, owner, Some(program)) = task.for_removal() else {
-        return Ok(Some(effects.all()));
+        return Ok(effects.all());
     };
     in_arena_of(owner, program, |program| {
         let batches = asked.chunks(removal::rows(decomposition));
         for batch in batches.take(REMOVAL_BATCHES) {
-            if !go_on() {
-                return Ok(None);
-            }
+            check_stop()?;
             effects.measure(decomposition, (&mut *program, &mut *store), batch)?;
         }
-        Ok(Some(effects.all()))
+        Ok(effects.all())
     })
 }
 

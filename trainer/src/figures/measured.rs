@@ -11,12 +11,12 @@ use crate::arena::in_arena_of;
 use crate::data::{eval_feed, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt};
 use crate::metrics::known_importance::{identity_order, sum_order};
 use crate::metrics::toy::{self, Answer};
 use crate::run_file::{KnownSolution, Subset, pattern_matches};
 use crate::strongest::{Context, Strongest};
-use crate::task::GoOn;
+use crate::task::CheckStop;
 
 /// Held-out batches that distributions are taken from, at most.
 const BATCHES: u64 = 5;
@@ -83,12 +83,12 @@ fn order(decomposition: &Decomposition, path: &str, importance: &[f32], c: usize
     }
 }
 
-/// Importances over held-out batches; `None` where it was not to go on.
+/// Importances over held-out batches.
 pub(super) fn sums(
     task: &mut DecompositionTask,
     store: &mut Store,
-    go_on: &mut GoOn<'_>,
-) -> Result<Option<Sums>, Fault> {
+    check_stop: &mut CheckStop<'_>,
+) -> Result<Sums, Interrupt> {
     let run = task.decomposition.run.clone();
     let sites = task.decomposition.sites.iter();
     let sites = sites.map(|site| SiteSums::new(site.path(), site.components));
@@ -116,11 +116,9 @@ pub(super) fn sums(
         }
     }
     let (program, figures) = task.for_figures();
-    let finished = in_arena_of(program, figures, |program| {
+    in_arena_of(program, figures, |program| {
         for index in 0..run.eval.batches.min(BATCHES) {
-            if !go_on() {
-                return Ok(false);
-            }
+            check_stop()?;
             source.fill(&feed, index * feed.rows as u64, &mut batch)?;
             fill(program, &batch);
             program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
@@ -143,12 +141,12 @@ pub(super) fn sums(
                 }
             }
         }
-        Ok(true)
+        Ok::<_, Interrupt>(())
     })?;
-    Ok(finished.then_some(Sums {
+    Ok(Sums {
         sites,
         subsets: run.eval.subsets,
-    }))
+    })
 }
 
 /// Sums over held-out positions.

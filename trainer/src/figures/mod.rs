@@ -50,9 +50,9 @@ use spd_tracker::Value;
 
 use self::measured::{Probe, Sums, probe, sums};
 use crate::decomposition_task::DecompositionTask;
-use crate::fault::Fault;
+use crate::fault::{Fault, Interrupt};
 use crate::run_file::Run;
-use crate::task::GoOn;
+use crate::task::CheckStop;
 
 /// Figures of toys.
 const OF_TOYS: [Figure<Probe>; 3] = [
@@ -124,42 +124,35 @@ pub(crate) fn values(task: &DecompositionTask, step: u64) -> Vec<(String, Value)
     files.chain(task.importances.iter().cloned()).collect()
 }
 
-/// Draws every figure that the target has. Returns whether it did; not so where it was not to go
-/// on.
+/// Draws every figure that the target has.
 ///
 /// - `run_dir`, `step`: where to, and what for
 ///
 /// # Errors
 ///
-/// When the disk refuses.
+/// When the disk refuses, or on a stop.
 pub(crate) fn write(
     task: &mut DecompositionTask,
     store: &mut Store,
     run_dir: &Path,
     step: u64,
-    go_on: &mut GoOn<'_>,
-) -> Result<bool, Fault> {
+    check_stop: &mut CheckStop<'_>,
+) -> Result<(), Interrupt> {
     let to = directory(run_dir, step);
     let when = format!("{}, step {step}", task.decomposition.run.name);
-    if !go_on() {
-        return Ok(false);
-    }
-    let of_toys = draw_toys(task, store, (&to, &when), go_on);
-    if matches!(of_toys, Ok(false)) {
-        return Ok(false);
+    check_stop()?;
+    let of_toys = draw_toys(task, store, (&to, &when), check_stop);
+    if matches!(of_toys, Err(Interrupt::Stop)) {
+        return of_toys;
     }
     // Before the disk has a say: the row holds some of it, or nothing where it cannot be measured.
     task.importances.clear();
-    let Some(sums) = sums(task, store, go_on)? else {
-        return Ok(false);
-    };
+    let sums = sums(task, store, check_stop)?;
     task.importances = importance_histograms::values(&sums);
     of_toys?;
     let run = &task.decomposition.run;
-    if !save_all((&to, &when), drawn(&OF_ALL, run), &sums, go_on)? {
-        return Ok(false);
-    }
-    components::write(task, store, &sums, (&to, step), go_on)
+    save_all((&to, &when), drawn(&OF_ALL, run), &sums, check_stop)?;
+    components::write(task, store, &sums, (&to, step), check_stop)
 }
 
 /// Makes the directory, and draws the figures of toys. Their measurements are dropped afterwards,
@@ -168,8 +161,8 @@ fn draw_toys(
     task: &mut DecompositionTask,
     store: &mut Store,
     (to, when): (&Path, &str),
-    go_on: &mut GoOn<'_>,
-) -> Result<bool, Fault> {
+    check_stop: &mut CheckStop<'_>,
+) -> Result<(), Interrupt> {
     // A run directory that is gone is not made again.
     for dir in to.parent().into_iter().chain([to]) {
         match std::fs::create_dir(dir) {
@@ -180,27 +173,25 @@ fn draw_toys(
     match probe(task, store)? {
         Some(probe) => {
             let figures = drawn(&OF_TOYS, &task.decomposition.run);
-            save_all((to, when), figures, &probe, go_on)
+            save_all((to, when), figures, &probe, check_stop)
         }
-        None => Ok(true),
+        None => Ok(()),
     }
 }
 
-/// Draws and writes figures. Whether it was to go on, which is asked before each: a busy disk takes
-/// seconds for a file.
+/// Draws and writes figures, and looks for a stop before each: a busy disk takes seconds for a
+/// file.
 fn save_all<'f, M: 'f>(
     (to, when): (&Path, &str),
     figures: impl Iterator<Item = &'f Figure<M>>,
     measured: &M,
-    go_on: &mut GoOn<'_>,
-) -> Result<bool, Fault> {
+    check_stop: &mut CheckStop<'_>,
+) -> Result<(), Interrupt> {
     for Figure { name, draw, .. } in figures {
-        if !go_on() {
-            return Ok(false);
-        }
+        check_stop()?;
         let Drawn { json, svg } = draw(measured, when)?;
         write_file(&to.join(format!("{name}.json")), &json)?;
         write_file(&to.join(format!("{name}.svg")), svg.as_bytes())?;
     }
-    Ok(true)
+    Ok(())
 }

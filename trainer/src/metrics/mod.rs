@@ -19,7 +19,6 @@ use spd_engine::{Builder, Result, Store, Value};
 
 use crate::run_file::Run;
 
-pub use bigram::bigram_cross_entropy;
 pub use summary::number;
 
 use crate::decomposition::{CleanPass, Decomposition};

@@ -15,18 +15,17 @@ use serde_json::{Value, json};
 use spd_engine::Store;
 use spd_tracker::{Cursor, Kind, Read, Reader};
 
-use super::bigram_cross_entropy;
+use super::bigram::bigram_cross_entropy;
 use super::toy::{KnownSite, known_sites, values as known_values};
-use crate::data::Sources;
 use crate::decomposition_task::DecompositionTask;
-use crate::fault::Fault;
+use crate::fault::Interrupt;
 use crate::figures;
 use crate::losses::Measure;
 use crate::memory::Peak;
 use crate::networks::{Input, SolvedWhen, Target};
 use crate::run_file::{KnownSolution, Run, Subset};
 use crate::target;
-use crate::task::{GoOn, Measured};
+use crate::task::{CheckStop, Measured};
 
 /// The kinds of masks, as the evaluation names them and as people read them.
 const MASKS: [(&str, &str); 7] = [
@@ -48,18 +47,17 @@ const TOTALS: [(&str, &str); 4] = [
 ];
 
 /// The cost of a start of a run.
-pub(crate) struct Spent {
+pub(crate) struct Spent<'a> {
     /// Time.
     pub(crate) time: Duration,
     /// Bytes that were planned for, at its fullest.
     pub(crate) planned: usize,
     /// Bytes that were held, at its fullest.
-    pub(crate) peak: Peak,
+    pub(crate) peak: &'a Peak,
 }
 
 /// Inputs of a summary beside the decomposition.
 pub(crate) struct Summary<'a> {
-    pub(crate) sources: &'a Sources,
     pub(crate) run_dir: &'a Path,
     pub(crate) of: Of<'a>,
     /// The evaluation of the state.
@@ -69,7 +67,7 @@ pub(crate) struct Summary<'a> {
 /// When a state is summarised.
 pub(crate) enum Of<'a> {
     /// At the end of its run, beside the evaluation at its start.
-    End(&'a Spent),
+    End(&'a Spent<'a>),
     /// Later, when it is looked at again.
     Later {
         /// Of the state.
@@ -109,15 +107,14 @@ impl Shown {
     }
 }
 
-/// The text of `summary.json`; `None` where it was not to go on.
+/// The text of `summary.json`.
 pub(crate) fn text(
     of: &Summary<'_>,
     task: &mut DecompositionTask,
     store: &mut Store,
-    go_on: &mut GoOn<'_>,
-) -> Result<Option<String>, Fault> {
+    check_stop: &mut CheckStop<'_>,
+) -> Result<String, Interrupt> {
     let &Summary {
-        sources,
         run_dir,
         of: ref when,
         ref last,
@@ -137,14 +134,12 @@ pub(crate) fn text(
     }
     let mut lines: Vec<(String, String)> = Vec::new();
     if let Input::Tokens { vocab, .. } = run.target.model.input()
-        && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, vocab, go_on)?
+        && let Some(bigram) = bigram_cross_entropy(&task.sources, vocab, check_stop)?
     {
         values.insert("bigram_ce".into(), bigram);
         lines.push(("CE of a bigram model".into(), number(bigram)));
     }
-    if !go_on() {
-        return Ok(None);
-    }
+    check_stop()?;
     tables.push(sites_table(task, &shown));
     store.fetch()?;
     let known = known_sites(task, store)?;
@@ -216,7 +211,7 @@ pub(crate) fn text(
         summary["solved"] = json!({"found": found, "means": means});
     }
     let text = serde_json::to_string_pretty(&summary).context("the summary")?;
-    Ok(Some(text + "\n"))
+    Ok(text + "\n")
 }
 
 /// Whether the known solution was found, where one is known, and what that means; numbers that a

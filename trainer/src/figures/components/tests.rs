@@ -68,11 +68,11 @@ fn made(dir: &Path, threads: usize) -> (DecompositionTask, Store) {
 fn written(dir: &Path, threads: usize) -> (Vec<u8>, u64) {
     let (mut task, mut store) = made(dir, threads);
     let mut asked = 0;
-    let mut go_on = || {
+    let mut check_stop = || {
         asked += 1;
-        true
+        Ok(())
     };
-    assert!(crate::figures::write(&mut task, &mut store, dir, 3, &mut go_on).unwrap());
+    crate::figures::write(&mut task, &mut store, dir, 3, &mut check_stop).unwrap();
     let file = crate::figures::directory(dir, 3).join(FILE);
     (std::fs::read(file).unwrap(), asked)
 }
@@ -103,7 +103,7 @@ fn measured(task: &mut DecompositionTask, store: &mut Store) -> Vec<Vec<[Vec<f32
                 found.extend(importance.zip(logits).map(|(one, other)| [one, other]));
             }
         }
-        Ok(())
+        Ok::<_, Fault>(())
     })
     .unwrap();
     found
@@ -232,11 +232,12 @@ fn a_request_to_stop_is_heard_before_each_batch_and_nothing_is_written_then() {
         let dir = house.path().join(stop_at.to_string());
         std::fs::create_dir(&dir).unwrap();
         let mut asked = 0;
-        let mut go_on = || {
+        let mut check_stop = || {
             asked += 1;
-            asked <= stop_at
+            Interrupt::when(asked > stop_at)
         };
-        assert!(!crate::figures::write(&mut task, &mut store, &dir, 3, &mut go_on).unwrap());
+        let ended = crate::figures::write(&mut task, &mut store, &dir, 3, &mut check_stop);
+        assert!(matches!(ended, Err(Interrupt::Stop)));
         assert_eq!(asked, stop_at + 1);
         assert!(!crate::figures::directory(&dir, 3).join(FILE).is_file());
     }
