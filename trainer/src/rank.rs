@@ -25,7 +25,7 @@ use crate::run_file::Run;
 use crate::saver::{At, Place};
 use crate::supervision::Supervision;
 use crate::target::{self, On};
-use crate::task::Task as _;
+use crate::task::Measured;
 use crate::train::train;
 
 /// The state from which a run continues in its directory `dir`. Reads its checkpoints and its
@@ -185,10 +185,10 @@ impl Job<'_> {
             progress: None,
             heartbeat,
         };
-        train(&mut task, &mut store, &place, &|| self.is_asked_to_stop())?;
+        let last = train(&mut task, &mut store, &place, &|| self.is_asked_to_stop())?;
         // The target's programs are gone when those of the decomposition are made.
         let planned = task.memory(&store).total().max(of_target.total());
-        self.summarise(&mut task, &mut store, planned)
+        self.summarise(&mut task, &mut store, last, planned)
     }
 
     fn is_asked_to_stop(&self) -> bool {
@@ -252,11 +252,12 @@ impl Job<'_> {
         Ok(task)
     }
 
-    /// Evaluates, and writes `summary.json`.
+    /// Writes `summary.json`.
     fn summarise(
         &self,
         task: &mut DecompositionTask,
         store: &mut Store,
+        last: Measured,
         planned: usize,
     ) -> Result<(), Interrupt> {
         let Supervision {
@@ -272,26 +273,18 @@ impl Job<'_> {
             false => Progress::felt(heartbeat),
         };
         let step = self.run.train.steps;
-        let last = task.evaluate(store, true, &mut || {
-            progress.show("eval", 0, step, false);
-            world.agree(!self.is_asked_to_stop())
-        });
-        let ended = last.and_then(|last| {
-            world.first(|| {
-                let summary = Summary {
-                    run_dir: self.run_dir,
-                    of: Of::End(&spent),
-                    last,
-                };
-                let text = summary::text(&summary, task, store, &mut || {
-                    progress.show("eval", 0, step, false);
-                    Interrupt::when(self.is_asked_to_stop())
-                })?;
-                Ok(write_file(
-                    &self.run_dir.join("summary.json"),
-                    text.as_bytes(),
-                )?)
-            })
+        let ended = world.first(|| {
+            let summary = Summary {
+                run_dir: self.run_dir,
+                of: Of::End(&spent),
+                last,
+            };
+            let text = summary::text(&summary, task, store, &mut || {
+                progress.show("eval", 0, step, false);
+                Interrupt::when(self.is_asked_to_stop())
+            })?;
+            let path = self.run_dir.join("summary.json");
+            Ok(write_file(&path, text.as_bytes())?)
         });
         if matches!(ended, Err(Interrupt::Stop)) {
             progress.stopped(step, At::Step(step).stopped(""));

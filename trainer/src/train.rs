@@ -7,18 +7,18 @@ use crate::data::AHEAD;
 use crate::fault::{Fault, Interrupt};
 use crate::progress::Stop;
 use crate::saver::{At, Place, TRAINING_GOES_ON};
-use crate::task::Task;
+use crate::task::{Measured, Task};
 use crate::training::{Training, is_due};
 
 /// Trains to the last step, from the newest good checkpoint if there is one. A request to stop is
 /// heard between steps, updates of the warm-up, batches of an evaluation and figures; the state is
-/// then saved, and the same call goes on from there to the same bits.
+/// then saved, and the same call goes on from there to the same bits. Returns the last evaluation.
 pub(crate) fn train(
     task: &mut dyn Task,
     store: &mut Store,
     place: &Place<'_>,
     stop: Stop<'_>,
-) -> Result<(), Interrupt> {
+) -> Result<Measured, Interrupt> {
     let mut training = Training::open(task, store, place, stop)?;
     let mut ended = until_end(&mut training);
     if matches!(ended, Err(Interrupt::Stop))
@@ -36,7 +36,7 @@ pub(crate) fn train(
     ended
 }
 
-fn until_end(training: &mut Training<'_>) -> Result<(), Interrupt> {
+fn until_end(training: &mut Training<'_>) -> Result<Measured, Interrupt> {
     if training.is_new {
         training.begin()?;
     }
@@ -143,7 +143,7 @@ mod tests {
             progress: None,
             heartbeat: &Arc::default(),
         };
-        Outcome::of(train(&mut task, &mut store, &place, stop)).unwrap()
+        Outcome::of(train(&mut task, &mut store, &place, stop).map(drop)).unwrap()
     }
 
     /// Every bit that training leaves: rows, and the last state with its moments.

@@ -265,20 +265,21 @@ impl<'a> Training<'a> {
     }
 
     /// Ends a run that has made all its steps: its last figures, evaluation and state.
-    pub(crate) fn finish(&mut self) -> Result<(), Interrupt> {
+    /// Returns the evaluation.
+    pub(crate) fn finish(&mut self) -> Result<Measured, Interrupt> {
         self.save()?;
         let clock = Instant::now();
         self.draw()?;
         let values = self.measure(true)?;
         // Before the row: a run that continues from a state repeats every row after it.
         self.finish_saving()?;
-        self.append_evaluation(values, true);
+        self.append_evaluation(values.clone(), true);
         if let Some(Records { spool, saver }) = &mut self.records {
             saver.finish_rows(spool)?;
         }
         self.progress.rest(clock);
         self.show(true);
-        Ok(())
+        Ok(values)
     }
 
     /// Leaves on request: saves, once there is anything to save, and says so.

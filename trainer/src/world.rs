@@ -139,8 +139,8 @@ impl World {
         Ok(device.join(&*ranks, self.rank, self.size)?)
     }
 
-    /// Stops all ranks where the first does not go on. The wish of another is told to the first, for
-    /// the next time.
+    /// Stops all ranks where the first does not go on. The wish of another is told to the first,
+    /// for the next time.
     pub(crate) fn agree(&self, goes_on: bool) -> Result<(), Interrupt> {
         let ranks = self.ranks.as_ref();
         Interrupt::when(!ranks.map_or(goes_on, |ranks| ranks.agree(goes_on)))
