@@ -443,8 +443,7 @@ mod tests {
             std::env::var_os("SPD_FIGURE"),
             std::env::var_os("SPD_PICTURE"),
         ) else {
-            eprintln!("skipped: a_figure_to_look_at: SPD_FIGURE and SPD_PICTURE name no files");
-            return;
+            return spd_skips::skip("SPD_FIGURE and SPD_PICTURE");
         };
         let begun = std::time::Instant::now();
         let found = png(&spd_files::read(from.as_ref()).unwrap()).unwrap();

@@ -238,10 +238,7 @@ print(sum(parameter.numel() for parameter in model._components.parameters()))
 fn the_reference_loads_an_export() {
     let names = ["SPD_PYTHON", "SPD_REFERENCE"].map(std::env::var_os);
     let [Some(python), Some(reference)] = names else {
-        println!(
-            "skipped: the_reference_loads_an_export: SPD_PYTHON and SPD_REFERENCE name no Python and no checkout of the reference"
-        );
-        return;
+        return spd_skips::skip("SPD_PYTHON and SPD_REFERENCE");
     };
     let scratch = toy();
     done(&scratch, &["export", "runs/toy", "--out", "out"]);
@@ -389,8 +386,7 @@ fn tokens(count: usize, factor: usize) -> Vec<u8> {
 #[test]
 fn pytorch_measures_the_same_on_an_export() {
     let Some(python) = std::env::var_os("SPD_PYTHON") else {
-        println!("skipped: pytorch_measures_the_same_on_an_export: SPD_PYTHON names no Python");
-        return;
+        return spd_skips::skip("SPD_PYTHON");
     };
     let scratch = Scratch::new();
     let path = scratch.path();

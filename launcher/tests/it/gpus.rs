@@ -10,11 +10,11 @@ use crate::both::children;
 use crate::gpu::SHORT;
 use crate::scratch::{Running, Scratch, assert_goes, end, send, start, wait_until_it_trains};
 
-/// A replacement for NCCL; `None`, and a note, without a compiler for it or for kernels.
+/// A replacement for NCCL; the test is skipped without a compiler for it or for kernels.
 fn nccl() -> Option<Scratch> {
     for compiler in ["cc", "g++"] {
         if Command::new(compiler).arg("--version").output().is_err() {
-            println!("no {compiler}: runs on several GPUs were not tested");
+            spd_skips::skip(compiler);
             return None;
         }
     }

@@ -133,10 +133,7 @@ fn another_user_is_told_the_owner() {
     };
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
     if as_nobody("--version").code != Some(0) {
-        println!(
-            "skipped: a stop by another user, which wants root, setpriv and a program that all may run"
-        );
-        return;
+        return spd_skips::skip("root, setpriv and a program that every user may run");
     }
     let child = start(scratch.run("polite", &[]));
     scratch.rank_pid();
@@ -182,8 +179,7 @@ fn a_launcher_that_has_just_started_is_asked() {
     let mut command = Command::new("flock");
     command.arg("-F").arg(&lock).args(["sleep", "600"]);
     let Ok(holds) = Running::try_of(command.stdin(Stdio::null())) else {
-        println!("skipped: a stop of a launcher that has just begun, which wants flock");
-        return;
+        return spd_skips::skip("flock");
     };
     wait_until("the lock", || Lock::holder(&logs).unwrap().unwrap().is_held);
     let named = format!("process {} on {}\n", holds.id(), Lock::host());

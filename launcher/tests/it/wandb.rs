@@ -28,15 +28,15 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// A server with options; `None` without a recorder, which is reported.
-    fn start(test: &str, options: &[&str]) -> Option<Self> {
+    /// A server with options; without a recorder the test is skipped.
+    fn start(options: &[&str]) -> Option<Self> {
         let shared = std::env::var_os("SPD_SHARED").map_or_else(
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"),
             PathBuf::from,
         );
         let script = shared.join("reference/tracker/wandb_recorder.py");
         if !script.is_file() {
-            eprintln!("skipped: {test}: there is no {}", script.display());
+            spd_skips::skip("shared/reference/tracker/wandb_recorder.py");
             return None;
         }
         // The port is free again once it is known, so the recorder can take it.
@@ -92,10 +92,10 @@ fn begin(run_dir: &Path, id: &str) {
 }
 
 /// A server on whose pages Stop was pressed.
-fn pressed(test: &str, scratch: &Scratch) -> Option<Recorder> {
+fn pressed(scratch: &Scratch) -> Option<Recorder> {
     let answers = scratch.path().join("answers.json");
     put(&answers, r#"{"file_stream": {"json": {"stopped": true}}}"#);
-    Recorder::start(test, &["--override", answers.to_str().unwrap()])
+    Recorder::start(&["--override", answers.to_str().unwrap()])
 }
 
 const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
@@ -103,8 +103,7 @@ const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
 #[test]
 fn stop_on_the_page_of_a_run_makes_it_save_and_exit() {
     let scratch = Scratch::new();
-    let test = "stop_on_the_page_of_a_run_makes_it_save_and_exit";
-    let Some(server) = pressed(test, &scratch) else {
+    let Some(server) = pressed(&scratch) else {
         return;
     };
     let command = || {
@@ -156,7 +155,6 @@ fn stop_on_the_page_of_a_run_makes_it_save_and_exit() {
 #[test]
 fn a_run_of_a_sweep_is_stopped_alone() {
     let scratch = Scratch::new();
-    let test = "a_run_of_a_sweep_is_stopped_alone";
     // The recorder knows the first run before it begins.
     let state = scratch.path().join("state.json");
     let run = json!({
@@ -166,7 +164,7 @@ fn a_run_of_a_sweep_is_stopped_alone() {
     });
     let known = json!({ (format!("fixture-entity/spd/{ID}")): run });
     put(&state, &known.to_string());
-    let Some(server) = Recorder::start(test, &["--state", state.to_str().unwrap()]) else {
+    let Some(server) = Recorder::start(&["--state", state.to_str().unwrap()]) else {
         return;
     };
     let arguments = ["--seeds", "0..2", "--threads", "2", "--tracker", "wandb"];
@@ -213,8 +211,7 @@ fn a_run_of_a_sweep_is_stopped_alone() {
 #[test]
 fn ship_ignores_the_stop_button() {
     let scratch = Scratch::new();
-    let test = "ship_ignores_the_stop_button";
-    let Some(server) = pressed(test, &scratch) else {
+    let Some(server) = pressed(&scratch) else {
         return;
     };
     let ended = launch(scratch.run("done", &[]));
@@ -233,8 +230,7 @@ fn ship_ignores_the_stop_button() {
 
 #[test]
 fn a_faulty_server_only_delays_the_end_of_a_run() {
-    let test = "a_faulty_server_only_delays_the_end_of_a_run";
-    let Some(server) = Recorder::start(test, &[]) else {
+    let Some(server) = Recorder::start(&[]) else {
         return;
     };
     let befalls = |fate: Fate| {

@@ -250,7 +250,7 @@ fn a_browser_follows_a_run() {
     let scratch = Scratch::new();
     let run = scratch.run_dir();
     write_rows(&run, 0..3);
-    let Some(mut chromium) = Chromium::start("a_browser_follows_a_run") else {
+    let Some(mut chromium) = Chromium::start() else {
         return;
     };
     let watch = Watch::of(&scratch, &["runs/x"]);

@@ -23,12 +23,12 @@ const HELPERS: &str = "
 
 /// Opens the page of some runs, runs `script` in it, and returns its result; `None` without a
 /// browser.
-fn in_browser(test: &str, runs: &[PathBuf], script: &str) -> Option<Value> {
-    in_window((1400, 5000), test, runs, script)
+fn in_browser(runs: &[PathBuf], script: &str) -> Option<Value> {
+    in_window((1400, 5000), runs, script)
 }
 
-fn in_window(size: (u32, u32), test: &str, runs: &[PathBuf], script: &str) -> Option<Value> {
-    let mut chromium = Chromium::start(test)?;
+fn in_window(size: (u32, u32), runs: &[PathBuf], script: &str) -> Option<Value> {
+    let mut chromium = Chromium::start()?;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("page.html");
     fs::write(&file, page(runs).unwrap()).unwrap();
@@ -58,7 +58,7 @@ fn a_run_is_drawn() {
             loaded: [...document.images].every(one => one.naturalWidth > 0),
             sites: [...document.querySelectorAll('#sites em')].map(one => one.textContent),
             rows: document.querySelectorAll('.components .open').length, events: document.querySelectorAll('#events tbody tr').length };";
-    let Some(found) = in_browser("a_run_is_drawn", &[run], script) else {
+    let Some(found) = in_browser(&[run], script) else {
         return;
     };
     assert_eq!(found["title"], "x");
@@ -135,8 +135,7 @@ fn everything_that_can_be_clicked_is_clicked() {
         document.querySelectorAll('summary').forEach(one => one.click());
         await rest();
         return found;";
-    let Some(found) = in_browser("everything_that_can_be_clicked_is_clicked", &[run], script)
-    else {
+    let Some(found) = in_browser(&[run], script) else {
         return;
     };
     for name in ["log", "time", "step", "linear", "auto", "theme"] {
@@ -168,11 +167,7 @@ fn histograms_are_bars_at_the_step_of_the_slider() {
         bars.querySelector('svg').dispatchEvent(new PointerEvent('pointermove', { clientX: bars.querySelector('svg').getBoundingClientRect().right - 3 }));
         return { steps, name: bars.querySelector('.name').textContent, bin: bars.querySelector('.value').textContent,
             path: bars.querySelector('path').getAttribute('d').slice(0, 9), ends: bars.querySelector('.ends').textContent };";
-    let Some(found) = in_browser(
-        "histograms_are_bars_at_the_step_of_the_slider",
-        &[run],
-        script,
-    ) else {
+    let Some(found) = in_browser(&[run], script) else {
         return;
     };
     // A step with figures only shows the bars before it, and a step with bars only shows no
@@ -209,7 +204,7 @@ fn a_sweep_is_drawn_as_one() {
         select.dispatchEvent(new Event('change'));
         await rest();
         return { before, after: lines(), differ, drawn: drawn() > 5, waiting: document.querySelector('#overview .hint').textContent };";
-    let Some(found) = in_browser("a_sweep_is_drawn_as_one", &[sweep], script) else {
+    let Some(found) = in_browser(&[sweep], script) else {
         return;
     };
     assert_eq!((&found["before"], &found["after"]), (&json!(2), &json!(0)));
@@ -234,12 +229,7 @@ fn a_phone_scrolls_in_one_direction() {
         await rest();
         const said = text(document.getElementById('at'));
         return [document.documentElement.scrollWidth, drawn() > 0, said, height() - before];";
-    let Some(found) = in_window(
-        (390, 844),
-        "a_phone_scrolls_in_one_direction",
-        &[run],
-        script,
-    ) else {
+    let Some(found) = in_window((390, 844), &[run], script) else {
         return;
     };
     // The chart does not move under the pointer.
@@ -250,7 +240,7 @@ fn a_phone_scrolls_in_one_direction() {
 fn unexpected_file_hides_only_its_section() {
     let (_dir, run) = run("x");
     fs::write(run.join("summary.json"), "{\"tables\":7,\"lines\":[3]}").unwrap();
-    let Some(mut chromium) = Chromium::start("unexpected_file_hides_only_its_section") else {
+    let Some(mut chromium) = Chromium::start() else {
         return;
     };
     let file = run.join("report.html");
@@ -273,14 +263,13 @@ fn a_row_says_whether_it_counts_as_solved() {
     let (_alone, run) = run("alone");
     let script = "
         return { solved: all('#overview tr').slice(0, 4).map(row => row.lastChild.textContent), said: all('#overview .hint').map(text) };";
-    let test = "a_row_says_whether_it_counts_as_solved";
-    let Some(found) = in_browser(test, &[sweep.clone(), run], script) else {
+    let Some(found) = in_browser(&[sweep.clone(), run], script) else {
         return;
     };
     assert_eq!(found["solved"], json!(["solved", "no", "yes", "–"]));
     let said = json!(["Not begun: seed=2", "x: solved 1 of 2"]);
     assert_eq!(found["said"], said);
-    let found = in_browser(test, &[sweep], script).unwrap();
+    let found = in_browser(&[sweep], script).unwrap();
     assert_eq!(found["said"][1], "solved 1 of 2");
 }
 
@@ -296,8 +285,7 @@ fn only_training_curves_are_smoothed() {
         await rest();
         return [read(kl), read('loss/total'), read('system/cpu_percent'), text(document.getElementById('smoothness')),
             smoothed(runs[0], { x: [0, 10, 30], y: [100, 0, null], strange: new Map() }, 'step', 10).y];";
-    let test = "only_training_curves_are_smoothed";
-    let Some(found) = in_browser(test, &[run], script) else {
+    let Some(found) = in_browser(&[run], script) else {
         return;
     };
     // 1/31 at the last evaluation, and 100/31 at its step; of 40 steps, 0.02 * 1000^0.9.
@@ -328,8 +316,7 @@ fn a_long_run_is_smoothed_from_all_its_rows() {
         type('smooth', 0.8);
         await rest();
         return [...card('loss/total').chart.plot.data.at(-1)].filter(value => value !== undefined).slice(700);";
-    let test = "a_long_run_is_smoothed_from_all_its_rows";
-    let Some(found) = in_browser(test, &[dir.path().to_path_buf()], script) else {
+    let Some(found) = in_browser(&[dir.path().to_path_buf()], script) else {
         return;
     };
     // With the least and the greatest of each stretch only it would be about 40.
@@ -362,8 +349,7 @@ fn the_crosshair_says_nothing_of_a_run_that_has_ended() {
         }
         const points = [...card('loss/total').querySelectorAll('.u-cursor-pt')].map(one => !one.classList.contains('u-off'));
         return { said, points, at: text(document.getElementById('at')) };";
-    let test = "the_crosshair_says_nothing_of_a_run_that_has_ended";
-    let Some(found) = in_browser(test, &[short, long], script) else {
+    let Some(found) = in_browser(&[short, long], script) else {
         return;
     };
     let said = json!([
@@ -379,7 +365,7 @@ fn the_crosshair_says_nothing_of_a_run_that_has_ended() {
 
 #[test]
 fn a_link_leads_to_its_section_at_once() {
-    let Some(mut chromium) = Chromium::start("a_link_leads_to_its_section_at_once") else {
+    let Some(mut chromium) = Chromium::start() else {
         return;
     };
     let (_dir, run) = run("x");
@@ -436,7 +422,7 @@ fn all_charts_are_on_paper() {
         dispatchEvent(new Event('afterprint'));
         await rest();
         return { before, printed, after: look(), width: card('loss/total').chart.plot.width <= card('loss/total').clientWidth };";
-    let Some(found) = in_window((1400, 400), "all_charts_are_on_paper", &[run], script) else {
+    let Some(found) = in_window((1400, 400), &[run], script) else {
         return;
     };
     let before = &found["before"];
@@ -474,8 +460,7 @@ fn a_figure_that_is_made_larger_is_on_the_screen() {
             }
         }
         return inside;";
-    let test = "a_figure_that_is_made_larger_is_on_the_screen";
-    let Some(found) = in_window((1400, 700), test, &[run], script) else {
+    let Some(found) = in_window((1400, 700), &[run], script) else {
         return;
     };
     assert_eq!(

@@ -26,13 +26,13 @@ pub(crate) struct Chromium {
 
 impl Chromium {
     /// Starts the browser of `SPD_CHROMIUM`, or one by its name in the distributions. Without one,
-    /// the named test is skipped.
-    pub(crate) fn start(test: &str) -> Option<Self> {
+    /// the test is skipped.
+    pub(crate) fn start() -> Option<Self> {
         let named = std::env::var_os("SPD_CHROMIUM").map(PathBuf::from);
         let usual = ["chromium", "chromium-browser", "google-chrome"]
             .map(|name| Path::new("/usr/bin").join(name));
         let Some(program) = named.into_iter().chain(usual).find(|path| path.is_file()) else {
-            println!("skipped: {test}: no chromium in /usr/bin, and SPD_CHROMIUM names none");
+            spd_skips::skip("chromium");
             return None;
         };
         let profile = tempfile::tempdir().unwrap();

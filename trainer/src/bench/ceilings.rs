@@ -327,7 +327,7 @@ pub(super) mod tests {
         rounds: 2,
     };
 
-    /// A GPU made of this machine's processor; `None`, and a line that says so, where there is no
+    /// A GPU made of this machine's processor; the test is skipped where there is no
     /// g++.
     pub(in crate::bench) fn emulated() -> Option<Arc<Device>> {
         if std::process::Command::new("g++")
@@ -335,7 +335,7 @@ pub(super) mod tests {
             .output()
             .is_err()
         {
-            println!("no g++: timing on a GPU was not tested");
+            spd_skips::skip("g++");
             return None;
         }
         Some(Device::emulated())

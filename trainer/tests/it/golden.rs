@@ -7,7 +7,7 @@
 //!
 //! The files lie in `$SPD_SHARED/golden` and `$SPD_SHARED/targets`, or else in `shared/` beside the
 //! workspace; where they do not, in `tests/golden`, which has a part of them. What neither has is
-//! skipped, and named in the last line.
+//! skipped, and named at the end.
 
 mod ascent;
 mod candle;

@@ -27,7 +27,7 @@ use spd_trainer::networks::{Network, load, shipped};
 use spd_trainer::pass::{MaskedSite, Pass};
 use spd_trainer::run_file::Run;
 
-use crate::harness::{Absent, Compared, Outcome, Skipped, Test};
+use crate::harness::{Compared, Outcome, Skipped, Test};
 
 const SMALL: [&str; 11] = [
     "gpt2",
@@ -75,7 +75,7 @@ fn check(case: &'static str, is_real: bool) -> Outcome {
         if std::env::var_os(variable).is_none() {
             return Err(Skipped {
                 what: format!("transformers' {case}"),
-                absent: Absent::Variable(variable),
+                absent: (*variable).into(),
             });
         }
     }

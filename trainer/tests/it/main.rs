@@ -9,5 +9,5 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut tests = golden::tests();
     tests.extend(huggingface::tests());
-    harness::run(&tests)
+    harness::run(tests)
 }

@@ -28,10 +28,10 @@ struct Mine {
 }
 
 impl Mine {
-    /// `None` without the packages.
-    fn new(test: &str) -> Option<Self> {
+    /// Without the packages the test is skipped.
+    fn new() -> Option<Self> {
         if std::env::var_os("SPD_MLFLOW").is_none() {
-            eprintln!("skipped: {test}: SPD_MLFLOW names no directory");
+            spd_skips::skip("SPD_MLFLOW");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -164,7 +164,7 @@ fn sorted(mut points: Vec<(u64, String)>) -> Vec<(u64, String)> {
 
 #[test]
 fn a_real_server_has_every_row_once() {
-    let Some(mut mine) = Mine::new("a_real_server_has_every_row_once") else {
+    let Some(mut mine) = Mine::new() else {
         return;
     };
     let mut scratch = Scratch::new(&mine.uri);

@@ -7,8 +7,8 @@ use super::super::media::tests::SMALL;
 use super::*;
 
 /// Sends twelve steps in three parts; returns the state of the server, and the refusals.
-fn after(test: &str, faults: &Json) -> Option<(Json, Vec<Refusal>)> {
-    let server = Recorder::with(test, faults, &[])?;
+fn after(faults: &Json) -> Option<(Json, Vec<Refusal>)> {
+    let server = Recorder::with(faults, &[])?;
     let folder = tempfile::tempdir().unwrap();
     let run = a_run(folder.path());
     let mut driver = Driver::new(server.sink());
@@ -27,8 +27,7 @@ fn after(test: &str, faults: &Json) -> Option<(Json, Vec<Refusal>)> {
 
 #[test]
 fn each_row_arrives_once_for_any_answers() {
-    let test = "each_row_arrives_once_for_any_answers";
-    let Some((straight, _)) = after(test, &json!([])) else {
+    let Some((straight, _)) = after(&json!([])) else {
         return;
     };
     assert_eq!(steps(&straight), (0..12).collect::<Vec<u64>>());
@@ -74,7 +73,7 @@ fn each_row_arrives_once_for_any_answers() {
         faults.push((status("file_stream", answer), means));
     }
     for (fault, means) in faults {
-        let (found, refusals) = after(test, &json!([fault])).unwrap();
+        let (found, refusals) = after(&json!([fault])).unwrap();
         assert_eq!(found, straight, "{fault}");
         let refusal = format!("{:?}", refusals[0]);
         assert!(refusal.starts_with(means), "{fault}: {refusal}");
@@ -84,7 +83,7 @@ fn each_row_arrives_once_for_any_answers() {
 #[test]
 fn a_server_says_when_to_come_back() {
     let fault = json!([{"match": "file_stream", "nth": [1], "status": 429, "headers": {"Retry-After": "7"}}]);
-    let Some((_, refusals)) = after("a_server_says_when_to_come_back", &fault) else {
+    let Some((_, refusals)) = after(&fault) else {
         return;
     };
     let [Refusal::Later { after, .. }] = &refusals[..] else {
@@ -98,7 +97,7 @@ fn a_line_that_is_not_taken_leaves_its_number() {
     // Of twelve steps, those from 4 on are halved down to step 6: 4-7 no, 4-5 yes, 6-7 no, 6 no,
     // its placeholder yes.
     let fault = json!([{"match": "file_stream", "nth": [2, 4, 5], "status": 400}]);
-    let Some((found, _)) = after("a_line_that_is_not_taken_leaves_its_number", &fault) else {
+    let Some((found, _)) = after(&fault) else {
         return;
     };
     assert_eq!(steps(&found), (0..12).collect::<Vec<u64>>());
@@ -113,8 +112,7 @@ fn a_line_that_is_not_taken_leaves_its_number() {
 
 #[test]
 fn a_line_that_is_too_long_is_refused_before_it_is_sent() {
-    let test = "a_line_that_is_too_long_is_refused_before_it_is_sent";
-    let Some(server) = Recorder::start(test) else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -135,9 +133,8 @@ fn a_line_that_is_too_long_is_refused_before_it_is_sent() {
 
 #[test]
 fn a_send_is_cut_into_requests_that_count_together() {
-    let test = "a_send_is_cut_into_requests_that_count_together";
     let fault = json!([{"match": "file_stream", "nth": [2], "status": 503}]);
-    let Some(server) = Recorder::with(test, &fault, &[]) else {
+    let Some(server) = Recorder::with(&fault, &[]) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +155,7 @@ fn a_send_is_cut_into_requests_that_count_together() {
 
 #[test]
 fn a_key_is_asked_for_and_found_later() {
-    let Some(server) = Recorder::start("a_key_is_asked_for_and_found_later") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -212,7 +209,6 @@ fn offline_mode_sends_nothing() {
 
 #[test]
 fn a_server_that_repeats_the_key_does_not_have_us_repeat_it() {
-    let test = "a_server_that_repeats_the_key_does_not_have_us_repeat_it";
     // The secret as sent, as decoded, and a part of each, behind so much text that it is cut.
     let sent = STANDARD.encode(format!("api:{KEY}"));
     let quoted = [KEY, &sent, &KEY[7..], &sent[..sent.len() - 9]];
@@ -228,7 +224,7 @@ fn a_server_that_repeats_the_key_does_not_have_us_repeat_it() {
             {"match": "file_stream", "nth": [1], "status": 503, "body": {"error": text}},
             {"match": "file_stream", "nth": [2], "status": 200, "body": {"errors": text}},
         ]);
-        let Some((_, refusals)) = after(test, &fault) else {
+        let Some((_, refusals)) = after(&fault) else {
             return;
         };
         assert_eq!(refusals.len(), 5);
@@ -249,8 +245,7 @@ fn a_server_that_repeats_the_key_does_not_have_us_repeat_it() {
 
 #[test]
 fn a_good_status_with_nonsense_takes_nothing() {
-    let test = "a_good_status_with_nonsense_takes_nothing";
-    let Some((straight, _)) = after(test, &json!([])) else {
+    let Some((straight, _)) = after(&json!([])) else {
         return;
     };
     let page = "<html>please log in</html>";
@@ -268,7 +263,7 @@ fn a_good_status_with_nonsense_takes_nothing() {
             // The last request, with the end of the run.
             answer("file_stream", 5),
         ]);
-        let (found, refusals) = after(test, &faults).unwrap();
+        let (found, refusals) = after(&faults).unwrap();
         assert_eq!(found, straight, "{nonsense}");
         assert_eq!(refusals.len(), 3, "{nonsense}: {refusals:?}");
         let all = refusals
@@ -290,20 +285,19 @@ fn a_good_status_with_nonsense_takes_nothing() {
         json!({"exitcode": null, "limits": {}, "error": null}),
     ] {
         let fault = json!([{"match": "file_stream", "nth": "all", "status": 200, "body": good, "after_apply": true}]);
-        let (found, refusals) = after(test, &fault).unwrap();
+        let (found, refusals) = after(&fault).unwrap();
         assert_eq!((found, refusals), (straight.clone(), Vec::new()), "{good}");
     }
 }
 
 #[test]
 fn a_run_has_no_name_that_is_a_key_or_moves_the_cursor() {
-    let test = "a_run_has_no_name_that_is_a_key_or_moves_the_cursor";
     for name in [KEY, "a\u{1b}[2Jb", "", &"x".repeat(1000)] {
         let bucket =
             json!({"name": name, "id": name, "project": {"name": name, "entity": {"name": name}}});
         let body = json!({"data": {"upsertBucket": {"bucket": bucket, "inserted": true}}});
         let fault = json!([{"match": "UpsertBucket", "nth": "all", "status": 200, "body": body}]);
-        let Some(server) = Recorder::with(test, &fault, &[]) else {
+        let Some(server) = Recorder::with(&fault, &[]) else {
             return;
         };
         let folder = tempfile::tempdir().unwrap();
@@ -325,12 +319,11 @@ fn a_run_has_no_name_that_is_a_key_or_moves_the_cursor() {
 
 #[test]
 fn a_deleted_run_is_made_again_under_another_name() {
-    let test = "a_deleted_run_is_made_again_under_another_name";
     let words = "run abcd1234 was previously created and deleted; try a new run name";
     let body = json!({"errors": [{"message": words}]});
     for status in [409, 200] {
         let fault = json!([{"match": "UpsertBucket", "nth": [2], "status": status, "body": body}]);
-        let Some(server) = Recorder::with(test, &fault, &[]) else {
+        let Some(server) = Recorder::with(&fault, &[]) else {
             return;
         };
         let folder = tempfile::tempdir().unwrap();
@@ -351,8 +344,7 @@ fn a_deleted_run_is_made_again_under_another_name() {
 
 #[test]
 fn a_server_that_lost_the_run_is_told_all_of_it_again() {
-    let Some(mut server) = Recorder::start("a_server_that_lost_the_run_is_told_all_of_it_again")
-    else {
+    let Some(mut server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -390,7 +382,6 @@ fn a_server_that_lost_the_run_is_told_all_of_it_again() {
 
 #[test]
 fn files_follow_rows_and_do_not_hold_them_up() {
-    let test = "files_follow_rows_and_do_not_hold_them_up";
     for (fault, arrives) in [
         (json!({"match": "PUT", "nth": [1, 2], "status": 403}), true),
         (json!({"match": "PUT", "nth": "all", "status": 403}), false),
@@ -405,7 +396,7 @@ fn files_follow_rows_and_do_not_hold_them_up() {
             true,
         ),
     ] {
-        let Some(server) = Recorder::with(test, &json!([fault]), &[]) else {
+        let Some(server) = Recorder::with(&json!([fault]), &[]) else {
             return;
         };
         let folder = tempfile::tempdir().unwrap();
@@ -439,10 +430,9 @@ fn files_follow_rows_and_do_not_hold_them_up() {
 
 #[test]
 fn files_that_have_no_place_at_the_end_are_asked_for_again() {
-    let test = "files_that_have_no_place_at_the_end_are_asked_for_again";
     for (refused, is_there) in [(json!([1, 2, 3]), true), (json!("all"), false)] {
         let fault = json!([{"match": "CreateRunFiles", "nth": refused, "status": 500}]);
-        let Some(server) = Recorder::with(test, &fault, &[]) else {
+        let Some(server) = Recorder::with(&fault, &[]) else {
             return;
         };
         let folder = tempfile::tempdir().unwrap();

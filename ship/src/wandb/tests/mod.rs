@@ -58,15 +58,15 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// A server without faults; `None` without the recorder, which is reported.
-    fn start(test: &str) -> Option<Self> {
-        Self::with(test, &json!([]), &[])
+    /// A server without faults; the test is skipped without the recorder.
+    fn start() -> Option<Self> {
+        Self::with(&json!([]), &[])
     }
 
     /// A server with faults, and further options.
-    fn with(test: &str, faults: &Json, options: &[&str]) -> Option<Self> {
+    fn with(faults: &Json, options: &[&str]) -> Option<Self> {
         let Some(shared) = shared() else {
-            eprintln!("skipped: {test}: there is no shared/reference with the recording server");
+            spd_skips::skip("shared/reference");
             return None;
         };
         let script = shared.join("tracker/wandb_recorder.py");

@@ -40,13 +40,13 @@ run.finish(exit_code=scene['code'])
 pub(super) struct Python(OsString);
 
 impl Python {
-    /// The interpreter; its absence is reported.
-    pub(super) fn found(test: &str) -> Option<Self> {
+    /// The interpreter; the test is skipped without it.
+    pub(super) fn found() -> Option<Self> {
         let packages = std::env::var_os("SPD_WANDB");
         let has = |packages: &OsString, name| Path::new(packages).join(name).is_dir();
         let found = packages.filter(|packages| has(packages, "wandb") && has(packages, "PIL"));
         if found.is_none() {
-            eprintln!("skipped: {test}: SPD_WANDB names no folder with wandb and pillow");
+            spd_skips::skip("SPD_WANDB");
         }
         found.map(Self)
     }
@@ -68,11 +68,10 @@ impl Python {
 
 #[test]
 fn the_official_client_goes_on_with_a_run_of_ours() {
-    let test = "the_official_client_goes_on_with_a_run_of_ours";
-    let Some(python) = Python::found(test) else {
+    let Some(python) = Python::found() else {
         return;
     };
-    let Some(server) = Recorder::start(test) else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -116,11 +115,11 @@ fn value(of: &Json) -> Value {
 /// Plays a scene with both clients, each with a server of its own, and compares the servers.
 ///
 /// - `starts`: the rows of each start of the run, `{"step", "values"}`
-fn compare(test: &str, starts: &[Json], code: u8) {
-    let Some(python) = Python::found(test) else {
+fn compare(starts: &[Json], code: u8) {
+    let Some(python) = Python::found() else {
         return;
     };
-    let (Some(theirs), Some(ours)) = (Recorder::start(test), Recorder::start(test)) else {
+    let (Some(theirs), Some(ours)) = (Recorder::start(), Recorder::start()) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -169,8 +168,7 @@ fn compare(test: &str, starts: &[Json], code: u8) {
 fn both_clients_make_the_same_of_an_ordinary_run() {
     let row = |step: u64| json!({"step": step, "values": {"loss/total": 1.0 / (step + 3) as f64, "a.b": 1e300, "rows": 32}});
     let rows: Vec<Json> = [0, 1, 10, 25].map(row).into();
-    let test = "both_clients_make_the_same_of_an_ordinary_run";
-    compare(test, &[json!(rows)], 0);
+    compare(&[json!(rows)], 0);
 }
 
 #[test]
@@ -178,8 +176,7 @@ fn both_clients_make_the_same_of_a_resumed_run() {
     let row = |step: u64| json!({"step": step, "values": {"loss/total": 0.1 * step as f64}});
     let first: Vec<Json> = (0..5).map(row).collect();
     let second: Vec<Json> = (5..8).map(row).collect();
-    let test = "both_clients_make_the_same_of_a_resumed_run";
-    compare(test, &[json!(first), json!(second)], 0);
+    compare(&[json!(first), json!(second)], 0);
 }
 
 #[test]
@@ -188,15 +185,13 @@ fn both_clients_agree_on_non_finite_values() {
         {"step": 0, "values": {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}},
         {"step": 1, "values": {"d": "NaN"}},
     ]);
-    let test = "both_clients_agree_on_non_finite_values";
-    compare(test, &[rows], 0);
+    compare(&[rows], 0);
 }
 
 #[test]
 fn both_clients_make_the_same_of_a_run_that_failed() {
     let rows = json!([{"step": 0, "values": {"a": 1.5}}]);
-    let test = "both_clients_make_the_same_of_a_run_that_failed";
-    compare(test, &[rows], 1);
+    compare(&[rows], 1);
 }
 
 #[test]
@@ -205,6 +200,5 @@ fn both_clients_make_the_same_of_pictures_and_histograms() {
         {"step": 0, "values": {"figures/uv": {"file": "a.png"}, "a": 1}},
         {"step": 1, "values": {"bins": {"edges": [0, 0.5, 1, 2.25], "counts": [3, 0, 4]}, "figures/uv": {"file": "a.png"}}},
     ]);
-    let test = "both_clients_make_the_same_of_pictures_and_histograms";
-    compare(test, &[rows], 0);
+    compare(&[rows], 0);
 }

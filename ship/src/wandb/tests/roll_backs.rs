@@ -12,8 +12,8 @@ const BACK: RollBack = RollBack {
 };
 
 /// Sends steps 0 to 5, rolls back to 3 by `policy`, and sends the rest.
-fn after(test: &str, policy: OnRollback, faults: &Json) -> Option<(Recorder, Driver, After)> {
-    let server = Recorder::with(test, faults, &[])?;
+fn after(policy: OnRollback, faults: &Json) -> Option<(Recorder, Driver, After)> {
+    let server = Recorder::with(faults, &[])?;
     let folder = tempfile::tempdir().unwrap();
     let mut run = a_run(folder.path());
     run.tracker.on_rollback = policy;
@@ -47,12 +47,11 @@ fn after(test: &str, policy: OnRollback, faults: &Json) -> Option<(Recorder, Dri
 
 #[test]
 fn a_new_run_has_all_rows_that_hold() {
-    let test = "a_new_run_has_all_rows_that_hold";
     for fault in [
         json!([]),
         json!([{"match": "UpsertBucket", "nth": [3, 5], "status": 502, "after_apply": true}]),
     ] {
-        let Some((server, driver, after)) = after(test, OnRollback::NewRun, &fault) else {
+        let Some((server, driver, after)) = after(OnRollback::NewRun, &fault) else {
             return;
         };
         assert_eq!(after, After::FromStart);
@@ -70,8 +69,7 @@ fn a_new_run_has_all_rows_that_hold() {
 
 #[test]
 fn a_rewound_run_has_each_step_once() {
-    let test = "a_rewound_run_has_each_step_once";
-    let Some((server, _, after)) = after(test, OnRollback::Rewind, &json!([])) else {
+    let Some((server, _, after)) = after(OnRollback::Rewind, &json!([])) else {
         return;
     };
     assert_eq!(after, After::GoOn);
@@ -84,13 +82,12 @@ fn a_rewound_run_has_each_step_once() {
 
 #[test]
 fn refused_rewind_makes_a_new_run() {
-    let test = "refused_rewind_makes_a_new_run";
     for fault in [
         json!({"match": "RewindRun", "nth": [1], "status": 400, "body": {"error": "not in a terminal state"}}),
         json!({"match": "RewindRun", "nth": [1], "status": 200, "body": {"errors": [{"message": "no such field"}]}}),
         json!({"match": "RewindRun", "nth": [1], "status": 200, "body": {"data": {"rewindRun": null}}}),
     ] {
-        let Some((server, _, after)) = after(test, OnRollback::Rewind, &json!([fault])) else {
+        let Some((server, _, after)) = after(OnRollback::Rewind, &json!([fault])) else {
             return;
         };
         assert_eq!(after, After::FromStart);
@@ -103,8 +100,7 @@ fn refused_rewind_makes_a_new_run() {
 
 #[test]
 fn kept_run_continues_after_void_rows() {
-    let test = "kept_run_continues_after_void_rows";
-    let Some((server, _, after)) = after(test, OnRollback::Keep, &json!([])) else {
+    let Some((server, _, after)) = after(OnRollback::Keep, &json!([])) else {
         return;
     };
     assert_eq!(after, After::GoOn);

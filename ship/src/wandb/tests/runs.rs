@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn run_at_the_server_equals_the_local_run() {
-    let Some(server) = Recorder::start("run_at_the_server_equals_the_local_run") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn run_at_the_server_equals_the_local_run() {
 
 #[test]
 fn a_run_goes_on_from_its_own_counts() {
-    let Some(server) = Recorder::start("a_run_goes_on_from_its_own_counts") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn a_run_goes_on_from_its_own_counts() {
 
 #[test]
 fn resumed_run_sends_changed_labels() {
-    let Some(server) = Recorder::start("resumed_run_sends_changed_labels") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +192,7 @@ fn resumed_run_sends_changed_labels() {
 
 #[test]
 fn lines_of_a_lost_cursor_are_not_sent_twice() {
-    let Some(server) = Recorder::start("lines_of_a_lost_cursor_are_not_sent_twice") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ fn somebody_presses_stop() {
     let path = folder.path().join("answers.json");
     crate::wandb::tests::put(&path, r#"{"file_stream": {"json": {"stopped": true}}}"#).unwrap();
     let options = ["--override", path.to_str().unwrap()];
-    let Some(server) = Recorder::with("somebody_presses_stop", &json!([]), &options) else {
+    let Some(server) = Recorder::with(&json!([]), &options) else {
         return;
     };
     let run = a_run(folder.path());
@@ -261,9 +261,8 @@ fn somebody_presses_stop() {
 
 #[test]
 fn a_figure_is_drawn_once_unless_it_waits_for_its_server() {
-    let test = "a_figure_is_drawn_once_unless_it_waits_for_its_server";
     let faults = json!([{"match": "CreateRunFiles", "nth": [2], "status": 503}]);
-    let Some(server) = Recorder::with(test, &faults, &[]) else {
+    let Some(server) = Recorder::with(&faults, &[]) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -293,7 +292,7 @@ fn a_figure_is_drawn_once_unless_it_waits_for_its_server() {
 
 #[test]
 fn a_silent_run_says_that_it_is_alive() {
-    let Some(server) = Recorder::start("a_silent_run_says_that_it_is_alive") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -311,7 +310,7 @@ fn a_silent_run_says_that_it_is_alive() {
 
 #[test]
 fn an_alert_is_told_and_written() {
-    let Some(server) = Recorder::start("an_alert_is_told_and_written") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -345,7 +344,7 @@ fn an_alert_is_told_and_written() {
 
 #[test]
 fn environment_fills_in_missing_labels() {
-    let Some(server) = Recorder::start("environment_fills_in_missing_labels") else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -387,8 +386,7 @@ fn environment_fills_in_missing_labels() {
 
 #[test]
 fn a_sweep_is_a_run_of_a_type_of_its_own_with_its_table() {
-    let Some(server) = Recorder::start("a_sweep_is_a_run_of_a_type_of_its_own_with_its_table")
-    else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();

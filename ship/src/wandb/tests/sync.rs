@@ -91,11 +91,10 @@ fn compared(run: &Json, times: usize) -> Json {
 
 #[test]
 fn a_run_that_goes_on_is_synced_as_one_and_later_under_another_name() {
-    let test = "a_run_that_goes_on_is_synced_as_one_and_later_under_another_name";
-    let Some(python) = Python::found(test) else {
+    let Some(python) = Python::found() else {
         return;
     };
-    let Some(server) = Recorder::start(test) else {
+    let Some(server) = Recorder::start() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -128,11 +127,10 @@ fn a_run_that_goes_on_is_synced_as_one_and_later_under_another_name() {
 
 #[test]
 fn synced_export_equals_the_sent_run() {
-    let test = "synced_export_equals_the_sent_run";
-    let Some(python) = Python::found(test) else {
+    let Some(python) = Python::found() else {
         return;
     };
-    let (Some(sent), Some(synced)) = (Recorder::start(test), Recorder::start(test)) else {
+    let (Some(sent), Some(synced)) = (Recorder::start(), Recorder::start()) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();

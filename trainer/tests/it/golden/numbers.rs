@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
 
-use crate::harness::{Absent, Skipped};
+use crate::harness::Skipped;
 
 /// `<name>.json` and `<name>.safetensors`.
 pub(super) struct Numbers {
@@ -140,7 +140,7 @@ const WHOLE_TESTS: [&str; 3] = ["ce_kl", "checkpoint", "single steps"];
 fn absent(what: &str, case: &str) -> Skipped {
     Skipped {
         what: what.to_owned(),
-        absent: Absent::File(format!("golden/{case}.json")),
+        absent: format!("shared/golden/{case}.json"),
     }
 }
 

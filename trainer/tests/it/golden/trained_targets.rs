@@ -13,7 +13,7 @@ use spd_trainer::pass::Pass;
 use super::numbers::shared;
 use super::processor;
 use super::run_file::{number, size};
-use crate::harness::{Absent, Compared, Outcome, Skipped};
+use crate::harness::{Compared, Outcome, Skipped};
 
 const ROWS: usize = 2048;
 
@@ -31,7 +31,7 @@ pub(super) fn check(name: &str) -> Outcome {
     let file = |kind: &str| shared("targets").join(format!("{name}.{kind}"));
     let text = std::fs::read(file("json")).map_err(|_| Skipped {
         what: format!("target {name}"),
-        absent: Absent::File(format!("targets/{name}.json")),
+        absent: format!("shared/targets/{name}.json"),
     })?;
     let info: Json = serde_json::from_slice(&text).expect("a JSON file");
     let config = &info["train_config"];

@@ -22,12 +22,12 @@ struct Captured {
 }
 
 impl Captured {
-    /// A scenario by its name; its absence is reported.
-    fn read(test: &str, name: &str) -> Option<Self> {
+    /// A scenario by its name; the test is skipped without it.
+    fn read(name: &str) -> Option<Self> {
         let path = shared().map(|shared| shared.join(format!("wandb_capture/{name}.json")));
         let text = path.and_then(|path| spd_files::read_to_string(&path).ok());
         let Some(text) = text else {
-            eprintln!("skipped: {test}: there is no shared/reference/wandb_capture/{name}.json");
+            spd_skips::skip(&format!("shared/reference/wandb_capture/{name}.json"));
             return None;
         };
         let mut read = plain(&text);
@@ -37,9 +37,9 @@ impl Captured {
     }
 
     /// A server with the faults of the recording.
-    fn server(&self, test: &str) -> Option<Recorder> {
+    fn server(&self) -> Option<Recorder> {
         let faults = self.exchanges.iter().filter_map(|one| one.get("fault"));
-        Recorder::with(test, &json!(faults.collect::<Vec<_>>()), &[])
+        Recorder::with(&json!(faults.collect::<Vec<_>>()), &[])
     }
 
     /// The same run for our sink.

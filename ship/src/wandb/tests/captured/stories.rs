@@ -6,11 +6,10 @@ use super::*;
 
 #[test]
 fn an_ordinary_run_is_said_as_the_official_client_says_it() {
-    let test = "an_ordinary_run_is_said_as_the_official_client_says_it";
-    let Some(theirs) = Captured::read(test, "first") else {
+    let Some(theirs) = Captured::read("first") else {
         return;
     };
-    let Some(server) = theirs.server(test) else {
+    let Some(server) = theirs.server() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -55,13 +54,12 @@ fn an_ordinary_run_is_said_as_the_official_client_says_it() {
 
 #[test]
 fn lines_have_the_official_clients_offsets() {
-    let test = "lines_have_the_official_clients_offsets";
     // The second server supports gzip, and also accepts uncompressed requests.
     for (name, features) in [("chunks", ""), ("gzip", "FILESTREAM_GZIP")] {
-        let Some(theirs) = Captured::read(test, name) else {
+        let Some(theirs) = Captured::read(name) else {
             return;
         };
-        let Some(server) = Recorder::with(test, &json!([]), &["--features", features]) else {
+        let Some(server) = Recorder::with(&json!([]), &["--features", features]) else {
             return;
         };
         let folder = tempfile::tempdir().unwrap();
@@ -72,11 +70,10 @@ fn lines_have_the_official_clients_offsets() {
 
 #[test]
 fn a_lost_answer_has_the_same_request_come_again() {
-    let test = "a_lost_answer_has_the_same_request_come_again";
-    let Some(theirs) = Captured::read(test, "ack_lost") else {
+    let Some(theirs) = Captured::read("ack_lost") else {
         return;
     };
-    let Some(server) = theirs.server(test) else {
+    let Some(server) = theirs.server() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -87,11 +84,10 @@ fn a_lost_answer_has_the_same_request_come_again() {
 
 #[test]
 fn a_server_that_names_a_time_is_heeded_as_the_official_client_heeds_it() {
-    let test = "a_server_that_names_a_time_is_heeded_as_the_official_client_heeds_it";
-    let Some(theirs) = Captured::read(test, "retry_after") else {
+    let Some(theirs) = Captured::read("retry_after") else {
         return;
     };
-    let Some(server) = theirs.server(test) else {
+    let Some(server) = theirs.server() else {
         return;
     };
     let times: Vec<f64> = theirs
@@ -113,14 +109,11 @@ fn a_server_that_names_a_time_is_heeded_as_the_official_client_heeds_it() {
 
 #[test]
 fn a_run_that_fails_or_dies_looks_the_same_as_one_of_the_official_client() {
-    let test = "a_run_that_fails_or_dies_looks_the_same_as_one_of_the_official_client";
-    let (Some(mut failed), Some(killed)) =
-        (Captured::read(test, "fail"), Captured::read(test, "kill"))
-    else {
+    let (Some(mut failed), Some(killed)) = (Captured::read("fail"), Captured::read("kill")) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let Some(server) = failed.server(test) else {
+    let Some(server) = failed.server() else {
         return;
     };
     play(&failed, &server, &failed.run(folder.path()), Some(1));
@@ -129,7 +122,7 @@ fn a_run_that_fails_or_dies_looks_the_same_as_one_of_the_official_client() {
     failed.state["exitcode"] = json!(1);
     // With a single row sent, its summary is of the moment before.
     compare(&failed, &server, &[]);
-    let Some(server) = killed.server(test) else {
+    let Some(server) = killed.server() else {
         return;
     };
     play(&killed, &server, &killed.run(folder.path()), None);
@@ -142,11 +135,10 @@ fn a_run_that_fails_or_dies_looks_the_same_as_one_of_the_official_client() {
 
 #[test]
 fn heartbeat_equals_the_official_clients() {
-    let test = "heartbeat_equals_the_official_clients";
-    let Some(theirs) = Captured::read(test, "idle") else {
+    let Some(theirs) = Captured::read("idle") else {
         return;
     };
-    let Some(server) = theirs.server(test) else {
+    let Some(server) = theirs.server() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -171,14 +163,10 @@ fn heartbeat_equals_the_official_clients() {
 
 #[test]
 fn resumed_run_continues_at_the_official_clients_offset() {
-    let test = "resumed_run_continues_at_the_official_clients_offset";
-    let (Some(first), Some(theirs)) = (
-        Captured::read(test, "first"),
-        Captured::read(test, "resume"),
-    ) else {
+    let (Some(first), Some(theirs)) = (Captured::read("first"), Captured::read("resume")) else {
         return;
     };
-    let Some(server) = theirs.server(test) else {
+    let Some(server) = theirs.server() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -211,14 +199,10 @@ fn resumed_run_continues_at_the_official_clients_offset() {
 
 #[test]
 fn a_run_is_rewound_as_the_official_client_rewinds_it() {
-    let test = "a_run_is_rewound_as_the_official_client_rewinds_it";
-    let (Some(resumed), Some(theirs)) = (
-        Captured::read(test, "resume"),
-        Captured::read(test, "rewind"),
-    ) else {
+    let (Some(resumed), Some(theirs)) = (Captured::read("resume"), Captured::read("rewind")) else {
         return;
     };
-    let Some(server) = theirs.server(test) else {
+    let Some(server) = theirs.server() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -269,11 +253,10 @@ fn a_run_is_rewound_as_the_official_client_rewinds_it() {
 
 #[test]
 fn a_page_is_told_of_as_the_official_client_does_it() {
-    let test = "a_page_is_told_of_as_the_official_client_does_it";
-    let Some(theirs) = Captured::read(test, "media") else {
+    let Some(theirs) = Captured::read("media") else {
         return;
     };
-    let Some(server) = theirs.server(test) else {
+    let Some(server) = theirs.server() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -304,8 +287,7 @@ fn a_page_is_told_of_as_the_official_client_does_it() {
 
 #[test]
 fn an_axis_is_declared_as_the_official_client_declares_it() {
-    let test = "an_axis_is_declared_as_the_official_client_declares_it";
-    let Some(theirs) = Captured::read(test, "metrics") else {
+    let Some(theirs) = Captured::read("metrics") else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
