@@ -53,10 +53,6 @@ impl ImportanceFunction for GlobalSharedMlp {
         })
     }
 
-    fn refuses(&self, _site: &Site) -> Option<String> {
-        None
-    }
-
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
         mlp_tensors(self.layers(sites.iter()), None, sites.len())
     }

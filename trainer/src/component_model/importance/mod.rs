@@ -22,6 +22,7 @@
 mod global_shared_mlp;
 mod mlp;
 mod shared_mlp;
+mod site_mlp;
 mod vector_mlp;
 
 use serde::Serialize;
@@ -201,13 +202,8 @@ trait ImportanceFunction {
     fn to_reference(&self) -> Json;
 
     /// Why a site cannot be seen by it, if so.
-    fn refuses(&self, site: &Site) -> Option<String> {
-        (site.layer.kind == LayerKind::Embedding).then(|| {
-            format!(
-                "reads the input vectors of a site, and `{}` is an embedding, which reads tokens; \"mlp\" reads what they are looked up to",
-                site.path()
-            )
-        })
+    fn refuses(&self, _site: &Site) -> Option<String> {
+        None
     }
 
     /// Its tensors, in the order of updates.

@@ -1,0 +1,103 @@
+//! An importance function that has an MLP, or one a component, for each site.
+
+use serde_json::{Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::Widths;
+use spd_engine::{Builder, Result, Value};
+
+use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
+use crate::networks::LayerKind;
+use crate::sites::Site;
+
+/// Widths of a site's MLP at both ends.
+pub(super) struct MlpShape {
+    pub(super) d_in: usize,
+    pub(super) d_out: usize,
+    /// Components with an MLP each; `None` for one MLP of the site.
+    pub(super) components: Option<usize>,
+}
+
+/// An importance function of MLPs by site. Its only key is `hidden`.
+pub(super) trait SiteMlp: Sized {
+    /// Its word in run files, here and in the SPD reference.
+    const NAME: &'static str;
+    /// Whether it takes embeddings for sites.
+    const READS_EMBEDDINGS: bool = false;
+
+    /// One with these widths of hidden layers.
+    fn new(hidden: Vec<usize>) -> Self;
+
+    /// Widths of the hidden layers.
+    fn hidden(&self) -> &[usize];
+
+    /// Widths of the MLP at both ends.
+    fn shape(site: &Site) -> MlpShape;
+
+    /// Logits f32 `[.., c]` of a site. `weight` is a tensor by its name.
+    fn logits(
+        b: &mut Builder,
+        weight: &dyn Fn(&mut Builder, &str) -> Value,
+        layers: &[MlpLayer],
+        seen: &SeenSite<'_>,
+    ) -> Result<Value>;
+}
+
+fn layers(function: &impl SiteMlp, site: &Site, shape: &MlpShape) -> Vec<MlpLayer> {
+    mlp_layers(&site.dashed(), shape.d_in, function.hidden(), shape.d_out)
+}
+
+/// Weights and biases of all layers.
+pub(super) fn values(
+    b: &mut Builder,
+    weight: &dyn Fn(&mut Builder, &str) -> Value,
+    layers: &[MlpLayer],
+) -> Vec<[Value; 2]> {
+    let layers = layers.iter();
+    layers
+        .map(|layer| [weight(b, &layer.weight), weight(b, &layer.bias)])
+        .collect()
+}
+
+impl<M: SiteMlp> ImportanceFunction for M {
+    fn read(table: &mut Table<'_>) -> Option<Self> {
+        table.need("hidden", Widths).map(Self::new)
+    }
+
+    fn details(&self) -> String {
+        format!("{:?}", self.hidden())
+    }
+
+    fn to_reference(&self) -> Json {
+        json!({ "ci_fn_type": Self::NAME, "ci_fn_hidden_dims": self.hidden() })
+    }
+
+    fn refuses(&self, site: &Site) -> Option<String> {
+        (!Self::READS_EMBEDDINGS && site.layer.kind == LayerKind::Embedding).then(|| {
+            format!(
+                "reads the input vectors of a site, and `{}` is an embedding, which reads tokens; \"mlp\" reads what they are looked up to",
+                site.path()
+            )
+        })
+    }
+
+    fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
+        let of_site = |(index, site)| {
+            let shape = Self::shape(site);
+            mlp_tensors(layers(self, site, &shape), shape.components, index)
+        };
+        sites.iter().enumerate().flat_map(of_site).collect()
+    }
+
+    fn logits(
+        &self,
+        b: &mut Builder,
+        weight: &dyn Fn(&mut Builder, &str) -> Value,
+        seen: &[SeenSite<'_>],
+    ) -> Result<Vec<Value>> {
+        let of_site = |seen: &SeenSite<'_>| {
+            let layers = layers(self, seen.site, &Self::shape(seen.site));
+            <Self as SiteMlp>::logits(b, weight, &layers, seen)
+        };
+        seen.iter().map(of_site).collect()
+    }
+}
