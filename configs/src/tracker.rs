@@ -1,5 +1,17 @@
 //! `[tracker]`: where the metrics of a run are sent, and under which name. Nothing of it changes
 //! what the run computes.
+//!
+//! # Keys of `[tracker]`
+//!
+//! - `to` | `[]` | | where metrics are sent: of `"wandb"`, `"mlflow"` and `"tensorboard"`. Nothing
+//!   of this table is a part of what the run computes: it may change when a run goes on
+//! - `project`, `entity` | `"spd"`, the key's own | `wandb_project` | project of W&B, experiment of
+//!   MLflow; user or team of W&B
+//! - `group`, `name`, `tags`, `notes` | the sweep, the run's name, none, none | `wandb_run_name` |
+//!   what runs are found by
+//! - `on_rollback` | `"new_run"` | | what becomes of rows at W&B and MLflow that the run, gone back
+//!   to a checkpoint, made otherwise: a new run with all rows that hold; W&B's own `"rewind"`; or
+//!   `"keep"` them. Rows that it makes again to the same bits stay as they are
 
 use serde::Serialize;
 

@@ -1,4 +1,9 @@
 //! Which sites a reconstruction masks at once: the end of its name, and `probability`.
+//!
+//! # Keys of `[[loss]]`
+//!
+//! - ..._subset: `probability` | none | `routing`: `p` | chance of each site at each position to go
+//!   through its components; without it, a uniformly random subset of uniformly random size
 
 use serde::Serialize;
 

@@ -6,6 +6,15 @@
 //! that starts unbiased, in place of the sums `s` of the batch: `Phi(f^)` with the gradient
 //! `Phi'(f^)` as if `f^` were `s`. The first step is as without it. The averages are the state of
 //! the loss, the same on all ranks.
+//!
+//! # Keys of `[[loss]]`
+//!
+//! - importance_minimality: `p`; `p_final`, `anneal_start`, `anneal_end`, `beta` | ; `p`, 0, 1, 0 |
+//!   `pnorm`; `p_anneal_final_p`, `p_anneal_start_frac`, `p_anneal_end_frac`, `beta` | exponent,
+//!   its end, when it moves (fractions of the run), weight of the frequency term
+//! - importance_minimality: `frequency_halflife` | the sums of each batch | | steps after which a
+//!   batch counts half in the frequency term, which then reads an exponential average of the sums
+//!   over steps
 
 use std::f64::consts::LN_2;
 

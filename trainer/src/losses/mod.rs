@@ -6,6 +6,13 @@
 //! all by [`LossTerm`]; and a line of `losses!` with its words in a run file, and the classes of
 //! the SPD reference that mean the same. Its numbers are compared with the loss in candle by a case
 //! of `trainer/tests/it/golden/unrecorded.rs`.
+//!
+//! # Keys of `[[loss]]`
+//!
+//! - `kind`, `coeff` | | `loss_metric_configs`: `classname`, `coeff` | `faithfulness`,
+//!   `importance_minimality`, `unmasked_recon`, `stochastic_hidden_acts_recon`; and
+//!   `ci_masked_recon`, `stochastic_recon` and `pgd_recon`, all three also as `..._subset` and
+//!   `..._layerwise`
 
 mod ci_masked_recon;
 mod faithfulness;
@@ -61,7 +68,7 @@ macro_rules! losses {
         }
 
         /// Their words in run files.
-        const KINDS: &[(&str, Kind)] = &[$($(($word, Kind::$Struct(Sites::$sites)),)+)*];
+        pub(crate) const KINDS: &[(&str, Kind)] = &[$($(($word, Kind::$Struct(Sites::$sites)),)+)*];
 
         /// Their classes in the SPD reference, and our words.
         pub(crate) const CLASSES: &[(&str, &str)] = &[$($(($class, $word),)+)*];

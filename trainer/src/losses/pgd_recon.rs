@@ -22,6 +22,14 @@
 //! by `2 step_size`. In exchange nothing else of the gradient matters, and all others arrive at the
 //! same bits. The gradient of a delta's source, `r (x D^T) . G`, is a difference that loses digits
 //! as the components come to add up to the weights; by then the delta matters as little.
+//!
+//! # Keys of `[[loss]]`
+//!
+//! - pgd_recon...: `steps`, `step_size`, `scope` | | `n_steps`, `step_size`, `mask_scope` | an
+//!   adversary's ascent, 1 to 1000 steps of a size in (0, 1]; `"unique_per_datapoint"`, or
+//!   `"shared_across_batch"`: one source for all positions, and the more there are, the weaker it
+//!   is
+//! - pgd_recon...: `init` | `"random"` | `init` | where its sources start; or `"ones"`, `"zeroes"`
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};

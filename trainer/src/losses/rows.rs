@@ -1,4 +1,12 @@
 //! `[[loss]]` and `[[eval.loss]]`: a loss and what a run does with it.
+//!
+//! # Keys of `[[eval.loss]]`
+//!
+//! - `kind`, and the keys of the loss | none | `eval_metric_configs`: `classname`, ... | a
+//!   reconstruction as in `[[loss]]`, without `coeff`, that is only measured, such as a stronger
+//!   adversary
+//! - `name`, `slow` | its `kind`, false | | its name in metrics, `eval/loss/<name>`; whether slow
+//!   evaluations alone measure it
 
 use serde::Serialize;
 use spd_configs::reader::Table;

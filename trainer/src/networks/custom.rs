@@ -1,4 +1,8 @@
 //! `kind = "custom"`: a network that a program brings along, which uses the trainer as a library.
+//!
+//! # Keys of `[target]`
+//!
+//! - custom: `n_features`, or `vocab` and `n_ctx` | | | what the network reads
 
 use serde::Serialize;
 

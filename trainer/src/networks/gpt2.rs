@@ -7,6 +7,11 @@
 //! `transformers.GPTNeoForCausalLM`, which is like the latter but for biases of `q`, `k` and `v`,
 //! scores that are multiplied by 1, and a window in some blocks. Radford et al., "Language models
 //! are unsupervised multitask learners", 2019; Black et al., "GPT-Neo", 2021.
+//!
+//! # Keys of `[target]`
+//!
+//! - gpt_neo: `window`, `local_layers` | 256, every second | | how many keys a query sees in some
+//!   blocks, and which, from 0
 
 use std::sync::Arc;
 

@@ -9,6 +9,15 @@
 //!
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023; names and layouts
 //! are theirs.
+//!
+//! # Keys of `[target]`
+//!
+//! - llamas: `n_kv_head` | `n_head` | `n_key_value_heads` | heads of keys and values, each shared
+//!   by `n_head / n_kv_head` of queries
+//! - llama: `d_head`, `qkv_bias`, `o_bias`, `qk_norm` | `d_model / n_head`, false, false, false | |
+//!   width of a head; biases; whether heads of `q` and `k` go through a norm
+//! - llama: `rope_scaling` | none | | `{ factor, low, high, n_ctx }`: slower angles for longer
+//!   texts, as in Llama 3.1
 
 use std::sync::Arc;
 

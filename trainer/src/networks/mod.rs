@@ -10,6 +10,24 @@
 //!
 //! A program that uses this crate as a library needs no line: it implements [`Target`] and calls
 //! [`decompose`](crate::decompose), as `trainer/examples/own_target.rs` does.
+//!
+//! # Keys of `[target]`
+//!
+//! - `kind` | what `weights` says | `pretrained_model_class` | `"tms"`, `"resid_mlp"`; `"gpt2"`,
+//!   `"gpt_neo"`, `"gpt_neox"` or `"llama"` (Hugging Face's layouts); `"gpt2_simple"`,
+//!   `"llama_simple"` or `"llama_simple_mlp"` (the reference's); `"custom"` in programs that bring
+//!   a network along
+//! - language models: `vocab`, `n_ctx`, `d_model`, `n_layer`, `n_head` | | `vocab_size`,
+//!   `block_size`, `n_embd`, `n_layer`, `n_head` | sizes
+//! - language models: `d_mlp` | 4 `d_model`, llama, llama_simple: 8/3 | `n_intermediate` | width of
+//!   the MLP
+//! - language models: `norm_eps` | 1e-5, llama: 1e-6 | `rms_norm_eps` | what norms add to
+//!   variances; not for the reference's Llamas
+//! - gpt2, gpt2_simple, gpt_neo, gpt_neox: `activation` | `"gelu_tanh"`, gpt_neox: `"gelu"` | |
+//!   GELU by its tanh approximation, or exact, or `"relu"`
+//! - llama, gpt_neox: `rope_base` | 10000 | | base of the angles of positions
+//! - llama, gpt_neox, gpt2, gpt2_simple, gpt_neo: `tied_head` | false; gpt2, gpt2_simple, gpt_neo:
+//!   true | | whether the head is the token embedding
 
 mod custom;
 mod gpt2;

@@ -9,6 +9,12 @@
 //!
 //! Black et al., "GPT-NeoX-20B", 2022; names and layouts are those of
 //! `transformers.GPTNeoXForCausalLM`.
+//!
+//! # Keys of `[target]`
+//!
+//! - gpt_neox: `d_rotary`, `parallel`, `attention_bias` | a quarter of a head, true, true | |
+//!   columns of a head that positions turn; whether attention and MLP read the same; whether
+//!   attention has biases
 
 use std::sync::Arc;
 

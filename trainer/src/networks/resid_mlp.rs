@@ -5,6 +5,14 @@
 //! features share the residual stream; the MLPs have fewer neurons in all than there are features.
 //! `layers.i.mlp_in` `[m, d]`, `layers.i.mlp_out` `[d, m]`. Bushnaq, Braun and Sharkey, "Stochastic
 //! Parameter Decomposition", 2025; names are the reference's.
+//!
+//! # Keys of `[target]`
+//!
+//! - resid_mlp: `n_features`, `d_embed`, `d_mlp`, `n_layer` | | `n_features`, `d_embed`, `d_mlp`,
+//!   `n_layers` of `resid_mlp_model_config` | features, width of the residual stream, neurons a
+//!   layer, layers
+//! - resid_mlp: `activation`, `in_bias`, `out_bias` | `"relu"`, false, false | `act_fn_name`,
+//!   `in_bias`, `out_bias` | or `"gelu"`; whether the layers' two matrices have biases
 
 use std::sync::Arc;
 

@@ -4,6 +4,12 @@
 //! with bias. It is trained to give its input, so a run file whose features are negative is
 //! refused. Elhage et al., "Toy models of superposition", 2022; sizes and names are the
 //! reference's.
+//!
+//! # Keys of `[target]`
+//!
+//! - tms: `n_features`, `n_hidden` | | `n_features`, `n_hidden` of `tms_model_config` | widths
+//! - tms: `n_hidden_layers`, `zero_bias` | 0, false | `n_hidden_layers`, `init_bias_to_zero` |
+//!   square layers inside; whether the bias starts at 0
 
 use std::sync::Arc;
 

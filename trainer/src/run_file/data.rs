@@ -1,4 +1,23 @@
 //! `[data]`: where batches come from.
+//!
+//! # Keys of `[data]`
+//!
+//! - `kind` | | `task_name` | `"sparse_features"` for the toys (tms, resid_mlp), `"tokens"` for
+//!   language models
+//! - `probability`, or `exactly_active` | | `feature_probability`, `data_generation_type` | how
+//!   often a feature is on, each by itself; or how many are on in each row, any of them
+//! - `synced_inputs` | none | `synced_inputs` | with `probability`: groups of features, as in `[[0,
+//!   1], [2, 3]]`, that are all on where any of them is
+//! - `low`, `high` | tms: 0, 1; resid_mlp: -1, 1 | | range of a feature that is on
+//! - `train`, `eval`, `seq_len`; `make` | ; none | `dataset_name` with `train_data_split`,
+//!   `eval_data_split`; `max_seq_len` | datasets, tokens a row; the command that makes them. A
+//!   dataset is a directory of `spd-launch tokenize`, a `.bin` of nanoGPT or llm.c, or Megatron's
+//!   `.bin` with its `.idx`. `eval = { held_out = 0.05 }` evaluates on the last 5 % of the rows of
+//!   `train`, and trains on the others
+//! - `dtype` | what the files say | | `"u16"` or `"u32"`: how the ids of a bare `.bin` (nanoGPT's)
+//!   are stored
+//! - `cross_documents`; `document_end` | true; none | | `false` keeps each row in one document; the
+//!   id that ends documents, where the files do not list them
 
 use std::path::PathBuf;
 

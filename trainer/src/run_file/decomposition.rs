@@ -1,4 +1,17 @@
 //! `[decomposition]`: which matrices are taken apart.
+//!
+//! # Keys of `[decomposition]`
+//!
+//! - `sites` | | `module_info`: `module_pattern`, `C` | rows `{ pattern, C }` of linear layers and
+//!   token embeddings; `*`, `?`, `[...]`, and `*` crosses dots
+//! - `identity` | none | `identity_module_info` | rows `{ pattern, C }`: before each such layer, an
+//!   identity matrix that becomes the site `<layer>.pre_identity`
+//! - `delta` | true | `use_delta_component` | whether what the components leave over is a component
+//!   too
+//! - `tied` | tms with linear1 and linear2 of equal C | | whether those two share their components
+//! - `tied_update` | `"summed"` | | with `tied`: one update by the sum of both gradients; or
+//!   `"separate"`, as in the SPD reference: two, one after the other, each by the gradient and the
+//!   moments of one of the two
 
 use serde::Serialize;
 use spd_configs::{

@@ -1,4 +1,21 @@
 //! `[eval]`: what is measured on held-out batches.
+//!
+//! # Keys of `[eval]`
+//!
+//! - `every` | a tenth of the steps | `eval_freq` | 0: at the start and the end only
+//! - `batches`, `batch_size` | 10, that of `[train]` | `n_eval_steps`, `eval_batch_size` | held-out
+//!   rows
+//! - `slow_every` | 0 | `slow_eval_freq` | steps between slow evaluations, which draw figures, have
+//!   the importances of each site as a histogram in their row (`importance/<site>`), and measure
+//!   the slow terms and `eval/hidden_acts/<mask>/<site>`, the squared error of what goes into each
+//!   site; 0: at the ends only
+//! - `components` | 24; toys: 0 | | components of each site, the most important ones, that slow
+//!   evaluations show, each in 12 contexts, with what its removal changes where it is active; 0:
+//!   none
+//! - `alive_threshold` | 0 | `ci_alive_threshold` | importance above which a component is active,
+//!   from 0 to 1
+//! - `rounding_threshold` | 0 | `rounding_threshold` of `CEandKLLosses` | importance above which
+//!   rounded masks keep a component, from 0 to 1
 
 use serde::Serialize;
 use spd_configs::{

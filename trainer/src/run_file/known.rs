@@ -1,4 +1,9 @@
 //! `[[eval.known]]`: solutions that are known.
+//!
+//! # Keys of `[eval]`
+//!
+//! - `known` | none | `IdentityCIError`: `identity_ci`, `dense_ci` | rows `{ pattern, identity =
+//!   FEATURES }` or `{ pattern, dense = COLUMNS }`; toys only
 
 use serde::Serialize;
 use spd_configs::{

@@ -1,5 +1,12 @@
 //! From the text of a run file to a run: parsed, overridden, read table by table, checked as a
 //! whole.
+//!
+//! # Keys of a run file
+//!
+//! - `name` | | `wandb_run_name` | the run directory, `runs/<name>`
+//! - `seed` | 0 | `seed` | keys every random number
+//! - `precision` | `"f32"` | `autocast_bf16` | or `"bf16"`: operands, and on a GPU stored
+//!   activations; or on a GPU `"tf32"`: operands
 
 use std::path::Path;
 

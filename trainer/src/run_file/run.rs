@@ -2,6 +2,14 @@
 //!
 //! Every default is filled in here, so that a resolved run can be printed, hashed and stored whole.
 //! A run is made by reading a file, never by serde; it serialises to the tables a user would write.
+//!
+//! # Keys of `[checkpoint]`
+//!
+//! - `every`, `keep` | 1000, 2 | `save_freq` | steps between, newest kept
+//!
+//! # Keys of `[log]`
+//!
+//! - `every` | 100 | `train_log_freq` | steps between rows
 
 use serde::Serialize;
 use spd_configs::Tracker;

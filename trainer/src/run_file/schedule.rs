@@ -1,4 +1,12 @@
 //! A learning rate: a number, or a table that says how it moves.
+//!
+//! # Keys of a schedule
+//!
+//! - `start` | | `start_val` | value after the warm-up, at least 0
+//! - `shape` | `"constant"` | `fn_type` | course after the warm-up; or `"linear"` or `"cosine"`
+//! - `warmup` | 0 | `warmup_pct` | fraction of the steps that rise from 0, from 0 to 1
+//! - `final_fraction` | constant: 1; else 0 | `final_val_frac` | last value over `start`, from 0 to
+//!   1
 
 use serde::Serialize;
 use spd_configs::{

@@ -1,4 +1,13 @@
 //! `[[eval.subset]]`: sites that are measured together.
+//!
+//! # Keys of `[[eval.subset]]`
+//!
+//! - `name`; `sites`, or `all_but` | none | `groups` of `CI_L0`; `include_patterns`,
+//!   `exclude_patterns` of `StochasticReconSubsetCEAndKL` | patterns of sites whose L0 is summed,
+//!   as `eval/l0/<name>`
+//! - `masked` | language models: true | | whether a pass masks its sites alone:
+//!   `eval/subset/<name>/kl`, `ce`, `ce_unrecovered`, and the largest of all subsets as
+//!   `eval/subset_worst/...`
 
 use serde::Serialize;
 use spd_configs::{

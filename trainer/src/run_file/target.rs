@@ -1,4 +1,21 @@
 //! `[target]`: the frozen network, and where its weights come from.
+//!
+//! # Keys of `[target]`
+//!
+//! - `weights` | | `pretrained_model_path`, `pretrained_model_name` | a safetensors file or one of
+//!   `torch.save`, of f32, f16, bf16 or f64; or a directory, or `"hf://OWNER/NAME@REVISION"`, see
+//!   below; or else a table `[target.train]`
+//! - `commit` | what the revision is when the run begins | | of `hf://`: 40 hexadecimal digits; the
+//!   run's own `config.toml` keeps it
+//! - `dtype` | `"f32"` | | what the weights are held in while the network is decomposed; `"bf16"`
+//!   rounds them and takes half the memory
+//!
+//! # Keys of `[target.train]`
+//!
+//! - `steps`, `batch_size`, `lr` | | | `lr` is a schedule
+//! - `seed` | 0 | | of the target alone, so that runs of several seeds take the same network apart
+//! - `beta2`, `weight_decay`, `decay_vectors`, `clip` | toys: 0.999, 0.01, true, false; language
+//!   models: 0.95, 0.1, false, 1.0 | | AdamW
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,24 @@
 //! `[train]`: the training loop of the decomposition.
+//!
+//! # Keys of `[train]`
+//!
+//! - `steps`, `batch_size`, `lr` | | `steps`, `batch_size`, `lr_schedule`: `start_val`, `fn_type`,
+//!   `warmup_pct`, `final_val_frac` | `lr` is a schedule
+//! - `shards` | the ranks at the first start | | equal blocks of samples that each batch is cut
+//!   into. Sums over samples are sums within blocks, then along one tree over the blocks: any
+//!   number of ranks that divides a power of two gives the same bits
+//! - `reduction` | `"exact"` | | how several GPUs add up the shards, one each: `"exact"` along that
+//!   tree; `"fast"` as NCCL does, which gives other bits for another number of GPUs. CPUs, and a
+//!   rank that has several shards, add along the tree either way
+//! - `mask_samples` | 1 | `n_mask_samples` | draws per stochastic loss; times the number of losses
+//!   at most 127
+//! - `output_loss` | toys: `"mse"`, language models: `"kl"` | `output_loss_type` | distance between
+//!   outputs
+//! - `clip_components`, `clip_importance` | false | `grad_clip_norm_components`,
+//!   `grad_clip_norm_ci_fns` | clips
+//! - `faithfulness_warmup` | `{ steps = 0, lr = 1e-3, weight_decay = 0.0 }` |
+//!   `faithfulness_warmup_steps`, `..._lr`, `..._weight_decay` | updates on faithfulness alone,
+//!   first
 
 use serde::Serialize;
 use spd_configs::{

@@ -18,6 +18,15 @@
 //!
 //! Weights start normal, biases at zero. Tensors are named as in the reference: `layers.0`,
 //! `layers.2`, ..., the odd numbers being the GELUs.
+//!
+//! # Keys of `[importance]`
+//!
+//! - `kind`, `hidden` | | `ci_fn_type`, `ci_fn_hidden_dims`; `ci_config`: `fn_type`, `hidden_dims`
+//!   | `"mlp"`, `"vector_mlp"`, `"shared_mlp"`, or `"global_shared_mlp"`, one network over all
+//!   sites (embeddings need the first or the last); widths of hidden layers
+//! - `sigmoid` | `"leaky_hard"` | `sigmoid_type` | or `"normal"`, `"hard"`, `"upper_leaky_hard"`,
+//!   `"swish_hard"`
+//! - `sampling` | `"continuous"` | `sampling` | or `"binomial"`
 
 mod global_shared_mlp;
 mod mlp;

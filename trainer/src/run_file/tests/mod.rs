@@ -2,6 +2,7 @@
 
 mod broken;
 mod huggingface;
+mod page;
 mod reference;
 mod reference_own;
 mod resolved;
