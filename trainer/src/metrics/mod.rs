@@ -11,6 +11,7 @@ mod bigram;
 mod faithfulness;
 pub mod known_importance;
 mod masked_output;
+mod mse_unrecovered;
 pub(crate) mod summary;
 mod terms;
 pub(crate) mod toy;
@@ -44,11 +45,12 @@ impl Metric {
 }
 
 /// Every metric, in the order of a row.
-pub(crate) const METRICS: [Metric; 4] = [
+pub(crate) const METRICS: &[Metric] = &[
     masked_output::METRIC,
     terms::METRIC,
     active::METRIC,
     faithfulness::METRIC,
+    mse_unrecovered::METRIC,
 ];
 
 /// Metrics derived from the means over all batches.

@@ -1,0 +1,54 @@
+//! How much of the output is lost, where outputs are compared by squared errors.
+//! `mse_unrecovered/<mask>`.
+//!
+//! The mean squared error of a mask over that of `zero`, each a mean over all batches: 0 where
+//! nothing is lost, and 1 where as much is as without components. `1 - mse_unrecovered` is the part
+//! of the target's output that the components explain, as `ce_unrecovered` tells it for language
+//! models. Unlike a squared error, it compares across targets whose outputs differ in size. There
+//! is none where the components make no difference: the quotient has no meaning there.
+
+use super::Metric;
+use crate::task::Measured;
+
+pub(super) const METRIC: Metric = Metric {
+    means: |_, _| Ok(Vec::new()),
+    derived: |means, _| derived(means),
+};
+
+fn derived(means: &[(String, f64)]) -> Measured {
+    let errors = means
+        .iter()
+        .filter_map(|(name, mse)| Some((name.strip_prefix("eval/mse/")?, *mse)));
+    let mut zeros = errors.clone().filter(|(mask, _)| *mask == "zero");
+    let Some((_, zero)) = zeros.next().filter(|(_, zero)| *zero > 0.0) else {
+        return Vec::new();
+    };
+    errors
+        .filter(|(mask, _)| *mask != "zero")
+        .map(|(mask, mse)| (format!("eval/mse_unrecovered/{mask}"), mse / zero))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    // By hand: 0.5 / 2 and 0 / 2.
+    #[test]
+    fn errors_are_parts_of_the_error_without_components() {
+        let means = |zero| {
+            let means = [
+                ("eval/mse/stochastic", 0.5),
+                ("eval/kl/stochastic", 3.0),
+                ("eval/mse/unmasked", 0.0),
+                ("eval/mse/zero", zero),
+            ];
+            means.map(|(name, mean)| (name.to_owned(), mean))
+        };
+        let expected = [
+            ("eval/mse_unrecovered/stochastic".to_owned(), 0.25),
+            ("eval/mse_unrecovered/unmasked".to_owned(), 0.0),
+        ];
+        assert_eq!(super::derived(&means(2.0)), expected);
+        assert!(super::derived(&means(0.0)).is_empty());
+        assert!(super::derived(&means(2.0)[..3]).is_empty());
+    }
+}
