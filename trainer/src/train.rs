@@ -94,6 +94,7 @@ mod tests {
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
     use crate::fault::Outcome;
+    use crate::figures::FIGURES;
     use crate::losses::{Measure, Term};
     use crate::run_file::{Run, TiedUpdate};
     use crate::world::World;
@@ -250,7 +251,7 @@ mod tests {
         named.sort_unstable();
         drawn.sort_unstable();
         assert_eq!(named, drawn);
-        assert_eq!(named.len(), 3 * 7);
+        assert_eq!(named.len(), 3 * FIGURES);
 
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
@@ -299,9 +300,8 @@ mod tests {
         assert_eq!(outcome, Outcome::Done);
         let expected = remains(run, straight.path());
         // Start 2, warm-up 3, steps 5, evaluations before steps 0, 2 and 4 and at the end 8,
-        // figures before 2 and 4 and at the end 3 each, and one before each of the 7 that are
-        // drawn.
-        assert_eq!(questions, 18 + 3 * (3 + 7));
+        // figures before 2 and 4 and at the end 3 each, and one before each figure.
+        assert_eq!(questions, 18 + 3 * (3 + FIGURES as u64));
         let (mut said, mut continued) = (Vec::new(), Vec::new());
         for stop_at in 0..questions {
             let dir = tempfile::tempdir().unwrap();

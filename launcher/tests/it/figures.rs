@@ -12,8 +12,9 @@ use serde_json::Value;
 use crate::scratch::{Scratch, launch, names};
 use crate::small_run::{TEXT, TOY, language_model, toy};
 
-const OF_ALL: [&str; 4] = [
+const OF_ALL: [&str; 5] = [
     "activation_density",
+    "activation_frequency",
     "active_components",
     "importance_histograms",
     "mean_importance",
@@ -191,7 +192,7 @@ fn a_language_model_has_the_figures_that_need_no_features() {
     let scratch = Scratch::new();
     language_model(&scratch, "runs/x", &[]);
     let names = names(&figures(&scratch, 2));
-    assert_eq!(names.len(), 9);
+    assert_eq!(names.len(), 2 * OF_ALL.len() + 1);
     assert!(
         OF_ALL
             .iter()

@@ -9,6 +9,7 @@
 //!   and by site
 //! - `importance_histograms`: importances of all positions, and the logits before the gate
 //! - `activation_density`: how many components are active on which part of the positions
+//! - `activation_frequency`: the part of the positions on which each component is active
 //! - `mean_importance`: mean importance of each component, largest first, on a linear and a log
 //!   scale
 //! - `components`, of language models: the most important components of each site, the held-out
@@ -26,6 +27,7 @@
 //! measured; and a line of `OF_TOYS` or `OF_ALL`.
 
 mod activation_density;
+mod activation_frequency;
 mod active_components;
 mod axes;
 mod bars;
@@ -55,19 +57,24 @@ use crate::run_file::Run;
 use crate::task::CheckStop;
 
 /// Figures of toys.
-const OF_TOYS: [Figure<Probe>; 3] = [
+const OF_TOYS: &[Figure<Probe>] = &[
     causal_importances::OF_MASKS,
     causal_importances::OF_PENALTY,
     uv_matrices::FIGURE,
 ];
 
 /// Figures of all targets.
-const OF_ALL: [Figure<Sums>; 4] = [
+const OF_ALL: &[Figure<Sums>] = &[
     active_components::FIGURE,
     importance_histograms::FIGURE,
     activation_density::FIGURE,
+    activation_frequency::FIGURE,
     mean_importance::FIGURE,
 ];
+
+/// Number of figures of a toy.
+#[cfg(test)]
+pub(crate) const FIGURES: usize = OF_TOYS.len() + OF_ALL.len();
 
 /// A figure of what was measured.
 struct Figure<M> {
@@ -101,10 +108,10 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
 /// that a disk decides.
 fn names(task: &DecompositionTask) -> Vec<&'static str> {
     let run = &task.decomposition.run;
-    let of_toys = drawn(&OF_TOYS, run).filter(|_| task.has_probe());
+    let of_toys = drawn(OF_TOYS, run).filter(|_| task.has_probe());
     let names = of_toys.map(|figure| figure.name);
     names
-        .chain(drawn(&OF_ALL, run).map(|figure| figure.name))
+        .chain(drawn(OF_ALL, run).map(|figure| figure.name))
         .collect()
 }
 
@@ -151,7 +158,7 @@ pub(crate) fn write(
     task.importances = importance_histograms::values(&sums);
     of_toys?;
     let run = &task.decomposition.run;
-    save_all((&to, &when), drawn(&OF_ALL, run), &sums, check_stop)?;
+    save_all((&to, &when), drawn(OF_ALL, run), &sums, check_stop)?;
     components::write(task, store, &sums, (&to, step), check_stop)
 }
 
@@ -172,7 +179,7 @@ fn draw_toys(
     }
     match probe(task, store)? {
         Some(probe) => {
-            let figures = drawn(&OF_TOYS, &task.decomposition.run);
+            let figures = drawn(OF_TOYS, &task.decomposition.run);
             save_all((to, when), figures, &probe, check_stop)
         }
         None => Ok(()),

@@ -224,9 +224,12 @@ fn a_request_to_stop_is_heard_before_each_batch_and_nothing_is_written_then() {
     let sites = shown["sites"].as_array().unwrap().iter();
     let components = sites.flat_map(|site| site["components"].as_array().unwrap());
     let rows = components.filter_map(|component| component["removal"]["rows"].as_u64());
-    // Figures, 3 batches of importances, each of 4 figures, removals from 3 rows at a time, and the
-    // file.
-    assert_eq!(questions, 1 + 3 + 4 + rows.sum::<u64>().div_ceil(3) + 1);
+    // Figures, 3 batches of importances, each figure, removals from 3 rows at a time, and the file.
+    let figures = crate::figures::OF_ALL.len() as u64;
+    assert_eq!(
+        questions,
+        1 + 3 + figures + rows.sum::<u64>().div_ceil(3) + 1
+    );
     let (mut task, mut store) = made(house.path(), 1);
     for stop_at in 0..questions {
         let dir = house.path().join(stop_at.to_string());

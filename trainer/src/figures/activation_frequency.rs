@@ -1,0 +1,98 @@
+//! `activation_frequency`: on which part of the positions each component is active, most frequent
+//! first, on a linear and a log scale, two panels a site.
+//!
+//! `f_c` is the number of positions where the importance of component `c` exceeds
+//! `eval.alive_threshold`, over all positions. The frequencies of a site add up to its L0 on these
+//! positions, and components with `f_c = 0` are dead on them. The title of each panel has both.
+
+use serde::Serialize;
+
+use super::axes::Axes;
+use super::measured::{SiteSums, Sums};
+use super::panel::{Panel, Trace, grid};
+use super::{Drawn, Figure};
+use crate::fault::Fault;
+
+/// How often a site's components are active, most frequent first.
+#[derive(Debug, Serialize)]
+struct Frequencies {
+    /// Site.
+    site: String,
+    /// Numbers of the components, in the order of `frequencies`.
+    order: Vec<usize>,
+    /// Parts of the positions.
+    frequencies: Vec<f64>,
+}
+
+pub(super) const FIGURE: Figure<Sums> = Figure {
+    name: "activation_frequency",
+    is_drawn: |_| true,
+    draw,
+};
+
+fn frequencies(site: &str, active: &[u64], positions: u64) -> Frequencies {
+    let mut order: Vec<usize> = (0..active.len()).collect();
+    order.sort_by_key(|&component| std::cmp::Reverse(active[component]));
+    let part = |&component: &usize| active[component] as f64 / positions as f64;
+    Frequencies {
+        site: site.to_owned(),
+        frequencies: order.iter().map(part).collect(),
+        order,
+    }
+}
+
+impl Frequencies {
+    fn title(&self) -> String {
+        let l0: f64 = self.frequencies.iter().sum();
+        let dead = self.frequencies.iter().filter(|part| **part == 0.0).count();
+        let components = self.frequencies.len();
+        format!("{}: L0 {l0:.2}, {dead} of {components} dead", self.site)
+    }
+}
+
+fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
+    let of_site = |site: &SiteSums| frequencies(&site.site, &site.active, site.positions);
+    let all: Vec<Frequencies> = sums.sites.iter().map(of_site).collect();
+    let panels = all.iter().flat_map(|site| {
+        let axes = |title: &str| Axes::new(title, "component, most frequent first", "frequency");
+        let trace = || Trace {
+            values: site.frequencies.clone(),
+        };
+        [
+            Panel::Trace(axes(&site.title()), trace()),
+            Panel::Trace(axes(&format!("{}, log scale", site.site)).log(), trace()),
+        ]
+    });
+    let title = format!("part of the positions on which each component is active ({when})");
+    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
+    Drawn::new(&all, svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // By hand, over 4 positions: 3/4, 1/4, 1/4 and 0; L0 is their sum, 1.25.
+    #[test]
+    fn frequencies_fall_and_add_up_to_l0() {
+        let mut site = SiteSums::new("linear1", 4);
+        let importance = [
+            [0.0, 0.9, 0.0, 0.0],
+            [0.6, 0.2, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 1.0],
+            [0.1, 0.7, 0.0, 0.1],
+        ];
+        let importance = importance.as_flattened();
+        site.add(importance, importance, 0.1);
+        let found = frequencies(&site.site, &site.active, site.positions);
+        assert_eq!(found.order, [1, 0, 3, 2]);
+        assert_eq!(found.frequencies, [0.75, 0.25, 0.25, 0.0]);
+        assert_eq!(found.title(), "linear1: L0 1.25, 1 of 4 dead");
+        let sums = Sums {
+            sites: vec![site],
+            subsets: Vec::new(),
+        };
+        let svg = draw(&sums, "toy, step 1").unwrap().svg;
+        assert!(svg.contains("linear1: L0 1.25, 1 of 4 dead"));
+    }
+}
