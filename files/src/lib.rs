@@ -19,7 +19,6 @@ use rustix::fs::OFlags;
 pub mod atomic;
 pub mod fault;
 pub mod foreign;
-pub mod mutation;
 
 /// Opens a file for reading.
 ///

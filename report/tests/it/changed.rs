@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use spd_files::mutation::{Dice, rounds};
+use spd_mutation::{Dice, rounds};
 use spd_report::Book;
 
 use crate::sample::{data, sweep};

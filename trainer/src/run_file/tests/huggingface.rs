@@ -7,7 +7,7 @@
 
 use std::{fs, path::Path};
 
-use spd_files::mutation::{Dice, rounds};
+use spd_mutation::{Dice, rounds};
 
 use crate::networks::{Model, RopeScaling};
 use crate::run_file::{OnDisk, Run};
