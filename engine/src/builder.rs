@@ -45,6 +45,9 @@ impl Builder {
         if store.is_frozen(slot) {
             self.frozen.insert(slot);
         }
+        if store.is_sharded(slot) {
+            self.sharded.insert(slot);
+        }
         if store.is_in_bf16(slot) {
             self.in_bf16.insert(slot);
         }

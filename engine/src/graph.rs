@@ -61,6 +61,8 @@ pub struct Graph<P> {
     pub(crate) associates: bool,
     /// Tensors of the store that no program writes.
     pub(crate) frozen: BTreeSet<Slot>,
+    /// Tensors of the store that hold the rows of a block.
+    pub(crate) sharded: BTreeSet<Slot>,
     /// Frozen tensors held in bf16: on the CPU, an op that reads one widens it first.
     pub(crate) in_bf16: BTreeSet<Slot>,
     /// Number of blocks of the batch; the program computes one of them.
@@ -98,6 +100,7 @@ impl<P> Default for Graph<P> {
             precision: Precision::F32,
             associates: false,
             frozen: BTreeSet::new(),
+            sharded: BTreeSet::new(),
             in_bf16: BTreeSet::new(),
             blocks: 1,
             reduction: Reduction::Exact,
@@ -132,6 +135,7 @@ impl<P> Graph<P> {
             outputs: self.outputs.clone(),
             scalars: self.scalars.clone(),
             frozen: self.frozen.clone(),
+            sharded: self.sharded.clone(),
             in_bf16: self.in_bf16.clone(),
             blocks: self.blocks,
             reduction: self.reduction,

@@ -70,6 +70,9 @@ pub struct Store {
     frozen: BTreeSet<Slot>,
     /// Tensors whose values have no meaning between steps.
     transient: BTreeSet<Slot>,
+    /// Tensors with the rows of one block of a batch, and for each the tensors of this rank's
+    /// blocks, in order.
+    sharded: BTreeMap<Slot, Vec<Slot>>,
     /// Whether tensors have only names and types.
     only_shapes: bool,
     /// The copies of the tensors on a device, if programs have run there.
@@ -152,6 +155,14 @@ pub(crate) trait Elsewhere: Any + Debug + Send + Sync {
     ///
     /// When a replay failed.
     fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Vec<f32>>)>) -> Result<()>;
+
+    /// Copies a tensor of so many bytes to another there, after all earlier work of programs;
+    /// `false` if the host has its newest values.
+    ///
+    /// # Errors
+    ///
+    /// When the device refuses.
+    fn copy(&mut self, from: Slot, to: Slot, bytes: usize) -> Result<bool>;
 }
 
 impl Store {
@@ -221,6 +232,79 @@ impl Store {
     /// Whether a tensor is [transient](Self::transient).
     pub fn is_transient(&self, slot: Slot) -> bool {
         self.transient.contains(&slot)
+    }
+
+    /// Adds a tensor of zeros that is sharded with the batch: programs read and write the rows of
+    /// one block, `dims`. A rank with several blocks [holds](Self::hold_blocks) those of each.
+    ///
+    /// # Panics
+    ///
+    /// When the name is taken.
+    pub fn sharded(&mut self, name: impl Into<String>, dims: &[usize]) -> Slot {
+        let slot = self.transient(name, dims);
+        self.sharded.insert(slot, vec![slot]);
+        slot
+    }
+
+    /// Makes room for the rows of this many blocks in each tensor that is sharded with the batch.
+    ///
+    /// # Panics
+    ///
+    /// When it is called twice.
+    pub fn hold_blocks(&mut self, blocks: usize) {
+        if blocks == 1 {
+            return;
+        }
+        let mut sharded = std::mem::take(&mut self.sharded);
+        for (&slot, of_blocks) in &mut sharded {
+            let (name, dims) = (self.name(slot).to_owned(), self.ty(slot).dims.clone());
+            let tensor = |block| self.transient(format!("blocks.{name}.{block}"), &dims);
+            *of_blocks = (0..blocks).map(tensor).collect();
+        }
+        self.sharded = sharded;
+    }
+
+    /// The tensors that are sharded with the batch, each with the tensors that hold the rows of
+    /// this rank's blocks, in order.
+    pub fn shards(&self) -> impl Iterator<Item = (Slot, &[Slot])> {
+        let shards = self.sharded.iter();
+        shards.map(|(&slot, of_blocks)| (slot, &**of_blocks))
+    }
+
+    /// Whether a tensor is [sharded with the batch](Self::sharded).
+    pub fn is_sharded(&self, slot: Slot) -> bool {
+        self.sharded.contains_key(&slot)
+    }
+
+    /// The tensor that holds the rows of a block of a sharded tensor.
+    pub(crate) fn of_block(&self, sharded: Slot, block: usize) -> Slot {
+        self.sharded[&sharded][block]
+    }
+
+    /// Moves the values of a tensor to another of the same shape; its own then have no meaning.
+    ///
+    /// # Errors
+    ///
+    /// When a device refuses.
+    pub(crate) fn give(&mut self, from: Slot, to: Slot) -> Result<()> {
+        if from == to {
+            return Ok(());
+        }
+        let bytes = self.ty(from).bytes();
+        if let Some(elsewhere) = &mut self.elsewhere
+            && elsewhere.copy(from, to, bytes)?
+        {
+            return Ok(());
+        }
+        self.changes(from);
+        self.changes(to);
+        let [from, to] = [from.index(), to.index()];
+        let [from, to] = self
+            .tensors
+            .get_disjoint_mut([from, to])
+            .expect("two tensors");
+        std::mem::swap(&mut from.held, &mut to.held);
+        Ok(())
     }
 
     /// Marks a tensor that no program writes: a program that does is refused, and bf16 products
@@ -404,6 +488,7 @@ impl Store {
             by_name: self.by_name.clone(),
             frozen: self.frozen.clone(),
             transient: self.transient.clone(),
+            sharded: self.sharded.clone(),
             only_shapes: self.only_shapes,
             elsewhere: None,
         }

@@ -16,6 +16,9 @@
 //! the other [`Ranks`]. A rank with several has the program cut at its all-reduces ([`Stages`]):
 //! each stage is replayed once for each block, and its sums are added along the same tree. The bits
 //! are the same either way.
+//!
+//! A tensor of the store may be [sharded](crate::Store::sharded) with the batch: a program reads
+//! and writes the rows of its block.
 
 mod shared_memory;
 mod sockets;
@@ -28,7 +31,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::graph::{Graph, Home};
-use crate::op::{BuildError, Builder, Result};
+use crate::op::{BuildError, Builder, Node, Result};
 use crate::ops::{AllReduce, PerBlock};
 use crate::reduction::Reduction;
 use crate::value::Value;
@@ -179,8 +182,23 @@ impl Builder {
         values.iter().map(|value| varies[value.index()]).collect()
     }
 
+    /// Whether a value is a tensor of the store that is sharded with the batch.
+    fn is_sharded(&self, value: Value) -> bool {
+        let home = self.homes[value.index()];
+        matches!(home, Home::Persistent(slot) if self.sharded.contains(&slot))
+    }
+
+    /// Whether an op writes tensors that are sharded with the batch, and no others.
+    fn writes_rows(&self, node: &Node) -> bool {
+        let written = &node.inputs[node.op.writes(node.inputs.len())];
+        !written.is_empty() && written.iter().all(|&value| self.is_sharded(value))
+    }
+
     fn varies(&self) -> Vec<bool> {
-        let mut varies: Vec<bool> = self.homes.iter().map(|home| *home == Home::Input).collect();
+        let homes = (0..).map(Value).zip(&self.homes);
+        let of_rows =
+            |(value, home): (Value, &Home)| *home == Home::Input || self.is_sharded(value);
+        let mut varies: Vec<bool> = homes.map(of_rows).collect();
         for node in &self.nodes {
             let mut operands = node.inputs.iter().chain(node.into.iter().flatten());
             let of_rows = node.op.draws_rows() || operands.any(|value| varies[value.index()]);
@@ -192,7 +210,7 @@ impl Builder {
     }
 
     /// Checks that the outputs of a program of blocks, and the tensors it writes, are the same for
-    /// all of them.
+    /// all of them, but for tensors that are sharded with the batch.
     ///
     /// # Errors
     ///
@@ -209,7 +227,7 @@ impl Builder {
             }
         }
         for node in &self.nodes {
-            let writes = !node.op.writes(node.inputs.len()).is_empty();
+            let writes = !node.op.writes(node.inputs.len()).is_empty() && !self.writes_rows(node);
             if let Some(value) = node.inputs.iter().find(|value| varies[value.index()])
                 && writes
             {

@@ -5,6 +5,9 @@
 //! the block, so memory does not grow with the number of blocks. A GPU adds its blocks up in its
 //! own memory, and reduces over the ranks of
 //! [the communicator it joined](crate::cuda::Device::join).
+//!
+//! Ops that write rows of a block ([`Store::sharded`]) are in the last stage, where every value of
+//! the block can be computed. Other ops that write are in the last program.
 
 use std::sync::Arc;
 
@@ -29,6 +32,8 @@ struct Stage {
     program: Executor,
     /// Tensor of the store for each sum.
     sums: Vec<Slot>,
+    /// Tensors that are sharded with the batch.
+    sharded: Vec<Slot>,
     names: Vec<String>,
     elements: usize,
     running: Adding,
@@ -71,8 +76,14 @@ impl Stages {
         let is_sum = |value: &Value| b.all_reduced.contains(value);
         let nodes = b.nodes.iter();
         let nodes = nodes.filter(|node| !node.outputs.iter().any(is_sum));
-        nodes.for_each(|node| rest.append(node.clone()));
-        let count = sums.iter().map(|(depth, ..)| depth + 1).max().unwrap_or(0);
+        let (rows, others): (Vec<_>, Vec<_>) = nodes.partition(|node| b.writes_rows(node));
+        others
+            .into_iter()
+            .for_each(|node| rest.append(node.clone()));
+        let read = rows.iter().flat_map(|node| &node.inputs);
+        let of_rows = read.map(|value| depths[value.index()]);
+        let depth = sums.iter().map(|(depth, ..)| *depth).chain(of_rows).max();
+        let count = depth.map_or(0, |depth| depth + 1);
         let stages = (0..count).map(|stage| {
             let of_stage: Vec<_> = sums.iter().filter(|(depth, ..)| *depth == stage).collect();
             let names: Vec<String> = (0..of_stage.len()).map(|at| at.to_string()).collect();
@@ -80,6 +91,9 @@ impl Stages {
             let pure = pure.filter(|node| node.op.writes(node.inputs.len()).is_empty());
             let mut program = rest.with_nodes(Vec::new());
             pure.for_each(|node| program.append(node.clone()));
+            if stage + 1 == count {
+                rows.iter().for_each(|&node| program.append(node.clone()));
+            }
             program.inputs = b.inputs.clone();
             program.outputs.clear();
             for (name, (_, part, ..)) in names.iter().zip(&of_stage) {
@@ -93,6 +107,7 @@ impl Stages {
                     Executor::Gpu(_) => Adding::Gpu(BlockSums::new(elements)),
                 },
                 program,
+                sharded: b.sharded.iter().copied().collect(),
                 sums: of_stage.iter().map(|(.., slot)| *slot).collect(),
                 names,
                 elements,
@@ -122,6 +137,7 @@ impl Stages {
     pub fn gpu_bytes(&self, blocks: usize, ranks: usize) -> usize {
         let stages = self.stages.iter();
         let stages = stages.filter(|stage| matches!(stage.running, Adding::Gpu(_)));
+        let stages = stages.filter(|stage| stage.elements > 0);
         stages
             .map(|stage| BlockSums::bytes(stage.elements, blocks, ranks))
             .sum()
@@ -187,32 +203,41 @@ impl Stage {
         let Self {
             program,
             sums,
+            sharded,
             names,
             running,
             ..
         } = self;
         program.attach(arena)?;
-        let running = match running {
-            Adding::Cpu(running) => running,
-            Adding::Gpu(running) => {
-                for block in 0..blocks {
-                    fill(program, block);
-                    program.run(store)?;
-                    let Executor::Gpu(found) = &*program else {
-                        unreachable!("programs of a GPU add on the GPU");
-                    };
-                    running.add((found, names), store, (block, blocks))?;
-                }
-                return running.finish(store, sums);
-            }
-        };
-        let pool = program.pool();
         for block in 0..blocks {
+            for &slot in &*sharded {
+                store.give(store.of_block(slot, block), slot)?;
+            }
             fill(program, block);
             program.run(store)?;
-            running.add(&pool, names.iter().map(|name| program.output(name, store)));
+            for &slot in &*sharded {
+                store.give(slot, store.of_block(slot, block))?;
+            }
+            match (&mut *running, &*program) {
+                _ if sums.is_empty() => {}
+                (Adding::Gpu(running), Executor::Gpu(program)) => {
+                    running.add((program, names), store, (block, blocks))?;
+                }
+                (Adding::Cpu(running), program) => {
+                    let parts = names.iter().map(|name| program.output(name, store));
+                    running.add(&program.pool(), parts);
+                }
+                _ => unreachable!("programs of a GPU add on the GPU"),
+            }
         }
-        let mut whole = running.finish(&pool);
+        if sums.is_empty() {
+            return Ok(());
+        }
+        let running = match running {
+            Adding::Cpu(running) => running,
+            Adding::Gpu(running) => return running.finish(store, sums),
+        };
+        let mut whole = running.finish(&program.pool());
         if let Some(ranks) = ranks {
             let all = Sum {
                 number: 0,

@@ -19,7 +19,8 @@ const BATCH: usize = 64;
 const WIDTH: usize = 24;
 
 /// A step on a batch in this many blocks: an adversary with sources shared by all samples takes two
-/// steps, a penalty is nonlinear in a sum over all samples, and a term depends only on parameters.
+/// steps, a penalty is nonlinear in a sum over all samples, a term depends only on parameters, and
+/// an average over steps is kept for each sample.
 fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     b.in_blocks(blocks);
@@ -40,6 +41,10 @@ fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
     let stream = Stream::new(Purpose::Source, 0, 0);
     let noise = b.uniform(stream, &[rows, WIDTH]).unwrap();
     let hidden = b.add(hidden, noise).unwrap();
+    let kept_rows = store.sharded("rows", &[rows, WIDTH]);
+    let kept_rows = b.persistent(&store, kept_rows);
+    let new_rows = hidden;
+    let hidden = b.add(hidden, kept_rows).unwrap();
     let of_rows = |b: &mut Builder, source: Value| {
         let source = b.per_block(source).unwrap();
         let y = b.linear_oi(hidden, w2, Some(source)).unwrap();
@@ -79,6 +84,7 @@ fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
         .collect();
     let op = AdamW::new(&mut b);
     b.adamw(op, &on, norm, &[]).unwrap();
+    b.keep_average(kept_rows, new_rows, 0.5, &[norm]).unwrap();
     b.output("total", total);
     b.output("norm", norm);
     b.output("source", source);
@@ -106,6 +112,7 @@ fn trained_on(
 ) -> Vec<u32> {
     let (b, mut store, kept) = step(blocks);
     let (of_rank, rows) = (blocks / world, BATCH / blocks);
+    store.hold_blocks(of_rank);
     let planned = |b: &Builder| Executor::planned(b, processor);
     let (mut stages, mut program) = if of_rank == 1 {
         (None, planned(&b))
@@ -157,6 +164,11 @@ fn trained_on(
     store.fetch().unwrap();
     for slot in kept {
         found.extend(store.get(slot).iter().map(|x| x.to_bits()));
+    }
+    for (_, of_blocks) in store.shards() {
+        assert!(of_blocks.len() == of_rank);
+        let mut rows = of_blocks.iter().flat_map(|&slot| store.get(slot));
+        assert!(rows.all(|x| *x != 0.0));
     }
     found
 }

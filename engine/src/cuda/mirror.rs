@@ -15,7 +15,7 @@ use half::bf16;
 
 use super::Fault;
 use super::device::{ALIGN, Device, Memory};
-use super::driver::Stream;
+use super::driver::{Stream, Transfer, Way};
 use super::staging::{Load, Staged, Staging, Values};
 use crate::store::{Elsewhere, Slot, Store};
 
@@ -214,6 +214,23 @@ impl Elsewhere for Mirror {
             self.newest[slot.index()] = Newest::Both;
         }
         Ok(())
+    }
+
+    fn copy(&mut self, from: Slot, to: Slot, bytes: usize) -> Result<bool, Fault> {
+        let newest = self.newest.get(from.index());
+        if newest.is_none_or(|newest| *newest == Newest::Host) {
+            return Ok(false);
+        }
+        let transfer = Transfer {
+            way: Way::Within,
+            from: self.address(from),
+            to: self.address(to),
+            bytes,
+        };
+        // SAFETY: both tensors lie at their addresses, and have as many bytes.
+        unsafe { self.device.driver().copy(Stream::Programs, transfer) }?;
+        self.newest[to.index()] = Newest::Device;
+        Ok(true)
     }
 }
 
