@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_format_is_told_from_damage() {
+    fn a_later_format_is_distinguished_from_damage() {
         let body = r#"{"format":3,"anything":"else"}"#;
         let hash = hex(xxh3_128(body.as_bytes()));
         let bytes = format!("{{\"manifest\":{body},\"xxh3_128\":\"{hash}\"}}\n");

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_faults_the_first_hundred_are_told() {
+    fn the_first_hundred_faults_are_reported() {
         let text = "x = 1\n".repeat(50_000);
         let source = Source {
             file: Path::new("a.toml"),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_found_says_where_it_was_looked_for() {
+    fn missing_files_are_reported_with_the_searched_places() {
         let house = house();
         for (name, message) in [
             (

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn each_says_what_it_is_and_is_found_by_its_path() {
+    fn each_layer_has_a_kind_and_is_found_by_path() {
         for shipped in Shipped::ALL {
             let about = shipped.about();
             assert!(

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_none_of_theirs_is_named_and_no_secret_is_shown() {
+    fn an_unknown_variable_is_named_and_no_secret_is_shown() {
         for (name, value, line) in [
             (
                 "HF_ENDPOINT",

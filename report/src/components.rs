@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_is_read_and_named_if_it_is_none() {
+    fn another_file_is_read_and_named_if_it_is_damaged() {
         let run = run(SAMPLE);
         let mut kept = Kept::default();
         kept.refresh(run.path(), 1 << 20);

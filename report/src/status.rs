@@ -399,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_told_in_the_unit_that_it_is_thought_of_in() {
+    fn a_time_is_shown_in_its_usual_unit() {
         for (seconds, told) in [
             (-5.0, "0 s"),
             (0.4, "0 s"),

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_gone_are_told_of() {
+    fn discarded_rows_are_reported() {
         let run = tempfile::tempdir().unwrap();
         let spool = begin(run.path());
         spool.append(train(1));

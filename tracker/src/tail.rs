@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_there_yet_is_none_and_junk_is_passed_over() {
+    fn an_incomplete_line_is_not_read_and_junk_is_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rows.jsonl");
         assert_eq!(LastRows::of(&path).unwrap().count(), 0);

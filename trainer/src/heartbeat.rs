@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tick_is_counted_whatever_it_is_of() {
+    fn every_kind_of_tick_is_counted() {
         let heartbeat = Heartbeat::default();
         assert_eq!(heartbeat.newest(), Beat::default());
         heartbeat.tick("train", 7);

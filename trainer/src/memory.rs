@@ -216,7 +216,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_is_held_and_given_back_is_the_most() {
+    fn freed_memory_counts_in_the_peak() {
         let peak = Peak::watch();
         let before = peak.most().unwrap();
         drop(std::hint::black_box(vec![1u8; 1 << 30]));

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_of_kernels_that_is_none_is_the_users_to_mend() {
+    fn a_foreign_record_of_kernels_is_bad_input() {
         let dir = tempfile::tempdir().unwrap();
         let pool = Arc::new(Pool::single());
         let on = [

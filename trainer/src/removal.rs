@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_changes_are_ordered_by_token_and_no_number_is_none() {
+    fn equal_changes_are_ordered_by_token_and_nan_is_left_out() {
         let up = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         let found = effect(&[0.0; 8], &up);
         let ids = |moved: &[(u32, f64)]| moved.iter().map(|(id, _)| *id).collect::<Vec<_>>();

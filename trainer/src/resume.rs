@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_checkpoint_was_not_made_of_is_refused_by_name() {
+    fn changed_data_or_target_is_refused_by_name() {
         let made_of = [What::Train, What::Eval, What::Target].map(|what| part(what, "aa"));
         let meta = BTreeMap::from([(MADE_OF.to_owned(), remembered(&made_of))]);
         let refusal = |parts: &[Ingredient]| match check(parts, &meta, 22) {

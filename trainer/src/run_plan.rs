@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_that_bf16_makes_slower_is_told_in_the_plan() {
+    fn the_plan_names_a_processor_that_bf16_makes_slower() {
         use Precision::{Bf16, F32};
         let told = precision_name(Bf16, false, true);
         assert_eq!(

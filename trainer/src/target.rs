@@ -497,7 +497,7 @@ mod tests {
 
     // A run file's key in the cache was made without them, and trained targets are to be found.
     #[test]
-    fn a_key_leaves_out_what_files_left_out_where_it_was_usual() {
+    fn a_key_omits_defaults_of_older_files() {
         let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
         let usual = settings(&run).unwrap();
         for key in ["activation", "norm_eps", "tied_head", "cross_documents"] {

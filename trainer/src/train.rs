@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn so_does_a_run_whose_tied_sites_have_moments_of_their_own() {
+    fn resumed_tied_sites_with_moments_give_the_same_bits() {
         let mut run = small_run();
         run.decomposition.tied_update = TiedUpdate::Separate;
         goes_on_to_the_same_bits(&run);
     }
 
     #[test]
-    fn so_does_a_run_whose_penalty_has_a_state() {
+    fn resumed_penalty_with_a_state_gives_the_same_bits() {
         let mut run = small_run();
         let mut losses = run.losses.iter_mut();
         let penalty = losses.find_map(|loss| match &mut loss.term {

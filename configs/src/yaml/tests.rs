@@ -18,7 +18,7 @@ fn said(text: &str) -> String {
 }
 
 #[test]
-fn scalars_are_what_pyyaml_and_pydantic_make_of_them() {
+fn scalars_are_read_as_by_pyyaml_and_pydantic() {
     let numbers = "a: 1e-3\nb: 10_000\nc: .5\nd: 1.0e-12\ne: -3\nf: 400000\ng: '7'\n";
     assert_eq!(
         said(numbers),
@@ -35,7 +35,7 @@ fn scalars_are_what_pyyaml_and_pydantic_make_of_them() {
 }
 
 #[test]
-fn what_is_no_map_or_no_yaml_is_told_with_its_place() {
+fn invalid_yaml_is_reported_with_its_place() {
     for (text, told) in [
         ("", "0: expected keys"),
         ("- 1\n", "0: expected keys"),

@@ -165,7 +165,7 @@ fn an_id_outside_of_the_vocabulary_is_found_wherever_it_stands() {
 }
 
 #[test]
-fn a_missing_dataset_and_a_missing_shard_are_told_apart() {
+fn a_missing_dataset_and_a_missing_shard_have_distinct_errors() {
     let (dir, data, shard) = dataset();
     fs::remove_file(&shard).unwrap();
     assert_eq!(

@@ -374,7 +374,7 @@ fn offline_sends_no_request() {
 }
 
 #[test]
-fn an_answer_that_is_none_of_a_hub_is_refused() {
+fn an_answer_of_another_server_is_refused() {
     let right = server::listing(&files());
     let hash = "a".repeat(40);
     for (text, lacks) in [

@@ -128,7 +128,7 @@ fn one_line(text: Option<&clap::builder::StyledStr>) -> String {
 }
 
 #[test]
-fn command_page_is_what_the_command_line_says() {
+fn command_page_matches_the_command_line() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
     let page = page();
     if std::env::var_os(WRITE).is_some() {

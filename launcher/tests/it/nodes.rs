@@ -471,7 +471,7 @@ fn two_of_three(scratch: &Scratch, more: &[&str]) -> [Running; 2] {
 }
 
 #[test]
-fn joined_nodes_are_told_the_end_of_the_join() {
+fn joined_nodes_hear_the_end_of_the_join() {
     // A node is missing.
     let scratch = Scratch::new();
     for ended in two_of_three(&scratch, &["--join-seconds", "20"]).map(end) {

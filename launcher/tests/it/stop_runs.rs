@@ -125,7 +125,7 @@ fn now_ends_a_run_that_does_not_exit() {
 }
 
 #[test]
-fn another_user_is_told_the_owner() {
+fn another_user_reads_the_name_of_the_owner() {
     let scratch = Scratch::new();
     let as_nobody = |line: &str| {
         let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";

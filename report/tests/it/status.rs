@@ -145,7 +145,7 @@ fn numbers_are_those_of_the_last_rows() {
 }
 
 #[test]
-fn a_run_of_another_machine_is_told_as_far_as_it_is_known() {
+fn a_run_of_another_machine_is_reported_as_far_as_known() {
     let (_dir, run) = run("x");
     let logs = run.join("logs");
     fs::create_dir(&logs).unwrap();

@@ -109,7 +109,7 @@ fn a_reader_goes_on_at_its_mark() {
 }
 
 #[test]
-fn other_rows_after_a_roll_back_are_told_once_there_are_as_many() {
+fn replaced_rows_are_reported_once_as_many_exist() {
     let run = tempfile::tempdir().unwrap();
     let spool = start(run.path(), &Mark::default());
     let mark = append(&spool, 1..=3);

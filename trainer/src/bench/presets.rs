@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_records_what_was_changed() {
+    fn a_member_name_records_the_changed_keys() {
         assert_eq!(named("tms_5-2", None, None), "tms_5-2@fp32");
         assert_eq!(named("tms_5-2", Some(64), Some(9)), "tms_5-2@64@fp32");
         assert_eq!(named("tms_5-2", None, Some(9)), "tms_5-2@fp32");
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_varied_is_all_that_changes() {
+    fn members_differ_in_the_varied_keys_alone() {
         let overrides = Overrides {
             components: Some(5),
             sites: Some(3),
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_timed_is_refused_in_one_line() {
+    fn untimeable_workloads_are_refused_in_one_line() {
         let default = Overrides::default();
         let known = "known: tms_5-2, tms_5-2-id, tms_40-10, resid_mlp1, resid_mlp2, seed-16x128, seed-32x256, \
                      seed-64x256, seed-128x256, seed-16x128-bf16, seed-32x256-bf16, seed-64x256-bf16, seed-128x256-bf16, \

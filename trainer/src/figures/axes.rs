@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tick_says_where_it_is() {
+    fn each_tick_has_a_label() {
         let found = texts(&[0.0, 0.005, 0.01, 0.015, 0.02]);
         assert_eq!(found, ["0", "5e-3", "0.01", "0.015", "0.02"]);
         assert_eq!(texts(&[0.975, 1.0, 1.025]), ["0.975", "1", "1.025"]);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_of_charts_of_every_size_are_told_apart() {
+    fn ticks_have_distinct_labels_at_every_chart_size() {
         for most in (-80..80).map(|i| 1.37_f64.powi(i)) {
             for about in TICKS {
                 let axis: plotters::coord::types::RangedCoordf64 = (0.0..most).into();

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_are_of_means_and_the_largest_of_subsets_is_told() {
+    fn differences_are_of_means_and_the_largest_of_subsets_is_reported() {
         let means = [
             ("eval/ce/target", 2.0),
             ("eval/ce/stochastic", 2.5),

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_toml_is_said_once() {
+    fn a_line_that_is_not_toml_is_reported_once() {
         let faults = Run::from_resolved("name = 'x\nseed = 0\nprecision = = 2 3\n").unwrap_err();
         let lines: Vec<String> = faults.to_string().lines().map(str::to_owned).collect();
         assert_eq!(lines.len(), 2, "{lines:?}");

@@ -109,7 +109,7 @@ mod tests {
 
     // Each line holds in Python: `fnmatch.fnmatchcase(path, pattern)`.
     #[test]
-    fn patterns_mean_what_fnmatch_says() {
+    fn patterns_match_as_in_fnmatch() {
         for (pattern, path) in [
             ("linear1", "linear1"),
             ("*", ""),

@@ -343,7 +343,7 @@ fn a_deleted_run_is_made_again_under_another_name() {
 }
 
 #[test]
-fn a_server_that_lost_the_run_is_told_all_of_it_again() {
+fn a_server_that_lost_the_run_gets_all_rows_again() {
     let Some(mut server) = Recorder::start() else {
         return;
     };

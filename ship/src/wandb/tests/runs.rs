@@ -309,7 +309,7 @@ fn a_silent_run_says_that_it_is_alive() {
 }
 
 #[test]
-fn an_alert_is_told_and_written() {
+fn an_alert_is_shown_and_written() {
     let Some(server) = Recorder::start() else {
         return;
     };

@@ -422,7 +422,7 @@ fn a_sparse_archive_is_refused_without_reading_it() {
 }
 
 #[test]
-fn other_archives_and_old_files_are_refused_by_what_they_are() {
+fn other_archives_and_old_files_are_refused_by_format() {
     let said = |name: &str, bytes: &[u8]| loaded(name, bytes).unwrap_err();
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     zip.start_file(

@@ -173,7 +173,7 @@ fn keys_that_are_typed_too_have_to_agree() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_its_key_and_value() {
+fn unsupported_values_are_refused_by_key_and_value() {
     for (json, from, to, fault) in [
         (
             GPT2,

@@ -69,7 +69,7 @@ fn a_toy_and_a_language_model_become_run_files_of_ours() {
 }
 
 #[test]
-fn keys_that_change_nothing_are_told() {
+fn keys_without_effect_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.yaml");
     fs::write(&path, LANGUAGE).unwrap();
@@ -113,7 +113,7 @@ fn with(text: &str, old: &str, new: &str) -> String {
 }
 
 #[test]
-fn what_is_not_here_is_refused_by_its_key() {
+fn missing_features_are_refused_by_key() {
     let toy = [TMS];
     for (base, old, new, told) in [
         (
@@ -225,7 +225,7 @@ fn what_is_not_here_is_refused_by_its_key() {
 }
 
 #[test]
-fn what_lies_elsewhere_is_told_with_what_to_give() {
+fn files_elsewhere_are_reported_with_the_key_to_set() {
     let faults = load("a.yaml", TOY, &[]).unwrap_err();
     let told = "pretrained_model_path: \"wandb:goodfire/spd-pre-Sep-2025/runs/0hsp07o4\" is a run of W&B, where nothing is fetched from; \
                 put its files `tms.pth` and `tms_train_config.yaml` into a directory, and give that by --set target.weights=DIR, or train such \
@@ -260,7 +260,7 @@ fn what_lies_elsewhere_is_told_with_what_to_give() {
 }
 
 #[test]
-fn older_keys_still_mean_what_they_did() {
+fn older_keys_keep_their_meaning() {
     let old = with(TOY, "ci_fn_type", "gate_type");
     let old = with(&old, "ci_fn_hidden_dims", "gate_hidden_dims");
     let old = with(&old, "eval_freq: 100\n", "print_freq: 100\n");
@@ -354,7 +354,7 @@ fn sizes_are_read_beside_weights_of_the_reference() {
 }
 
 #[test]
-fn a_changed_file_is_told_or_read_and_nothing_else() {
+fn a_changed_file_is_reported_or_read_correctly() {
     const PIECES: [&[u8]; 16] = [
         b"&a ", b"*a", b"[", b"]", b"{", b"}", b": ", b"- ", b"\n", b"\n\n  ", b"null", b"1e999",
         b"-", b"\xff", b"!!str ", b"? ",

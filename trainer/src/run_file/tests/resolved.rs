@@ -97,7 +97,7 @@ fn the_mlp_of_a_llama_is_as_large_as_one_of_four_widths() {
 }
 
 #[test]
-fn files_of_ids_and_what_is_held_out_of_them_are_read_and_written() {
+fn files_of_ids_and_their_held_out_part_are_read_and_written() {
     let given = [
         "data.train=owt.bin",
         "data.eval={ held_out = 0.05 }",
@@ -345,7 +345,7 @@ fn strings_are_written_to_the_last_character() {
 }
 
 #[test]
-fn what_may_be_left_out_is_written_when_it_is_there() {
+fn optional_values_are_written_when_present() {
     let run = load(
         TMS.as_bytes(),
         &[
@@ -394,7 +394,7 @@ fn what_may_be_left_out_is_written_when_it_is_there() {
 }
 
 #[test]
-fn a_term_says_what_tells_it_from_others() {
+fn a_term_is_named_by_what_distinguishes_it() {
     let said = |loss: &str| {
         let loss = format!("loss=[{{ coeff = 1, {loss} }}]");
         load(TMS.as_bytes(), &[&loss]).unwrap().losses[0]

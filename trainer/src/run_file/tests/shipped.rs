@@ -258,7 +258,7 @@ fn the_toys_have_the_numbers_of_the_reference() {
 // Where the reference is unlucky or slow: its exponent, and our steps. One update of tied
 // components is enough.
 #[test]
-fn a_run_beside_a_reference_differs_in_its_exponent_and_in_what_it_costs() {
+fn a_run_beside_a_reference_differs_in_exponent_and_cost() {
     let runs = [
         ("tms_5-2", 1.0, 10_000),
         ("tms_5-2-id", 1.0, 10_000),

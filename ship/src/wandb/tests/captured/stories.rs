@@ -5,7 +5,7 @@ use spd_configs::OnRollback;
 use super::*;
 
 #[test]
-fn an_ordinary_run_is_said_as_the_official_client_says_it() {
+fn an_ordinary_run_is_sent_as_by_the_official_client() {
     let Some(theirs) = Captured::read("first") else {
         return;
     };
@@ -252,7 +252,7 @@ fn a_run_is_rewound_as_the_official_client_rewinds_it() {
 }
 
 #[test]
-fn a_page_is_told_of_as_the_official_client_does_it() {
+fn the_page_is_announced_as_by_the_official_client() {
     let Some(theirs) = Captured::read("media") else {
         return;
     };

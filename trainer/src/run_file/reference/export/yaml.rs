@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_keys_are_what_they_were() {
+    fn numbers_and_keys_survive_the_round_trip() {
         let Value::Object(table) = json!({
             "steps": 5, "lr": 1e-12, "big": 1e30, "none": null, "empty": [],
             "groups": { "no": ["h.*", "a \"b\"\n"], "layer_0": [[1, 2.5]] },

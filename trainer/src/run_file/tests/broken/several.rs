@@ -4,7 +4,7 @@ use super::{Case, assert_said, tiny, toy};
 use crate::run_file::tests::TMS;
 
 #[test]
-fn all_faults_are_said_at_once_in_the_order_of_the_file() {
+fn all_faults_are_reported_at_once_in_file_order() {
     assert_said(&[
         toy(
             &[

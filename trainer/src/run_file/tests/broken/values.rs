@@ -3,7 +3,7 @@
 use super::{assert_said, tiny, toy};
 
 #[test]
-fn a_wrong_value_is_named_with_what_was_expected() {
+fn a_wrong_value_is_reported_with_the_expected_one() {
     assert_said(&[
         toy(
             &[("steps = 106", "steps = \"many\"")],
