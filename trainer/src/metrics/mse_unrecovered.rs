@@ -3,9 +3,9 @@
 //!
 //! The mean squared error of a mask over that of `zero`, each a mean over all batches: 0 where
 //! nothing is lost, and 1 where as much is as without components. `1 - mse_unrecovered` is the part
-//! of the target's output that the components explain, as `ce_unrecovered` tells it for language
-//! models. Unlike a squared error, it compares across targets whose outputs differ in size. There
-//! is none where the components make no difference: the quotient has no meaning there.
+//! of the target's output that the components explain. Language models have `ce_unrecovered`.
+//! Unlike a squared error, it compares across targets whose outputs differ in size. It is left out
+//! where the components make no difference, as the quotient has no meaning there.
 
 use super::Metric;
 use crate::task::Measured;
