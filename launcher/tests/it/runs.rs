@@ -38,14 +38,19 @@ fn row(scratch: &Scratch, run: &str) -> String {
     row.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Waits until the list shows the first step of the run.
+fn is_running(scratch: &Scratch) {
+    wait_until("the row of the first step", || {
+        row(scratch, "runs/x").starts_with("runs/x running 1/10,000 - ")
+    });
+}
+
 #[test]
 fn every_state_of_a_run_is_listed() {
     let scratch = Scratch::new();
     let child = start(scratch.run("polite", &[]));
     scratch.rank_pid();
-    wait_until("the row of the first step", || {
-        row(&scratch, "runs/x").starts_with("runs/x running 1/10,000 - ")
-    });
+    is_running(&scratch);
     let one = told(&scratch, &[]);
     assert_eq!(
         (&one[0]["kind"], &one[0]["state"]),
@@ -92,6 +97,7 @@ fn a_killed_run_is_listed_with_its_newest_checkpoint() {
     let scratch = Scratch::new();
     let mut child = start(scratch.run("polite", &[]));
     let rank = scratch.rank_pid();
+    is_running(&scratch);
     child.kill().unwrap();
     child.wait().unwrap();
     assert_goes(rank);
