@@ -44,7 +44,7 @@ fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
     let kept_rows = store.sharded("rows", &[rows, WIDTH]);
     let kept_rows = b.persistent(&store, kept_rows);
     let new_rows = hidden;
-    let hidden = b.add(hidden, kept_rows).unwrap();
+    let hidden = b.add(new_rows, kept_rows).unwrap();
     let of_rows = |b: &mut Builder, source: Value| {
         let source = b.per_block(source).unwrap();
         let y = b.linear_oi(hidden, w2, Some(source)).unwrap();

@@ -3,7 +3,8 @@
 //!
 //! `f_c` is the number of positions where the importance of component `c` exceeds
 //! `eval.alive_threshold`, over all positions. The frequencies of a site add up to its L0 on these
-//! positions, and components with `f_c = 0` are dead on them. The title of each panel has both.
+//! positions, and components with `f_c = 0` are dead on them. The title of the linear panel has
+//! both.
 
 use serde::Serialize;
 
