@@ -1,6 +1,8 @@
 //! Tests whose tool is missing. `cargo test` counts them as passed, so they are named on stderr at
 //! the end of their test program, by tool, and appended to the file that [`LIST`] names.
 
+pub mod ports;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::io::Write as _;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -306,11 +306,7 @@ impl Program {
 
 impl Server {
     fn start(program: Program) -> Self {
-        // The port is free again once it is known, so the server can take it.
-        let address = {
-            let free = TcpListener::bind("127.0.0.1:0").unwrap();
-            free.local_addr().unwrap()
-        };
+        let address = (Ipv4Addr::LOCALHOST, spd_skips::ports::free()).into();
         let dir = tempfile::tempdir().unwrap();
         let child = program.command(address, dir.path()).spawn().unwrap();
         let server = Self {

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -39,10 +39,7 @@ impl Recorder {
             spd_skips::skip("shared/reference/tracker/wandb_recorder.py");
             return None;
         }
-        // The port is free again once it is known, so the recorder can take it.
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        let port = spd_skips::ports::free();
         let mut command = Command::new("python3");
         command
             .arg(script)

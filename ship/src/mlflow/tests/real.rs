@@ -8,7 +8,6 @@
 //! SPD_MLFLOW=/tmp/mlflow cargo test --release -p spd-ship -- mlflow
 //! ```
 
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -35,9 +34,7 @@ impl Mine {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        let port = spd_skips::ports::free();
         let uri = format!("http://127.0.0.1:{port}");
         let child = begin(dir.path(), port);
         let mine = Self {

@@ -12,7 +12,6 @@ mod sync;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -76,15 +75,8 @@ impl Recorder {
         let mut all = vec!["--faults".to_string(), listed.display().to_string()];
         all.extend(options.iter().map(|option| option.to_string()));
         let log = folder.path().join("log");
-        // The port is free between this moment and the start of the recorder, so another process
-        // may take it.
-        let (port, process) = std::iter::repeat_with(|| {
-            let free = TcpListener::bind("127.0.0.1:0").unwrap();
-            free.local_addr().unwrap().port()
-        })
-        .take(TRIES)
-        .find_map(|port| Some((port, spawn(&script, port, &log, &all)?)))
-        .expect("the recorder listens");
+        let port = spd_skips::ports::free();
+        let process = spawn(&script, port, &log, &all);
         Some(Self {
             process,
             port,
@@ -98,11 +90,7 @@ impl Recorder {
     fn forget(&mut self) {
         self.end();
         let log = self.folder.path().join("log");
-        let again = || spawn(&self.script, self.port, &log, &self.options);
-        let mut again = std::iter::repeat_with(again).take(TRIES);
-        self.process = again
-            .find_map(|begun| begun)
-            .expect("the port is free again");
+        self.process = spawn(&self.script, self.port, &log, &self.options);
     }
 
     fn end(&mut self) {
@@ -171,11 +159,8 @@ impl Drop for Recorder {
     }
 }
 
-/// Most starts of a recorder: other processes take ports meanwhile.
-const TRIES: usize = 20;
-
 /// A recorder that listens; `None` if another process has the port.
-fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Option<Child> {
+fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Child {
     let mut process = Command::new("python3")
         .arg(script)
         .args(["--port", &port.to_string(), "--out"])
@@ -186,13 +171,10 @@ fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Option<Chi
         .unwrap();
     let mut said = String::new();
     let mut output = BufReader::new(process.stdout.take().unwrap());
-    // Its first line, or the end of the output if the port is taken.
+    // Its first line: it listens.
     output.read_line(&mut said).unwrap();
-    if said.is_empty() {
-        let _ = process.wait();
-        return None;
-    }
-    Some(process)
+    assert!(!said.is_empty(), "the recorder on port {port} ended");
+    process
 }
 
 /// Reads JSON with bare NaN and infinities, which become strings.
