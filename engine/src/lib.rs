@@ -28,6 +28,9 @@
 //!
 //! It knows nothing of run files and training loops, nor which terms make up an SPD loss.
 
+#[cfg(any(test, feature = "compare-emulated"))]
+extern crate self as spd_engine;
+
 mod association;
 pub mod blocks;
 mod builder;

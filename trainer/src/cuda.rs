@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use spd_engine::cuda::probes::{PROBES, Place, Products};
-use spd_engine::cuda::{self, Device, EMULATED_GPU, probes};
+use spd_engine::cuda::replacement::is_installed;
+use spd_engine::cuda::{self, Device, probes};
 
 pub use spd_engine::cuda::libraries::*;
 pub use spd_engine::cuda::probes::Probe;
@@ -28,10 +29,9 @@ const PRODUCTS: Duration = Duration::from_secs(120);
 /// Has every matrix product of every preset computed and checked; on the emulated device those of
 /// the small ones.
 fn products(place: &Place) -> cuda::Result<String> {
-    let is_emulated = std::env::var_os(EMULATED_GPU).is_some();
     let mut products = Products::default();
     for preset in bench::all() {
-        if preset.name.starts_with("tiny-") || !is_emulated {
+        if preset.name.starts_with("tiny-") || !is_installed() {
             let program = preset.program();
             products.add(&program.map_err(|fault| cuda::Fault::new(fault.to_string()))?);
         }

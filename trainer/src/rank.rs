@@ -328,7 +328,7 @@ mod tests {
         let pool = Arc::new(Pool::single());
         let on = [
             processor(None, &pool).unwrap(),
-            Processor::Gpu(Some(Device::emulated())),
+            Processor::Gpu(Some(spd_emulated::device())),
         ];
         for processor in &on {
             assert!(keep_record(processor, dir.path()).is_ok());

@@ -385,7 +385,7 @@ mod tests {
 
     /// The remains of so many steps.
     fn state_after(steps: u64) -> Vec<Tensor> {
-        let mut training = Training::on(&gpu(&Device::emulated()));
+        let mut training = Training::on(&gpu(&spd_emulated::device()));
         training.go(0..steps);
         let store = &mut training.store;
         store.fetch().unwrap();
@@ -469,7 +469,7 @@ mod tests {
         if !is_there() {
             return;
         }
-        let (waits, told) = saved_on(&Device::emulated());
+        let (waits, told) = saved_on(&spd_emulated::device());
         // Whether a step was refused, and at first that what the device started from has arrived;
         // no state is waited for.
         assert_eq!(waits, [2, 1]);
@@ -481,9 +481,9 @@ mod tests {
         if !is_there() {
             return;
         }
-        let mut training = Training::on(&gpu(&Device::emulated()));
+        let mut training = Training::on(&gpu(&spd_emulated::device()));
         let others = PINNED + training.task.program().program.own_bytes();
-        let (waits, told) = saved_on(&Device::emulated_that_pins(others));
+        let (waits, told) = saved_on(&spd_emulated::device_that_pins(others));
         assert!(waits[0] > 2 && waits[1] > 1, "{waits:?}");
         for step in [3, 6, 8] {
             let line =

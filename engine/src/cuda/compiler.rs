@@ -24,11 +24,11 @@ const EXPLAIN: &str = "--ptxas-options=-v";
 
 /// Result of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Compiled {
+pub struct Compiled {
     /// Machine code.
-    pub(crate) cubin: Vec<u8>,
+    pub cubin: Vec<u8>,
     /// It came from the cache.
-    pub(crate) was_kept: bool,
+    pub was_kept: bool,
 }
 
 /// Machine code of `source` for an architecture like `sm_90`, read from the directory `cache` or
@@ -59,7 +59,7 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
 }
 
 /// [`compile`] for several kernels, in parallel on the thread pool.
-pub(crate) fn compile_all(
+pub fn compile_all(
     kernels: &[Kernel],
     arch: &str,
     cache: Option<&Path>,

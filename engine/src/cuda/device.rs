@@ -12,6 +12,7 @@ use super::compiling::Compiling;
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
 use super::nccl::{Communicator, Id, Nccl, PATIENCE};
+use super::replacement::installed;
 use crate::blocks::Ranks;
 
 /// Bytes of each of the two pinned pieces that tensors are copied through.
@@ -47,9 +48,8 @@ impl Device {
     ///
     /// If a library or the GPU is missing or broken; the message is one line.
     pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Arc<Self>, Fault> {
-        #[cfg(feature = "emulated")]
-        if super::is_emulated() {
-            return Ok(Self::emulated());
+        if let Some(replacement) = installed() {
+            return Ok(Self::of((replacement.open)()));
         }
         let gpu = Gpu::open(ordinal, cache.clone())?;
         Ok(Self::with_cache(Arc::new(gpu), cache))
@@ -64,26 +64,9 @@ impl Device {
         (device, compiling)
     }
 
-    /// A device emulated on this machine's processor, for tests; needs g++.
-    #[cfg(feature = "emulated")]
-    pub fn emulated() -> Arc<Self> {
-        Self::emulated_that_pins(usize::MAX)
-    }
-
-    /// An emulated device that pins at most `bytes` of host memory.
-    #[cfg(feature = "emulated")]
-    pub fn emulated_that_pins(bytes: usize) -> Arc<Self> {
-        use super::emulated::{Emulated, Order};
-        // The latest order that CUDA allows: without a wait, results are missing.
-        let emulated = Emulated::new(Order::new(false, false));
-        emulated.pin_at_most(bytes);
-        emulated.is_beside_others();
-        Self::of(emulated)
-    }
-
     /// A device of a driver.
-    #[cfg(any(test, feature = "emulated"))]
-    pub(crate) fn of(driver: Arc<dyn Driver>) -> Arc<Self> {
+    #[doc(hidden)]
+    pub fn of(driver: Arc<dyn Driver>) -> Arc<Self> {
         Self::with_cache(driver, None)
     }
 

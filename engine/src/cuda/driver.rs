@@ -16,7 +16,7 @@ use crate::value::DType;
 
 /// Work on one stream runs in order; streams run concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub enum Stream {
     /// Programs.
     Programs,
     /// Copies of inputs.
@@ -29,7 +29,7 @@ pub(crate) enum Stream {
 
 /// Direction of a copy. Host memory is always pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub enum Way {
     /// From the host.
     In,
     /// To the host.
@@ -40,46 +40,46 @@ pub(crate) enum Way {
 
 /// A copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Transfer {
-    pub(crate) way: Way,
-    pub(crate) from: u64,
-    pub(crate) to: u64,
-    pub(crate) bytes: usize,
+pub struct Transfer {
+    pub way: Way,
+    pub from: u64,
+    pub to: u64,
+    pub bytes: usize,
 }
 
 /// An operand of a kernel or a product, at its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Argument {
-    pub(crate) address: u64,
-    pub(crate) dtype: DType,
+pub struct Argument {
+    pub address: u64,
+    pub dtype: DType,
     /// Elements.
-    pub(crate) len: usize,
-    pub(crate) written: bool,
+    pub len: usize,
+    pub written: bool,
 }
 
 /// Operands of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Factors {
-    pub(crate) a: Argument,
-    pub(crate) b: Argument,
-    pub(crate) out: Argument,
-    pub(crate) bias: Option<Argument>,
+pub struct Factors {
+    pub a: Argument,
+    pub b: Argument,
+    pub out: Argument,
+    pub bias: Option<Argument>,
 }
 
 /// Kernels of a program, ready to be launched.
 #[derive(Debug, Clone)]
-pub(crate) struct Module {
+pub struct Module {
     /// Handles of loaded modules on the device.
-    pub(crate) handles: Vec<u64>,
+    pub handles: Vec<u64>,
     /// Handles of functions, one for each requested kernel, in order.
-    pub(crate) functions: Vec<u64>,
+    pub functions: Vec<u64>,
 }
 
 /// A library call that enqueues work on a stream, given as CUDA's libraries take it.
-pub(crate) type LibraryCall = Arc<dyn Fn(u64) -> Result<(), Fault> + Send + Sync>;
+pub type LibraryCall = Arc<dyn Fn(u64) -> Result<(), Fault> + Send + Sync>;
 
 /// A GPU, or its emulation.
-pub(crate) trait Driver: Send + Sync {
+pub trait Driver: Send + Sync {
     /// Name of the device, with everything else of this machine that timings depend on.
     fn name(&self) -> Result<String, Fault>;
 

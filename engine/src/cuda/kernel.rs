@@ -7,20 +7,23 @@ use super::operand::Operand;
 use crate::value::DType;
 
 /// Source that precedes every kernel.
-pub(super) const PRELUDE: &str = include_str!("prelude.cuh");
+pub const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// A kernel of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Kernel {
-    pub(crate) name: String,
-    pub(crate) threads: usize,
+pub struct Kernel {
+    /// Name of the function that is launched.
+    pub name: String,
+    /// Threads of a block.
+    pub threads: usize,
     /// Bytes of dynamic shared memory.
-    pub(crate) shared: usize,
+    pub shared: usize,
     /// Call of its function, which names it in errors.
-    pub(crate) call: String,
+    pub call: String,
     /// Its source except for the name.
-    definition: String,
-    source: Source,
+    pub definition: String,
+    /// Functions that it calls.
+    pub source: Source,
 }
 
 impl Kernel {
@@ -44,7 +47,7 @@ impl Kernel {
     }
 
     /// Function that it calls; profilers show this name after `spd_`.
-    pub(crate) fn function(&self) -> &str {
+    pub fn function(&self) -> &str {
         self.call.split(['<', '(']).next().unwrap_or_default()
     }
 
@@ -62,26 +65,6 @@ impl Kernel {
         let text = format!("{PRELUDE}\n{}\nKERNEL({name}, {definition})\n", source.text);
         (name, text)
     }
-}
-
-/// Source of several kernels, to be compiled together.
-#[cfg(any(test, feature = "emulated"))]
-pub(crate) fn source(kernels: &[Kernel]) -> String {
-    let mut sources: Vec<Source> = Vec::new();
-    for kernel in kernels {
-        if !sources.contains(&kernel.source) {
-            sources.push(kernel.source);
-        }
-    }
-    let mut text = PRELUDE.to_owned();
-    for source in sources {
-        text += &format!("\n// ---- {}\n\n{}", source.name, source.text);
-    }
-    text.push('\n');
-    for kernel in kernels {
-        text += &format!("KERNEL({}, {})\n", kernel.name, kernel.definition);
-    }
-    text
 }
 
 /// Collects the kernels of a program; equal calls on equal operands share one kernel.

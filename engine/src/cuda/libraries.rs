@@ -18,6 +18,8 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library as Handle, RTLD_LAZY, RTLD_LOCAL};
 
+use super::replacement::{installed, is_installed};
+
 /// Environment variable with directories to search first, separated by colons: of libraries, or
 /// with `nvidia` packages.
 pub const DIRECTORIES: &str = "SPD_CUDA_LIBRARIES";
@@ -390,8 +392,8 @@ fn list(driver: &Handle) -> Result<Vec<Gpu>, (&'static str, c_int)> {
 ///
 /// If the driver fails; the message is one line.
 pub fn free_memory(ordinal: usize) -> Result<usize, String> {
-    if super::is_emulated() {
-        return Ok(super::EMULATED_BYTES);
+    if let Some(replacement) = installed() {
+        return Ok(replacement.bytes);
     }
     let driver = Library::Driver.found();
     let driver = driver.ok_or_else(|| format!("{} was not found", Library::Driver.files()[0]))?;
@@ -404,7 +406,7 @@ pub fn free_memory(ordinal: usize) -> Result<usize, String> {
 ///
 /// - `joined`: whether the run has several ranks, which need NCCL
 pub fn lacks(gpus: usize, joined: bool) -> Option<String> {
-    if super::is_emulated() {
+    if is_installed() {
         let nccl = Library::Nccl;
         let lacks = joined && nccl.found().is_none();
         return lacks.then(|| format!("{} not found", nccl.files()[0]));

@@ -13,10 +13,11 @@ use crate::value::{ALIGN, DType, StepScalar, Type};
 
 /// Kernels of an op, in CUDA C++.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Source {
+pub struct Source {
     /// Folder of the op.
-    pub(crate) name: &'static str,
-    pub(crate) text: &'static str,
+    pub name: &'static str,
+    /// CUDA C++.
+    pub text: &'static str,
 }
 
 impl Source {

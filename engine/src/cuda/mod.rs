@@ -88,8 +88,11 @@ mod compiling;
 mod cublaslt;
 mod device;
 pub(crate) mod device_op;
+#[doc(hidden)]
 mod driver;
-#[cfg(any(test, feature = "emulated"))]
+#[cfg(any(test, feature = "compare-emulated"))]
+#[expect(dead_code, unreachable_pub, reason = "a crate of its own")]
+#[path = "../../../emulated/src/lib.rs"]
 pub(crate) mod emulated;
 mod enqueue;
 #[cfg(test)]
@@ -108,9 +111,12 @@ pub(crate) mod nccl_tests;
 pub(crate) mod operand;
 mod placed;
 pub mod probes;
+#[doc(hidden)]
 pub(crate) mod product;
 mod product_kernel;
 pub(crate) mod program;
+#[doc(hidden)]
+pub mod replacement;
 #[cfg(test)]
 mod replay_tests;
 pub(crate) mod site;
@@ -130,22 +136,3 @@ pub use device::{Device, PINNED};
 pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
 pub use staging::Staged;
-
-/// Environment variable that replaces GPUs by the emulated device in a build with the feature
-/// `emulated`; for tests.
-pub const EMULATED_GPU: &str = "SPD_EMULATED_GPU";
-
-/// Bytes of the emulated device's memory.
-const EMULATED_BYTES: usize = 4 << 30;
-
-/// Whether the emulated device replaces GPUs.
-fn is_emulated() -> bool {
-    cfg!(feature = "emulated") && std::env::var_os(EMULATED_GPU).is_some()
-}
-
-/// Cache of machine code for tests, in `$SPD_CACHE` if set.
-#[cfg(any(test, feature = "emulated"))]
-pub(crate) fn test_cache() -> Option<std::path::PathBuf> {
-    let cache = std::env::var_os("SPD_CACHE")?;
-    Some(std::path::Path::new(&cache).join("kernels"))
-}

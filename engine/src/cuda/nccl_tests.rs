@@ -1,11 +1,10 @@
 //! Communicators of several threads over a library that emulates NCCL.
 #![expect(unsafe_code, reason = "memory of the host stands for a device's")]
 
-use std::path::Path;
-use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::emulated::nccl::make_nccl;
 use super::libraries::Found;
 use super::nccl::{Communicator, Nccl, Parcel};
 use super::{Fault, Result};
@@ -18,12 +17,9 @@ pub(crate) fn stand_in() -> Option<Nccl> {
     let made = *MADE.get_or_init(|| {
         let program = std::env::current_exe().unwrap();
         let made = program.with_file_name(format!("nccl-{}.so", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/emulated/nccl.c");
-        let compiler = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .args([&made, &source])
-            .status();
-        assert!(compiler.ok()?.success());
+        if !make_nccl(&made) {
+            return None;
+        }
         let found = Box::leak(Box::new(Found::at(&made)));
         std::fs::remove_file(&made).unwrap();
         Some(Nccl::of(found).unwrap())

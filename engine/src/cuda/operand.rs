@@ -15,9 +15,9 @@ pub(crate) enum At {
 
 /// An operand of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Operand {
+pub struct Operand {
     pub(crate) at: At,
-    pub(crate) dtype: DType,
+    pub dtype: DType,
     /// First element, and number of elements.
     pub(crate) first: usize,
     pub(crate) len: usize,

@@ -86,10 +86,11 @@ impl Step {
 
 /// A product whose operands have places.
 #[derive(Debug, Clone)]
-pub(crate) struct PlacedProduct {
-    pub(crate) product: Product,
+pub struct PlacedProduct {
+    /// The product, on operands of its op.
+    pub product: Product,
     /// Whether f32 factors are rounded to TF32.
-    pub(crate) tf32: bool,
+    pub tf32: bool,
     /// Algorithm of cublasLt, once chosen; otherwise cublasLt's first choice.
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) a: Placed,

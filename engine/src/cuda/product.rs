@@ -15,65 +15,65 @@ use crate::value::DType;
 
 /// A factor or the result, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Matrix {
-    pub(crate) operand: Operand,
+pub struct Matrix {
+    pub operand: Operand,
     /// First element.
-    pub(crate) first: usize,
+    pub first: usize,
     /// Elements from one row to the next.
-    pub(crate) pitch: usize,
-    pub(crate) transposed: bool,
+    pub pitch: usize,
+    pub transposed: bool,
     /// Elements from one product of the batch to the next.
-    pub(crate) step: usize,
+    pub step: usize,
 }
 
 /// `out = [out +] alpha a b [+ bias]`, `[m, k]` by `[k, n]`, `batch` times.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Product {
-    pub(crate) m: usize,
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-    pub(crate) alpha: f32,
-    pub(crate) a: Matrix,
-    pub(crate) b: Matrix,
-    pub(crate) out: Matrix,
-    pub(crate) add: bool,
+pub struct Product {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub alpha: f32,
+    pub a: Matrix,
+    pub b: Matrix,
+    pub out: Matrix,
+    pub add: bool,
     /// A row that is added to every row of the result.
-    pub(crate) bias: Option<Operand>,
-    pub(crate) batch: usize,
+    pub bias: Option<Operand>,
+    pub batch: usize,
 }
 
 /// An algorithm of cublasLt as opaque bytes, valid for its version and a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Algorithm(pub(crate) [u64; 8]);
+pub struct Algorithm(pub [u64; 8]);
 
 /// A column-major matrix in cublasLt's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Layout {
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
+pub struct Layout {
+    pub rows: usize,
+    pub columns: usize,
     /// Elements from one column to the next.
-    pub(crate) pitch: usize,
-    pub(crate) step: usize,
+    pub pitch: usize,
+    pub step: usize,
 }
 
 /// Everything that the choice of an algorithm depends on; products with equal keys share a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Key {
+pub struct Key {
     /// cublasLt's A (our second factor), and whether it is read transposed.
-    pub(crate) a: (Layout, bool),
+    pub a: (Layout, bool),
     /// cublasLt's B (our first factor), and whether it is read transposed.
-    pub(crate) b: (Layout, bool),
-    pub(crate) c: Layout,
+    pub b: (Layout, bool),
+    pub c: Layout,
     /// Type of the factors; type of the result, its addend and the bias.
-    pub(crate) types: [DType; 2],
+    pub types: [DType; 2],
     /// Whether f32 factors are rounded to TF32.
-    pub(crate) tf32: bool,
-    pub(crate) bias: bool,
+    pub tf32: bool,
+    pub bias: bool,
     /// Whether the product adds to the result.
-    pub(crate) add: bool,
-    pub(crate) batch: usize,
+    pub add: bool,
+    pub batch: usize,
     /// Alignment of all addresses in bytes: a power of two, at most 16.
-    pub(crate) alignment: usize,
+    pub alignment: usize,
 }
 
 /// Products with a side shorter than this are thin.
@@ -96,7 +96,7 @@ impl Product {
     }
 
     /// Key of cublasLt; `alignment` is that of the addresses.
-    pub(crate) fn key(&self, alignment: usize, tf32: bool) -> Key {
+    pub fn key(&self, alignment: usize, tf32: bool) -> Key {
         // A row-major [r, c] is a column-major [c, r].
         let layout = |matrix: &Matrix, rows: usize, columns: usize| {
             let (rows, columns) = if matrix.transposed {
@@ -133,9 +133,9 @@ mod tests {
     use super::*;
     use crate::cuda::compiler::explained;
     use crate::cuda::driver::Argument as Operands;
-    use crate::cuda::emulated::{Emulated, Order, is_there};
+    use crate::cuda::emulated::{Emulated, Order, is_there, source};
     use crate::cuda::enqueue::enqueue;
-    use crate::cuda::kernel::{Kernel, source};
+    use crate::cuda::kernel::Kernel;
     use crate::cuda::libraries::Library;
     use crate::cuda::operand::At;
     use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step};

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::compiler::{compile, compile_all, explained};
-use super::emulated::{Emulated, Operand, Order, is_there};
+use super::emulated::{self, Emulated, Operand, Order, is_there, source, test_cache};
 use super::every_op::{EVEN, EveryOp, LARGE, RAGGED, Sizes};
-use super::kernel::{Kernel, source};
+use super::kernel::Kernel;
 use super::libraries::Library;
 use super::program::Program;
 use super::{Arena, Device, Fault};
@@ -107,10 +107,13 @@ pub(crate) fn gpu() -> Option<Arc<Device>> {
     static GPU: OnceLock<Arc<Device>> = OnceLock::new();
     let ordinal = std::env::var(TEST_GPU).ok()?;
     let open = || {
+        if std::env::var_os("SPD_EMULATED_GPU").is_some() {
+            emulated::install();
+        }
         let number = ordinal
             .parse()
             .map_err(|_| Fault::new("no number of a GPU"));
-        let device = number.and_then(|number| Device::open(number, super::test_cache()));
+        let device = number.and_then(|number| Device::open(number, test_cache()));
         device.unwrap_or_else(|fault| panic!("{TEST_GPU}={ordinal}: {fault}"))
     };
     Some(Arc::clone(GPU.get_or_init(open)))

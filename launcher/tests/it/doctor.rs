@@ -2,34 +2,15 @@
 
 use std::process::Command;
 
+use crate::gpu::is_there;
+use crate::gpus::nccl;
 use crate::scratch::{Ended, Scratch, end, launch, start};
 
 /// `doctor --deep` with the emulated GPU; the test is skipped without a compiler for it.
 fn deep(scratch: &Scratch, wrong: &str) -> Option<Command> {
-    if Command::new("g++").arg("--version").output().is_err() {
-        spd_skips::skip("g++");
-        return None;
-    }
     let mut command = scratch.launcher(&["doctor", "--deep"]);
-    command
-        .env("SPD_EMULATED_GPU", "1")
-        .env("SPD_PROBES_GO_WRONG", wrong);
-    Some(command)
-}
-
-/// Lets it find a replacement for NCCL.
-fn with_nccl(command: &mut Command, libraries: &Scratch) {
-    let library = libraries.path().join("libnccl.so.2");
-    let source = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../engine/src/cuda/emulated/nccl.c"
-    );
-    let mut made = Command::new("cc");
-    made.args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(library)
-        .arg(source);
-    assert!(made.status().unwrap().success());
-    command.env("SPD_CUDA_LIBRARIES", libraries.path());
+    command.env("SPD_PROBES_GO_WRONG", wrong);
+    is_there().then_some(command)
 }
 
 /// Outcome, name and finding of each probe.
@@ -63,11 +44,11 @@ const NAMES: [&str; 12] = [
 
 #[test]
 fn every_probe_of_a_working_gpu_reports_its_finding() {
-    let (scratch, libraries) = (Scratch::new(), Scratch::new());
-    let Some(mut command) = deep(&scratch, "") else {
+    let scratch = Scratch::with_emulated_gpu();
+    let (Some(mut command), Some(libraries)) = (deep(&scratch, ""), nccl()) else {
         return;
     };
-    with_nccl(&mut command, &libraries);
+    command.env("SPD_CUDA_LIBRARIES", libraries.path());
     let ended = end(start(command));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
@@ -105,7 +86,7 @@ fn every_probe_of_a_working_gpu_reports_its_finding() {
 
 #[test]
 fn failing_hanging_and_crashing_probes_do_not_affect_others() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let Some(mut command) = deep(&scratch, "twice=fails copies=hangs philox=crashes") else {
         return;
     };
@@ -136,7 +117,7 @@ fn failing_hanging_and_crashing_probes_do_not_affect_others() {
 
 #[test]
 fn without_access_to_the_gpu_other_probes_are_skipped() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let Some(command) = deep(&scratch, "open=fails") else {
         return;
     };
@@ -153,7 +134,7 @@ fn without_access_to_the_gpu_other_probes_are_skipped() {
 #[test]
 fn a_failing_rank_of_a_probe_is_named() {
     let others = NAMES[1..11].iter().map(|name| format!("{name}=fails "));
-    let libraries = Scratch::new();
+    let Some(libraries) = nccl() else { return };
     for (how, who, said) in [
         (
             "wrong",
@@ -166,14 +147,15 @@ fn a_failing_rank_of_a_probe_is_named() {
             ": NCCL cannot join 2 ranks: invalid usage: Duplicate GPU detected",
         ),
     ] {
-        let scratch = Scratch::new();
+        let scratch = Scratch::with_emulated_gpu();
         // Only NCCL is meant: the other probes fail at once, except the one that all depend on.
         let wrong: String = others.clone().skip(1).collect();
         let Some(mut command) = deep(&scratch, &wrong) else {
             return;
         };
-        with_nccl(&mut command, &libraries);
-        command.env("STAND_IN_NCCL", how);
+        command
+            .env("SPD_CUDA_LIBRARIES", libraries.path())
+            .env("STAND_IN_NCCL", how);
         let ended = launch(command);
         let (outcome, _, found) = rows(&ended)[11];
         assert_eq!((ended.code, outcome), (Some(1), "failed"), "{found}");

@@ -1,4 +1,4 @@
-//! Runs on a GPU, emulated where `SPD_EMULATED_GPU` is set, and messages where there is none.
+//! Runs on an emulated GPU, and messages where there is none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,13 +32,13 @@ fn run(scratch: &Scratch, out: &str, on_gpu: bool) -> Command {
         .args(["--threads", "1"])
         .env("SPD_CACHE", scratch.path().join(format!("cache-of-{out}")));
     if on_gpu {
-        command.args(["--gpus", "1"]).env("SPD_EMULATED_GPU", "1");
+        command.args(["--gpus", "1"]);
     }
     command
 }
 
 /// The emulated GPU needs g++.
-fn is_there() -> bool {
+pub(crate) fn is_there() -> bool {
     let there = Command::new("g++").arg("--version").output().is_ok();
     if !there {
         spd_skips::skip("g++");
@@ -101,7 +101,7 @@ fn a_run_on_a_gpu_agrees_with_the_cpu() {
     if !is_there() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let plan = done(run(&scratch, "gpu", true)).stdout;
     assert!(
         plan.contains("GPU 0\n") && plan.contains("GPU memory  "),
@@ -137,7 +137,7 @@ fn a_killed_run_on_a_gpu_gives_the_same_bits() {
     if !is_there() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     done(run(&scratch, "straight", true));
     let dir = scratch.path().join("killed");
     let mut launcher = start(run(&scratch, "killed", true));
@@ -173,13 +173,12 @@ fn bench_on_a_gpu_has_the_losses_of_the_cpu_for_every_kind() {
     if !is_there() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let names = "tiny-tms tiny-resid tiny-pgd tiny-seed tiny-gpt2-h1 tiny-ss-llama";
     let bench = |gpus: &str| -> Vec<Value> {
         let args =
             format!("bench {names} --batch 2 --steps 2 --warmup 1 --threads 1 --gpus {gpus}");
-        let mut command = scratch.launcher(&args.split(' ').collect::<Vec<_>>());
-        command.env("SPD_EMULATED_GPU", "1");
+        let command = scratch.launcher(&args.split(' ').collect::<Vec<_>>());
         let lines = done(command).stdout;
         lines
             .lines()
@@ -213,8 +212,7 @@ fn bench_on_a_gpu_has_the_losses_of_the_cpu_for_every_kind() {
 /// The lines of a bench on the emulated GPU.
 fn timed(scratch: &Scratch, args: &str) -> Vec<Value> {
     let args = format!("bench {args} --batch 2 --steps 2 --warmup 1 --threads 1 --gpus 1");
-    let mut command = scratch.launcher(&args.split(' ').collect::<Vec<_>>());
-    command.env("SPD_EMULATED_GPU", "1");
+    let command = scratch.launcher(&args.split(' ').collect::<Vec<_>>());
     let lines = done(command).stdout;
     let lines = lines
         .lines()
@@ -230,7 +228,7 @@ fn bench_in_bf16_has_about_the_losses_of_fp32() {
     if !is_there() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let names = "tiny-seed-bf16 tiny-gpt2-h1 tiny-ss-llama";
     let [rounded, full] = ["bf16", "fp32"]
         .map(|precision| timed(&scratch, &format!("{names} --precision {precision}")));
@@ -305,13 +303,12 @@ fn bf16_is_refused_where_it_cannot_be_multiplied() {
 
 #[test]
 fn a_run_beyond_the_memory_of_a_gpu_is_refused() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let mut command = scratch.launcher(&["tms_5-2", "--gpus", "1", "--memory", "1TiB"]);
     command
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .args(["--set", "train.batch_size=4000000", "--dry-run", "--out"])
-        .arg(scratch.run_dir())
-        .env("SPD_EMULATED_GPU", "1");
+        .arg(scratch.run_dir());
     let ended = launch(command);
     assert_eq!(ended.code, Some(2));
     let line = ended.error();

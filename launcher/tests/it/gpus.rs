@@ -5,30 +5,20 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
+use spd_emulated::nccl::make_nccl;
 
 use crate::both::children;
-use crate::gpu::SHORT;
+use crate::gpu::{SHORT, is_there};
 use crate::scratch::{Running, Scratch, assert_goes, end, send, start, wait_until_it_trains};
 
 /// A replacement for NCCL; the test is skipped without a compiler for it or for kernels.
-fn nccl() -> Option<Scratch> {
-    for compiler in ["cc", "g++"] {
-        if Command::new(compiler).arg("--version").output().is_err() {
-            spd_skips::skip(compiler);
-            return None;
-        }
-    }
+pub(crate) fn nccl() -> Option<Scratch> {
     let libraries = Scratch::new();
-    let source = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../engine/src/cuda/emulated/nccl.c"
-    );
-    let mut made = Command::new("cc");
-    made.args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(libraries.path().join("libnccl.so.2"))
-        .arg(source);
-    assert!(made.status().unwrap().success());
-    Some(libraries)
+    if !make_nccl(&libraries.path().join("libnccl.so.2")) {
+        spd_skips::skip("cc");
+        return None;
+    }
+    is_there().then_some(libraries)
 }
 
 /// A run on `gpus` emulated GPUs.
@@ -38,7 +28,6 @@ fn run(scratch: &Scratch, libraries: &Scratch, gpus: usize, set: &[&str]) -> Com
     command
         .args(["--threads", "1", "--gpus", &gpus.to_string()])
         .args(["--hang-seconds", "600"])
-        .env("SPD_EMULATED_GPU", "1")
         .env("SPD_CUDA_LIBRARIES", libraries.path());
     command
 }
@@ -59,7 +48,7 @@ fn left(dir: &Path) -> Vec<Vec<u8>> {
 #[test]
 fn any_number_of_gpus_gives_the_same_bits() {
     let Some(libraries) = nccl() else { return };
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let mut found = Vec::new();
     for (gpus, device) in [
         (1, "GPU 0; each batch in 4 shards"),
@@ -89,10 +78,10 @@ fn on_two_nodes(scratch: &Scratch, libraries: &Scratch, set: &[&str]) -> [Runnin
 #[test]
 fn gpus_of_several_nodes_give_the_same_bits() {
     let Some(libraries) = nccl() else { return };
-    let alone = Scratch::new();
+    let alone = Scratch::with_emulated_gpu();
     let ended = end(start(run(&alone, &libraries, 1, &SHORT)));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let [first, other] = on_two_nodes(&scratch, &libraries, &SHORT).map(end);
     assert_eq!(
         (first.code, other.code),
@@ -108,7 +97,7 @@ fn gpus_of_several_nodes_give_the_same_bits() {
 #[test]
 fn a_dead_rank_on_another_node_is_named_with_its_host() {
     let Some(libraries) = nccl() else { return };
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let set = [&SHORT[..], &["train.steps=200000", "eval.every=100000"]].concat();
     let nodes = on_two_nodes(&scratch, &libraries, &set);
     wait_until_it_trains(&scratch.path().join("r2"));
@@ -161,7 +150,7 @@ fn a_gpu_job_can_be_planned_without_gpus() {
 #[test]
 fn the_fast_reduction_is_kept_in_the_run_file() {
     let Some(libraries) = nccl() else { return };
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let set = [&SHORT[..], &["train.shards=2", "train.reduction=fast"]].concat();
     let ended = end(start(run(&scratch, &libraries, 2, &set)));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -172,7 +161,7 @@ fn the_fast_reduction_is_kept_in_the_run_file() {
 #[test]
 fn an_nccl_error_is_passed_on() {
     let Some(libraries) = nccl() else { return };
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let mut command = run(&scratch, &libraries, 2, &SHORT);
     command.env("STAND_IN_NCCL", "refuse");
     let ended = end(start(command));
@@ -189,7 +178,7 @@ fn an_nccl_error_is_passed_on() {
 #[test]
 fn a_dead_rank_is_named_and_the_others_are_killed() {
     let Some(libraries) = nccl() else { return };
-    let scratch = Scratch::new();
+    let scratch = Scratch::with_emulated_gpu();
     let set = [&SHORT[..], &["train.steps=200000", "eval.every=100000"]].concat();
     let launcher = start(run(&scratch, &libraries, 4, &set));
     wait_until_it_trains(&scratch.path().join("r4"));

@@ -108,9 +108,8 @@ fn missing_gpus_and_several_runs_on_one_are_refused() {
             "error: --gpus 2: only a run uses several GPUs; give --gpus 1\n"
         )
     );
-    let mut command = scratch.run("done", &["--gpus", "1", "--seeds", "0..2"]);
-    command.env("SPD_EMULATED_GPU", "1");
-    let ended = launch(command);
+    let one = Scratch::with_emulated_gpu();
+    let ended = launch(one.run("done", &["--gpus", "1", "--seeds", "0..2"]));
     assert_eq!(ended.code, Some(2));
     assert!(
         ended

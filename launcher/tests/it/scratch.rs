@@ -18,7 +18,10 @@ use crate::both::{Guarded, is_gone, unstamped};
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The working directory of a test; `runs/x` is the run directory.
-pub(crate) struct Scratch(TempDir);
+pub(crate) struct Scratch {
+    dir: TempDir,
+    program: PathBuf,
+}
 
 /// The result of a launch.
 #[derive(Debug)]
@@ -107,11 +110,27 @@ impl DerefMut for Running {
 
 impl Scratch {
     pub(crate) fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            program: env!("CARGO_BIN_EXE_spd-launch").into(),
+        }
+    }
+
+    /// One whose launcher has the emulated GPU in the place of all GPUs.
+    pub(crate) fn with_emulated_gpu() -> Self {
+        let mut scratch = Self::new();
+        scratch.program.pop();
+        scratch.program.push("examples/spd-launch-emulated");
+        assert!(
+            scratch.program.exists(),
+            "no {}: add --examples to what cargo builds",
+            scratch.program.display()
+        );
+        scratch
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+        self.dir.path()
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {
@@ -125,7 +144,7 @@ impl Scratch {
 
     /// The launcher with these arguments.
     pub(crate) fn launcher(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spd-launch"));
+        let mut command = Command::new(&self.program);
         command
             .current_dir(self.path())
             .args(arguments)
@@ -140,7 +159,7 @@ impl Scratch {
         command
             .current_dir(self.path())
             .args(["-c", line])
-            .env("LAUNCHER", env!("CARGO_BIN_EXE_spd-launch"))
+            .env("LAUNCHER", &self.program)
             .stdin(Stdio::null());
         command
     }

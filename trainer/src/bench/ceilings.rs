@@ -338,7 +338,7 @@ pub(super) mod tests {
             spd_skips::skip("g++");
             return None;
         }
-        Some(Device::emulated())
+        Some(spd_emulated::device())
     }
 
     #[test]

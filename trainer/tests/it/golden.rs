@@ -140,6 +140,9 @@ fn processor(threads: usize) -> Processor {
         return Arc::new(Pool::new(threads).expect("threads that start")).into();
     };
     let open = || {
+        if std::env::var_os("SPD_EMULATED_GPU").is_some() {
+            spd_emulated::install();
+        }
         let number = ordinal
             .parse()
             .expect("SPD_TEST_GPU is the number of a GPU");

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::Place;
 use crate::cuda::driver::{Stream, Transfer, Way};
-use crate::cuda::{Device, Fault, Result, is_emulated};
+use crate::cuda::replacement::is_installed;
+use crate::cuda::{Device, Fault, Result};
 
 /// Words of a copy: 256 MiB to a GPU.
 const WORDS: usize = 64 << 20;
@@ -15,7 +16,11 @@ const EMULATED_WORDS: usize = 1 << 18;
 const COPIES: usize = 3;
 
 pub(super) fn copies(place: &Place) -> Result<String> {
-    let words = if is_emulated() { EMULATED_WORDS } else { WORDS };
+    let words = if is_installed() {
+        EMULATED_WORDS
+    } else {
+        WORDS
+    };
     rates(&place.device()?, words)
 }
 

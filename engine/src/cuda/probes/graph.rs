@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::{Place, same};
 use crate::cpu::{self, Pool};
-use crate::cuda::{Arena, Device, Executor, Fault, Result, is_emulated};
+use crate::cuda::replacement::is_installed;
+use crate::cuda::{Arena, Device, Executor, Fault, Result};
 use crate::op::Builder;
 use crate::ops::{AdamW, AdamWOperands};
 use crate::step_parameters::StepParameters;
@@ -87,7 +88,7 @@ fn compare(how: &str, found: &[Named<'_>], expected: &State) -> Result<()> {
 }
 
 pub(super) fn graph(place: &Place) -> Result<String> {
-    let side = if is_emulated() { EMULATED_SIDE } else { SIDE };
+    let side = if is_installed() { EMULATED_SIDE } else { SIDE };
     replays(&place.device()?, side)
 }
 

@@ -29,12 +29,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::program::Program;
+use super::replacement::is_installed;
 use super::{Device, Fault, Result};
 
 pub use products::Products;
 
-/// Environment variable that makes probes go wrong in a build with the feature `emulated`, such as
-/// `graph=hangs copies=fails exp=crashes`; for tests.
+/// Environment variable that makes probes of a replaced GPU go wrong, such as `graph=hangs
+/// copies=fails exp=crashes`; for tests.
 const GO_WRONG: &str = "SPD_PROBES_GO_WRONG";
 
 /// A probe of a GPU.
@@ -139,7 +140,7 @@ impl Probe {
 
     /// How a test makes it go wrong, if it does.
     fn wrong(&self) -> Option<String> {
-        if !cfg!(feature = "emulated") {
+        if !is_installed() {
             return None;
         }
         let all = std::env::var(GO_WRONG).ok()?;

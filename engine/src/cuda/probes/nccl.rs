@@ -14,7 +14,8 @@ use super::{Place, same};
 use crate::cuda::driver::Stream;
 use crate::cuda::libraries::Library;
 use crate::cuda::nccl::{Communicator, Id, Nccl};
-use crate::cuda::{Fault, Result, is_emulated};
+use crate::cuda::replacement::is_installed;
+use crate::cuda::{Fault, Result};
 
 pub(super) const RANKS: usize = 2;
 
@@ -37,7 +38,7 @@ pub(super) fn lacks() -> Option<String> {
             let (file, remedy) = (Library::Nccl.files()[0], Library::Nccl.remedy());
             Some(format!("{file} was not found: {remedy}"))
         }
-        version if is_emulated() && version != Some(EMULATED_VERSION) => {
+        version if is_installed() && version != Some(EMULATED_VERSION) => {
             Some("the emulated GPU has no NCCL".to_owned())
         }
         _ => None,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::{Place, same};
 use crate::cuda::libraries::Library;
-use crate::cuda::{Device, Fault, Result, is_emulated};
+use crate::cuda::replacement::is_installed;
+use crate::cuda::{Device, Fault, Result};
 
 /// Version and file of each library.
 pub(super) fn libraries(_place: &Place) -> Result<String> {
@@ -17,7 +18,7 @@ pub(super) fn libraries(_place: &Place) -> Result<String> {
                 let version = found.version.as_deref().unwrap_or("of no version");
                 parts.push(format!("{name} {version} ({})", found.path.display()));
             }
-            None if library == Library::Nccl || is_emulated() => {
+            None if library == Library::Nccl || is_installed() => {
                 parts.push(format!("{name} not found"));
             }
             None => {

@@ -4,12 +4,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 
+use spd_engine::Fault;
+use spd_engine::cuda::replacement::{
+    Argument, Factors, Kernel, LibraryCall, Product, Transfer, Way,
+};
+
 use super::kernels::{Kernels, Operand, Span, Traffic, multiply};
 use super::memory::Memory;
-use crate::cuda::Fault;
-use crate::cuda::driver::{Argument, Factors, LibraryCall, Transfer, Way};
-use crate::cuda::kernel::Kernel;
-use crate::cuda::product::Product;
 
 /// One item of work.
 #[derive(Clone)]

@@ -1,7 +1,7 @@
 //! A GPU emulated on this machine's processor: streams, events, graphs and memory with CUDA's
 //! semantics, and kernels from their CUDA source.
 //!
-//! It guarantees no more than CUDA does. Work waits in the queue of its stream; [`Order`] says
+//! It guarantees no more than CUDA does. Work waits in the queue of its stream; `Order` says
 //! whether it runs at once or as late as the host's waits allow, so a missing wait gives wrong
 //! values in some order. Memory starts as NaNs, every access is checked against allocations, and
 //! whatever CUDA forbids (to allocate or to wait while a stream is captured, to copy from memory
@@ -13,15 +13,24 @@
 
 mod kernels;
 mod memory;
+pub mod nccl;
 mod streams;
 mod work;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use spd_engine::Fault;
+use spd_engine::cuda::Device;
+use spd_engine::cuda::replacement::{
+    self, Algorithm, Argument, Driver, Factors, Kernel, Key, LibraryCall, Module, PlacedProduct,
+    Replacement, Stream, Transfer, Way, compile_all,
+};
+
 use kernels::Kernels;
+pub(crate) use kernels::source;
 #[cfg(test)]
 pub(crate) use kernels::{Operand, Traffic, is_there};
 use memory::Memory;
@@ -31,12 +40,40 @@ pub(crate) use streams::Order;
 use streams::{Item, Streams};
 use work::{Work, Worker};
 
-use super::Fault;
-use super::compiler::compile_all;
-use super::driver::{Argument, Driver, Factors, LibraryCall, Module, Stream, Transfer, Way};
-use super::kernel::{Kernel, source};
-use super::placed::PlacedProduct;
-use super::product::{Algorithm, Key};
+/// Bytes of the device's memory.
+const BYTES: usize = 4 << 30;
+
+/// Makes this device replace the GPUs of this process.
+pub fn install() {
+    replacement::install(Replacement {
+        open: || driver_that_pins(usize::MAX),
+        bytes: BYTES,
+    });
+}
+
+/// A device; needs g++.
+pub fn device() -> Arc<Device> {
+    device_that_pins(usize::MAX)
+}
+
+/// A device that pins at most `bytes` of host memory.
+pub fn device_that_pins(bytes: usize) -> Arc<Device> {
+    Device::of(driver_that_pins(bytes))
+}
+
+fn driver_that_pins(bytes: usize) -> Arc<dyn Driver> {
+    // The latest order that CUDA allows: without a wait, results are missing.
+    let emulated = Emulated::new(Order::new(false, false));
+    emulated.pin_at_most(bytes);
+    emulated.is_beside_others();
+    emulated
+}
+
+/// Cache of machine code for tests, in `$SPD_CACHE` if set.
+pub fn test_cache() -> Option<PathBuf> {
+    let cache = std::env::var_os("SPD_CACHE")?;
+    Some(Path::new(&cache).join("kernels"))
+}
 
 /// A call of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +117,7 @@ const LEFT_ALONE: Duration = Duration::from_millis(1);
 impl Emulated {
     /// A device with the usual memory.
     pub(crate) fn new(order: Order) -> Arc<Self> {
-        Self::of_size(order, super::EMULATED_BYTES)
+        Self::of_size(order, BYTES)
     }
 
     /// A device with `size` bytes of memory.
@@ -103,7 +140,6 @@ impl Emulated {
 
     /// From the first library call on, runs queued work without the host's waits, as GPUs do: other
     /// processes wait for what such a call sends.
-    #[cfg(feature = "emulated")]
     pub(crate) fn is_beside_others(&self) {
         self.state().is_beside_others = true;
     }
@@ -120,7 +156,6 @@ impl Emulated {
     }
 
     /// Limits pinned memory to `bytes`.
-    #[cfg(feature = "emulated")]
     pub(crate) fn pin_at_most(&self, bytes: usize) {
         self.state().worker.memory.pin_at_most(bytes);
     }
@@ -229,7 +264,7 @@ impl State {
 /// that GPU too, so that its machine finds a full cache.
 fn also_for() -> Option<(String, PathBuf)> {
     let arch = std::env::var("SPD_COMPILE_FOR").ok()?;
-    Some((arch, super::test_cache()?))
+    Some((arch, test_cache()?))
 }
 
 impl Driver for Emulated {

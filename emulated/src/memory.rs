@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::cuda::Fault;
+use spd_engine::Fault;
 
 /// Allocations by address, of device memory and pinned host memory.
 pub(super) struct Memory {
@@ -38,7 +38,6 @@ impl Memory {
     }
 
     /// Limits pinned memory to `bytes`.
-    #[cfg(feature = "emulated")]
     pub(super) fn pin_at_most(&mut self, bytes: usize) {
         self.pinnable = bytes;
     }

@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
+use spd_engine::cuda::replacement::Stream;
+
 use super::work::{Moment, Work, Worker};
-use crate::cuda::driver::Stream;
 
 /// Streams that run at once as far as possible; others run only when something waits for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

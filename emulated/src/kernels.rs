@@ -13,11 +13,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use libloading::Library;
+use spd_engine::DType;
+use spd_engine::cuda::replacement::{Kernel, Key, Layout, Matrix, PRELUDE, Product, Source};
 
-use crate::cuda::product::{Key, Layout, Matrix, Product};
-use crate::value::DType;
+const HEADER: &str = include_str!("../emulator.h");
 
-const HEADER: &str = include_str!("emulator.h");
+/// Source of several kernels, to be compiled together.
+pub(crate) fn source(kernels: &[Kernel]) -> String {
+    let mut sources: Vec<Source> = Vec::new();
+    for kernel in kernels {
+        if !sources.contains(&kernel.source) {
+            sources.push(kernel.source);
+        }
+    }
+    let mut text = PRELUDE.to_owned();
+    for source in sources {
+        text += &format!("\n// ---- {}\n\n{}", source.name, source.text);
+    }
+    text.push('\n');
+    for kernel in kernels {
+        text += &format!("KERNEL({}, {})\n", kernel.name, kernel.definition);
+    }
+    text
+}
 
 /// Exclusive use of a compiled library: all handles share its static variables.
 type Turn = Arc<Mutex<()>>;
@@ -328,8 +346,7 @@ mod tests {
     /// Runs `KERNEL(kernel, 64, (Out<float> y), body)` over two blocks and 128 numbers, in both
     /// orders of threads.
     fn run(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
-        let prelude = include_str!("../prelude.cuh");
-        let source = format!("{prelude}\nKERNEL(kernel, 64, (Out<float> y), {body})\n");
+        let source = format!("{PRELUDE}\nKERNEL(kernel, 64, (Out<float> y), {body})\n");
         let kernels = Kernels::new(&source)?;
         Some([false, true].map(|backwards| {
             let (mut y, mut accesses) = (vec![[0f32; 4]; 32], 0);
@@ -426,10 +443,9 @@ mod tests {
 
     /// [`run`] with tensor cores, and the numbers from 0 to 127 in bf16 as an input.
     fn run_copies(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
-        let prelude = include_str!("../prelude.cuh");
-        let cores = include_str!("../tensor_cores.cuh");
+        let cores = include_str!("../../engine/src/cuda/tensor_cores.cuh");
         let parameters = "(Out<float> y, In<bf16> x)";
-        let source = format!("{prelude}\n{cores}\nKERNEL(kernel, 32, {parameters}, {body})\n");
+        let source = format!("{PRELUDE}\n{cores}\nKERNEL(kernel, 32, {parameters}, {body})\n");
         let kernels = Kernels::new(&source)?;
         Some([false, true].map(|backwards| {
             let (mut y, mut accesses) = (vec![0f32; 128], 0);
