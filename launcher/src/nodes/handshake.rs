@@ -21,7 +21,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Deadline of a handshake.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -270,10 +269,7 @@ fn stranger() -> io::Error {
 
 fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
-    }
+    getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -122,7 +122,7 @@ impl Scratch {
         scratch.program.pop();
         scratch.program.push("examples/spd-launch-emulated");
         assert!(
-            scratch.program.exists(),
+            scratch.program.try_exists().unwrap(),
             "no {}: add --examples to what cargo builds",
             scratch.program.display()
         );
