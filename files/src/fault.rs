@@ -1,66 +1,28 @@
-//! Fault injection for tests of any crate: stops the disk before a chosen operation of a thread.
-//!
-//! A thread without a plan only checks that it has none.
+//! Where tests of any crate stop the disk: a hook of each thread, called before each operation.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::io;
 
-/// Effect of the fault.
+/// How far an operation gets that is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
-    /// The operation fails with a full disk; later ones work.
-    Fail,
-    /// The process crashes: neither this operation nor any later one happens.
-    Crash,
-}
-
-struct Plan {
-    stop: Option<(usize, Then)>,
-    done: Vec<&'static str>,
+pub enum Stopped {
+    /// It does not begin.
+    Before,
+    /// A part of it happens.
+    Halfway,
 }
 
 thread_local! {
-    static PLAN: RefCell<Option<Plan>> = const { RefCell::new(None) };
+    /// Says whether the operation of this name is stopped. It fails as on a full disk.
+    pub static HOOK: Cell<fn(&'static str) -> Option<Stopped>> = const { Cell::new(|_| None) };
 }
 
-/// Called before each operation. `half` does a part of the operation, as if it were interrupted.
+/// Called before each operation; `half` does a part of it.
 pub(crate) fn before(operation: &'static str, half: impl FnOnce()) -> io::Result<()> {
-    let (stopped, is_first) = PLAN.with_borrow_mut(|plan| {
-        let Some(plan) = plan else {
-            return (false, false);
-        };
-        let now = plan.done.len();
-        plan.done.push(operation);
-        match plan.stop {
-            Some((at, Then::Fail)) => (now == at, true),
-            Some((at, Then::Crash)) => (now >= at, now == at),
-            None => (false, false),
-        }
-    });
-    if !stopped {
-        return Ok(());
-    }
-    if is_first {
-        half();
+    match HOOK.get()(operation) {
+        None => return Ok(()),
+        Some(Stopped::Before) => {}
+        Some(Stopped::Halfway) => half(),
     }
     Err(io::ErrorKind::StorageFull.into())
-}
-
-/// Runs `body` with a fault before operation number `operation`, counted from 0; also returns
-/// whether `body` got that far.
-pub fn at<T>(operation: usize, then: Then, body: impl FnOnce() -> T) -> (T, bool) {
-    let (outcome, done) = run(Some((operation, then)), body);
-    (outcome, done.len() > operation)
-}
-
-/// Runs `body` without faults and returns its operations.
-pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
-    run(None, body)
-}
-
-fn run<T>(stop: Option<(usize, Then)>, body: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
-    let done = Vec::new();
-    PLAN.set(Some(Plan { stop, done }));
-    let outcome = body();
-    (outcome, PLAN.take().map_or_else(Vec::new, |plan| plan.done))
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 
 pub mod atomic;
+#[doc(hidden)]
 pub mod fault;
 pub mod foreign;
 
