@@ -1,4 +1,4 @@
-//! Where tests of any crate stop the disk: a hook of each thread, called before each operation.
+//! A hook of each thread, called before each operation: tests of any crate stop the disk there.
 
 use std::cell::Cell;
 use std::io;
