@@ -68,5 +68,5 @@ pub use precision::Precision;
 pub use profile::OpProfile;
 pub use reduction::Reduction;
 pub use step_parameters::StepParameters;
-pub use store::{Named, Slot, Store, Values};
+pub use store::{Named, Shards, Slot, Store, Values};
 pub use value::{DType, StepScalar, Type, Value};

@@ -12,6 +12,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -70,13 +71,22 @@ pub struct Store {
     frozen: BTreeSet<Slot>,
     /// Tensors whose values have no meaning between steps.
     transient: BTreeSet<Slot>,
-    /// Tensors with the rows of one block of a batch, and for each the tensors of this rank's
-    /// blocks, in order.
-    sharded: BTreeMap<Slot, Vec<Slot>>,
+    /// Tensors with the rows of one block of a batch.
+    sharded: BTreeMap<Slot, Shards>,
     /// Whether tensors have only names and types.
     only_shapes: bool,
     /// The copies of the tensors on a device, if programs have run there.
     pub(crate) elsewhere: Option<Box<dyn Elsewhere>>,
+}
+
+/// The rows of a tensor that is [sharded](Store::sharded) with the batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shards {
+    /// Shape of all rows of the batch together.
+    pub dims: Vec<usize>,
+    /// The blocks of this rank, in order: the number of each among those of the batch, and the
+    /// tensor that holds its rows.
+    pub held: Vec<(usize, Slot)>,
 }
 
 /// A named tensor.
@@ -235,40 +245,46 @@ impl Store {
     }
 
     /// Adds a tensor of zeros that is sharded with the batch: programs read and write the rows of
-    /// one block, `dims`. A rank with several blocks [holds](Self::hold_blocks) those of each.
+    /// one block, `dims`. A rank [holds](Self::hold_blocks) those of each of its blocks.
     ///
     /// # Panics
     ///
     /// When the name is taken.
     pub fn sharded(&mut self, name: impl Into<String>, dims: &[usize]) -> Slot {
         let slot = self.transient(name, dims);
-        self.sharded.insert(slot, vec![slot]);
+        self.sharded.insert(slot, self.shards(slot));
         slot
     }
 
-    /// Makes room for the rows of this many blocks in each tensor that is sharded with the batch.
+    /// Makes room for the rows of these blocks, out of `all` of the batch, in each tensor that is
+    /// sharded with it. They are zeros.
     ///
     /// # Panics
     ///
     /// When it is called twice.
-    pub fn hold_blocks(&mut self, blocks: usize) {
-        if blocks == 1 {
-            return;
-        }
+    pub fn hold_blocks(&mut self, blocks: Range<usize>, all: usize) {
         let mut sharded = std::mem::take(&mut self.sharded);
-        for (&slot, of_blocks) in &mut sharded {
+        for (&slot, shards) in &mut sharded {
             let (name, dims) = (self.name(slot).to_owned(), self.ty(slot).dims.clone());
-            let tensor = |block| self.transient(format!("blocks.{name}.{block}"), &dims);
-            *of_blocks = (0..blocks).map(tensor).collect();
+            let mut tensor = |block| match blocks.len() {
+                1 => slot,
+                _ => self.transient(format!("blocks.{name}.{block}"), &dims),
+            };
+            let held = blocks.clone().map(|block| (block, tensor(block)));
+            shards.held = held.collect();
+            shards.dims = dims;
+            shards.dims[0] *= all;
         }
         self.sharded = sharded;
     }
 
-    /// The tensors that are sharded with the batch, each with the tensors that hold the rows of
-    /// this rank's blocks, in order.
-    pub fn shards(&self) -> impl Iterator<Item = (Slot, &[Slot])> {
-        let shards = self.sharded.iter();
-        shards.map(|(&slot, of_blocks)| (slot, &**of_blocks))
+    /// The rows of a tensor, and where they lie; one that is not sharded has all of them.
+    pub fn shards(&self, slot: Slot) -> Shards {
+        let whole = || Shards {
+            dims: self.ty(slot).dims.clone(),
+            held: vec![(0, slot)],
+        };
+        self.sharded.get(&slot).cloned().unwrap_or_else(whole)
     }
 
     /// Whether a tensor is [sharded with the batch](Self::sharded).
@@ -276,9 +292,10 @@ impl Store {
         self.sharded.contains_key(&slot)
     }
 
-    /// The tensor that holds the rows of a block of a sharded tensor.
+    /// The tensor that holds the rows of one of this rank's blocks, counted from 0, of a sharded
+    /// tensor.
     pub(crate) fn of_block(&self, sharded: Slot, block: usize) -> Slot {
-        self.sharded[&sharded][block]
+        self.sharded[&sharded].held[block].1
     }
 
     /// Moves the values of a tensor to another of the same shape; its own then have no meaning.

@@ -112,7 +112,7 @@ fn trained_on(
 ) -> Vec<u32> {
     let (b, mut store, kept) = step(blocks);
     let (of_rank, rows) = (blocks / world, BATCH / blocks);
-    store.hold_blocks(of_rank);
+    store.hold_blocks(rank * of_rank..(rank + 1) * of_rank, blocks);
     let planned = |b: &Builder| Executor::planned(b, processor);
     let (mut stages, mut program) = if of_rank == 1 {
         (None, planned(&b))
@@ -165,11 +165,12 @@ fn trained_on(
     for slot in kept {
         found.extend(store.get(slot).iter().map(|x| x.to_bits()));
     }
-    for (_, of_blocks) in store.shards() {
-        assert!(of_blocks.len() == of_rank);
-        let mut rows = of_blocks.iter().flat_map(|&slot| store.get(slot));
-        assert!(rows.all(|x| *x != 0.0));
-    }
+    let shards = store.shards(store.slot("rows").unwrap());
+    assert_eq!(shards.dims, [BATCH, WIDTH]);
+    let numbers = shards.held.iter().map(|(number, _)| *number);
+    assert!(numbers.eq(rank * of_rank..(rank + 1) * of_rank));
+    let mut rows = shards.held.iter().flat_map(|&(_, slot)| store.get(slot));
+    assert!(rows.all(|x| *x != 0.0));
     found
 }
 
