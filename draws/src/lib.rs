@@ -40,6 +40,8 @@ pub enum Purpose {
     /// Choice among equally strong contexts of a component, and of the positions at which a
     /// component is measured; `step` is the row of the data.
     Contexts = 9,
+    /// Starting values of the state of losses; `site` is the number of the tensor.
+    State = 10,
 }
 
 /// A family of draws: every part of the name but the seed, the step, the row and the column.

@@ -78,7 +78,8 @@ impl Decomposition {
         let sites = (&run.decomposition, sites);
         let target = (target, run.target.dtype);
         let model = ComponentModel::new(settings, sites, target, store)?;
-        losses::add_state(store, &run.losses, &model.sites);
+        let rows = run.train.batch_size / run.train.blocks();
+        losses::add_state(store, &run.losses, &model.sites, rows);
         Ok(Self {
             run: run.clone(),
             draws: Draws::Counters,
@@ -90,7 +91,7 @@ impl Decomposition {
     /// the state of losses.
     pub fn initialise(&self, store: &mut Store) {
         self.model.initialise(store);
-        losses::start_state(store, &self.run.losses, &self.sites);
+        losses::start_state(store, &self.run.losses, &self.sites, self.run.seed);
     }
 
     /// Shape of a block of a batch of `rows` rows.

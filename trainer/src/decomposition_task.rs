@@ -12,6 +12,7 @@ use crate::data::Sources;
 use crate::decomposition::Decomposition;
 use crate::evaluation::Evaluation;
 use crate::fault::Fault;
+use crate::gather;
 use crate::memory::{Memory, input_bytes};
 use crate::parameters::{Group, HALT};
 use crate::strongest::shown_bytes;
@@ -68,6 +69,9 @@ impl DecompositionTask {
         (processor, world): (&Processor, &World),
         trains: bool,
     ) -> Result<Self, Fault> {
+        let shards = decomposition.run.train.blocks();
+        store.hold_blocks(world.blocks(shards), shards);
+        world.expect(gather::piece_elements(store));
         store.transient(HALT, &[2]);
         let seed = decomposition.run.seed;
         let executor = |b: &Builder| {
@@ -248,9 +252,15 @@ impl DecompositionTask {
         let mut memory = Memory::of_task(&self.processor, store, batch, self.programs());
         let running: usize = self.on_batches().map(BatchProgram::running_bytes).sum();
         let elements = self.on_batches().map(BatchProgram::all_reduced_elements);
+        let elements = elements.chain([gather::piece_elements(store)]);
         let of_ranks = self.world.bytes_of_sums(elements.max().unwrap_or(0));
         if blocks > 1 || self.world.size() > 1 {
             memory.parts.push(("sums of blocks", running + of_ranks));
+        }
+        let whole = gather::whole_bytes(store);
+        if whole > 0 && self.world.is_first() {
+            // With the copy that is being written.
+            memory.parts.push((gather::GATHERED, 2 * whole));
         }
         match shown_bytes(&self.decomposition, &self.sources.eval) {
             0 => {}

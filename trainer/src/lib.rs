@@ -28,6 +28,7 @@ mod evaluation;
 pub mod exchange;
 mod fault;
 mod figures;
+mod gather;
 mod given_weights;
 mod heartbeat;
 pub mod losses;

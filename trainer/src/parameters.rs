@@ -306,6 +306,17 @@ impl Parameters {
 /// Fills a tensor with its starting values: the draws of `stream` under `seed`, where there are
 /// any.
 pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: Start) {
+    start_rows(store, slot, stream, (seed, 0), start);
+}
+
+/// The same for a tensor that holds the rows from `first_row` on of a larger one.
+pub(crate) fn start_rows(
+    store: &mut Store,
+    slot: Slot,
+    stream: Stream,
+    (seed, first_row): (u64, u32),
+    start: Start,
+) {
     let columns = store.ty(slot).columns();
     store.change(slot, |values| match start {
         Start::Zeros => values.fill(0.0),
@@ -321,7 +332,7 @@ pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: St
             reason = "a standard deviation is rounded to f32"
         )]
         Start::Normal(std) => {
-            for (row, values) in (0u32..).zip(values.chunks_mut(columns)) {
+            for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {
                 stream.fill_normal(seed, 0, row, values);
                 values.iter_mut().for_each(|value| *value *= std as f32);
             }
@@ -331,7 +342,7 @@ pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: St
             reason = "a coordinate is rounded to f32"
         )]
         Start::UnitRows => {
-            for (row, values) in (0u32..).zip(values.chunks_mut(columns)) {
+            for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {
                 stream.fill_normal(seed, 0, row, values);
                 let squares = values.iter().map(|&x| f64::from(x).powi(2));
                 let length = squares.sum::<f64>().sqrt();
@@ -342,7 +353,7 @@ pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: St
         }
         #[expect(clippy::cast_possible_truncation, reason = "a bound is rounded to f32")]
         Start::Uniform(bound) => {
-            for (row, values) in (0u32..).zip(values.chunks_mut(columns)) {
+            for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {
                 stream.fill_uniform(seed, 0, row, values);
                 values
                     .iter_mut()

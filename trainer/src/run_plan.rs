@@ -11,6 +11,7 @@ use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::gather::GATHERED;
 use crate::given_weights;
 use crate::memory::Memory;
 use crate::networks::{Target, shipped};
@@ -104,7 +105,8 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Resul
         }
     };
     let (mut memory, mut gpu_memory) = (task.memory(&store), task.gpu_memory(&store));
-    for (_, bytes) in &mut memory.parts {
+    let of_all = memory.parts.iter_mut();
+    for (_, bytes) in of_all.filter(|(part, _)| *part != GATHERED) {
         *bytes = bytes.saturating_mul(world.size());
     }
     if let Some(settings) = &run.target.train {

@@ -16,6 +16,7 @@ use spd_engine::Store;
 use spd_tracker::Spool;
 
 use crate::fault::Fault;
+use crate::gather::Whole;
 use crate::heartbeat::Heartbeat;
 use crate::progress::{Progress, WARMUP};
 use crate::resume::{self, Ingredient};
@@ -122,7 +123,8 @@ pub(crate) struct Saver<'a> {
     has_room: bool,
 }
 
-type State<'s> = (&'s mut dyn Task, &'s mut Store);
+/// The state that is saved: that of the first rank, and the rows that it gathered.
+pub(crate) type State<'s> = (&'s mut dyn Task, &'s mut Store, &'s Arc<Vec<Whole>>);
 
 impl<'a> Saver<'a> {
     /// Saves under `root`, from the state that the run resumed from on.
@@ -156,7 +158,7 @@ impl<'a> Saver<'a> {
     /// Has the state written; does nothing where that was done.
     pub(crate) fn save(
         &mut self,
-        (task, store): State<'_>,
+        (task, store, gathered): State<'_>,
         spool: &Spool,
         at: At,
         progress: &mut Progress,
@@ -200,6 +202,7 @@ impl<'a> Saver<'a> {
             // All is at home, or there was no memory for it to travel to.
             store.fetch()?;
             tensors.extend(saved.iter().map(|&slot| store.named(slot)));
+            tensors.extend(gathered.iter().map(Whole::named));
         }
         let is_here = staged.is_none();
         let frozen = state::frozen(store);
@@ -209,10 +212,12 @@ impl<'a> Saver<'a> {
             }
         };
         let names = frozen.clone();
-        let mark = spool.mark();
+        let (mark, gathered) = (spool.mark(), Arc::clone(gathered));
         self.writer.expect(here, move |snapshot| {
             if let Some(staged) = staged {
-                state::fill(snapshot, &staged.arrived()?, &names, step);
+                let mut tensors = staged.arrived()?;
+                tensors.extend(gathered.iter().map(Whole::named));
+                state::fill(snapshot, &tensors, &names, step);
             }
             // A checkpoint counts on all rows before it: without them, a run that goes on from it
             // has a gap.
@@ -300,13 +305,13 @@ impl<'a> Saver<'a> {
     /// Makes sure that the state is on disk. A write that failed is tried once more.
     pub(crate) fn finish(
         &mut self,
-        (task, store): State<'_>,
+        (task, store, gathered): State<'_>,
         spool: &Spool,
         at: At,
         progress: &mut Progress,
     ) -> Result<(), Fault> {
         for then in ["; it is tried once more", ""] {
-            self.save((&mut *task, &mut *store), spool, at, progress)?;
+            self.save((&mut *task, &mut *store, gathered), spool, at, progress)?;
             self.writer.settle();
             self.poll(progress, then);
             if self.written == Some(at) {
@@ -339,33 +344,46 @@ mod tests {
     use crate::data;
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
+    use crate::gather::gather;
+    use crate::losses::{Loss, Remembered, Term};
     use crate::refused_step;
-    use crate::run_file::{Checkpoint, Log};
+    use crate::run_file::{Checkpoint, Log, Run};
     use crate::task::run_step;
 
     /// A decomposition in training.
     struct Training {
         task: DecompositionTask,
         store: Store,
+        gathered: Arc<Vec<Whole>>,
     }
 
     impl Training {
         fn on(processor: &Processor) -> Self {
             let run = preset("tiny-tms", &Overrides::default()).unwrap().run;
-            let sources = data::open(&run).unwrap();
+            Self::of(&run, processor)
+        }
+
+        fn of(run: &Run, processor: &Processor) -> Self {
+            let sources = data::open(run).unwrap();
             let mut store = Store::new();
-            let decomposition = Decomposition::new(&run, &mut store).unwrap();
+            let decomposition = Decomposition::new(run, &mut store).unwrap();
             let world = World::default();
             let task =
                 DecompositionTask::new(decomposition, sources, &mut store, processor, &world);
             let mut task = task.unwrap();
             task.make_room().unwrap();
+            task.decomposition.initialise(&mut store);
             for slot in state::saved(&store) {
                 for (at, value) in (0u16..).zip(store.get_mut(slot)) {
                     *value = f32::from(at % 7) / 10.0;
                 }
             }
-            Self { task, store }
+            let gathered = Arc::default();
+            Self {
+                task,
+                store,
+                gathered,
+            }
         }
 
         fn go(&mut self, steps: Range<u64>) {
@@ -379,7 +397,21 @@ mod tests {
         }
 
         fn state(&mut self) -> State<'_> {
-            (&mut self.task, &mut self.store)
+            let gathered = gather(&mut self.store, &World::default());
+            self.gathered = Arc::new(gathered.unwrap());
+            (&mut self.task, &mut self.store, &self.gathered)
+        }
+
+        fn remains(&mut self) -> Vec<Tensor> {
+            let (_, store, gathered) = self.state();
+            store.fetch().unwrap();
+            let mut snapshot = Snapshot::default();
+            let slots = state::saved(store).into_iter();
+            let tensors = slots.map(|slot| store.named(slot));
+            let tensors = tensors.chain(gathered.iter().map(Whole::named));
+            let frozen = state::frozen(store);
+            state::fill(&mut snapshot, &tensors.collect::<Vec<_>>(), &frozen, 0);
+            snapshot.tensors
         }
     }
 
@@ -387,14 +419,7 @@ mod tests {
     fn state_after(steps: u64) -> Vec<Tensor> {
         let mut training = Training::on(&gpu(&spd_emulated::device()));
         training.go(0..steps);
-        let store = &mut training.store;
-        store.fetch().unwrap();
-        let mut snapshot = Snapshot::default();
-        let slots = state::saved(store).into_iter();
-        let tensors = slots.map(|slot| store.named(slot));
-        let frozen = state::frozen(store);
-        state::fill(&mut snapshot, &tensors.collect::<Vec<_>>(), &frozen, steps);
-        snapshot.tensors
+        training.remains()
     }
 
     fn gpu(device: &Arc<Device>) -> Processor {
@@ -438,7 +463,7 @@ mod tests {
                 training.go(step - 3..step);
                 saver.make_room(&training.store);
                 let before = device.waits();
-                let Training { task, store } = &mut training;
+                let Training { task, store, .. } = &mut training;
                 refused_step::check(task, store, step).unwrap();
                 let saved = saver.save(training.state(), spool, At::Step(step), progress);
                 saved.unwrap();
@@ -489,6 +514,41 @@ mod tests {
             let line =
                 format!("training waits for the checkpoint of step {step}: the GPU cannot pin ");
             assert!(told.contains(&line), "{told}");
+        }
+    }
+
+    // In one block, and in blocks that a rank computes in turn.
+    #[test]
+    fn rows_leave_a_gpu_with_the_state_and_training_goes_on_from_them() {
+        if !is_there() {
+            return;
+        }
+        let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+        let term = Term::Remembered(Remembered);
+        run.losses.push(Loss { coeff: 0.1, term });
+        for shards in [1, 4] {
+            run.train.shards = Some(shards);
+            let started = || Training::of(&run, &gpu(&Device::emulated()));
+            let (dir, told) = saving(|saver, spool, progress| {
+                let mut straight = started();
+                for step in [3, 6] {
+                    straight.go(step - 3..step);
+                    let saved = saver.finish(straight.state(), spool, At::Step(step), progress);
+                    saved.unwrap();
+                }
+            });
+            assert_eq!(told, "");
+            let [three, six] = [3, 6].map(|step| load(&step_path(dir.path(), step)).unwrap());
+            let mut resumed = started();
+            state::restore(&three, &mut resumed.store, "", &[]).unwrap();
+            resumed.go(3..6);
+            assert!(resumed.remains() == six.tensors, "{shards} shards");
+            let rows = |of: &Snapshot| {
+                let mut tensors = of.tensors.iter().cloned();
+                tensors.find(|tensor| tensor.name == "losses.remembered.linear2")
+            };
+            let [three, six] = [three, six].map(|of| rows(&of).unwrap());
+            assert!(three.shape == [64, 8] && three.bytes != six.bytes);
         }
     }
 

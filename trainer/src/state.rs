@@ -3,8 +3,8 @@
 //! where the site's path has dashes for dots, and `target_model.<tensor>`), and AdamW's moments as
 //! `adamw.first.<tensor>` and `adamw.second.<tensor>`. A tied site has no tensors; if it has
 //! updates of its own, its moments are there, in the shape of the tensors that it shares. The state
-//! of a loss is `losses.<kind>.<tensor>`, the same on all ranks, so one of them writes it and each
-//! restores it.
+//! of a loss is `losses.<kind>.<tensor>`: the same on all ranks, or the rows of all ranks in the
+//! order of the batch.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,6 +24,12 @@ use crate::run_file::Run;
 pub(crate) fn saved(store: &Store) -> Vec<Slot> {
     let slots = store.slots();
     slots.filter(|&slot| !store.is_transient(slot)).collect()
+}
+
+/// The tensors of a store that are sharded with the batch, which are saved [whole](crate::gather).
+pub(crate) fn sharded(store: &Store) -> Vec<Slot> {
+    let slots = store.slots();
+    slots.filter(|&slot| store.is_sharded(slot)).collect()
 }
 
 /// The names of tensors that no step changes: those of the target.
@@ -114,7 +120,8 @@ fn differs(snapshot: &Snapshot, config: &str) -> Option<String> {
     }
 }
 
-/// Copies a snapshot into the store; returns its step and where its metrics ended.
+/// Copies a snapshot into the store, of sharded tensors the rows that the store holds; returns its
+/// step and where its metrics ended.
 ///
 /// # Errors
 ///
@@ -132,14 +139,15 @@ pub(crate) fn restore(
         )));
     }
     resume::check(made_of, &snapshot.meta, snapshot.step)?;
-    for slot in saved(store) {
+    for slot in saved(store).into_iter().chain(sharded(store)) {
         let name = store.name(slot).to_owned();
+        let shards = store.shards(slot);
         let tensor = snapshot
             .tensors
             .iter()
             .find(|tensor| {
                 tensor.name == name
-                    && tensor.shape == store.ty(slot).dims
+                    && tensor.shape == shards.dims
                     && tensor.dtype == dtype(store.named(slot).values)
             })
             .with_context(|| {
@@ -154,9 +162,13 @@ pub(crate) fn restore(
             store.change(slot, |to| {
                 to.iter_mut().zip(values).for_each(|(to, from)| *to = from);
             });
-        } else {
-            let values = tensor.bytes.as_chunks::<4>().0;
-            for (to, from) in store.get_mut(slot).iter_mut().zip(values) {
+            continue;
+        }
+        let values = tensor.bytes.as_chunks::<4>().0;
+        for (block, slot) in shards.held {
+            let to = store.get_mut(slot);
+            let own = values.iter().skip(block * to.len());
+            for (to, from) in to.iter_mut().zip(own) {
                 *to = f32::from_le_bytes(*from);
             }
         }

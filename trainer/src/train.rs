@@ -84,10 +84,13 @@ mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::Arc;
+    use std::thread;
 
     use spd_checkpoint::atomic::write_file;
-    use spd_checkpoint::{Lock, step_path};
-    use spd_engine::{Pool, Processor};
+    use spd_checkpoint::{Lock, Tensor, load, step_path};
+    use spd_draws::{Purpose, Stream};
+    use spd_engine::{Pool, Processor, SharedMemory};
+    use tempfile::TempDir;
 
     use super::*;
     use crate::bench::{Overrides, preset};
@@ -95,7 +98,7 @@ mod tests {
     use crate::decomposition_task::DecompositionTask;
     use crate::fault::Outcome;
     use crate::figures::FIGURES;
-    use crate::losses::{Measure, Term};
+    use crate::losses::{Loss, Measure, Remembered, Term};
     use crate::run_file::{Run, TiedUpdate};
     use crate::world::World;
 
@@ -124,18 +127,27 @@ mod tests {
     }
 
     fn trained_with(run: &Run, (dir, lock): (&Path, &Lock), stop: Stop<'_>) -> Outcome {
+        trained_as(&World::default(), run, (dir, Some(lock)), stop).unwrap()
+    }
+
+    /// The same as a rank of a world, of which the first has the lock.
+    fn trained_as(
+        world: &World,
+        run: &Run,
+        (dir, lock): (&Path, Option<&Lock>),
+        stop: Stop<'_>,
+    ) -> Result<Outcome, Fault> {
         let processor = Processor::Cpu(Arc::new(Pool::single()));
         let sources = crate::data::open(run).unwrap();
         let mut store = Store::new();
         let decomposition = Decomposition::new(run, &mut store).unwrap();
-        let world = World::default();
-        let task = DecompositionTask::new(decomposition, sources, &mut store, &processor, &world);
+        let task = DecompositionTask::new(decomposition, sources, &mut store, &processor, world);
         let mut task = task.unwrap();
         task.make_room().unwrap();
         let place = Place {
             dir,
-            lock: Some(lock),
-            world: &World::default(),
+            lock,
+            world,
             checkpoint: run.checkpoint,
             log: run.log,
             config: "",
@@ -144,7 +156,41 @@ mod tests {
             progress: None,
             heartbeat: &Arc::default(),
         };
-        Outcome::of(train(&mut task, &mut store, &place, stop).map(drop)).unwrap()
+        Outcome::of(train(&mut task, &mut store, &place, stop).map(drop))
+    }
+
+    /// Trains in a directory by so many ranks, until the first is asked to stop at the given
+    /// question. How often it was asked, and how all of them ended, in words.
+    fn trained_by(ranks: usize, run: &Run, dir: &Path, stop_at: u64) -> (u64, String) {
+        let lock = Lock::take(dir).unwrap();
+        let file = SharedMemory::file().unwrap();
+        let rank = |rank: usize, lock: Option<&Lock>, stop: Stop<'_>| {
+            let file = file.try_clone().unwrap();
+            let world = match ranks {
+                1 => World::default(),
+                _ => World::in_memory(rank, ranks, file, &Arc::default()).unwrap(),
+            };
+            match trained_as(&world, run, (dir, lock), stop) {
+                Ok(outcome) => format!("{outcome:?}"),
+                Err(fault) => fault.to_string(),
+            }
+        };
+        let asked = Cell::new(0);
+        let stop = || {
+            asked.set(asked.get() + 1);
+            asked.get() > stop_at
+        };
+        let ended = thread::scope(|scope| {
+            let rank = &rank;
+            let others = (1..ranks).map(|other| scope.spawn(move || rank(other, None, &|| false)));
+            let others: Vec<_> = others.collect();
+            let ended = rank(0, Some(&lock), &stop);
+            for other in others {
+                assert_eq!(other.join().unwrap(), ended);
+            }
+            ended
+        });
+        (asked.get(), ended)
     }
 
     /// Every bit that training leaves: rows, and the last state with its moments.
@@ -189,6 +235,104 @@ mod tests {
             run.train.shards = Some(shards);
             goes_on_to_the_same_bits(&run);
         }
+    }
+
+    /// A run with a state that is sharded with the batch in four blocks.
+    fn remembering_run() -> Run {
+        let mut run = small_run();
+        run.train.shards = Some(4);
+        let term = Term::Remembered(Remembered);
+        run.losses.push(Loss { coeff: 0.1, term });
+        run
+    }
+
+    fn tensor(dir: &Path, step: u64, name: &str) -> Tensor {
+        let state = load(&step_path(&dir.join("checkpoints"), step)).unwrap();
+        let mut tensors = state.tensors.into_iter();
+        tensors.find(|tensor| tensor.name == name).unwrap()
+    }
+
+    /// Every bit of the checkpoint of a step, and all rows.
+    fn saved(dir: &Path, step: u64) -> Vec<Vec<u8>> {
+        let state = step_path(&dir.join("checkpoints"), step);
+        let files = ["tensors.safetensors", "meta.json", "manifest.json"];
+        let files = files.map(|file| state.join(file)).into_iter();
+        let files = files.chain([dir.join("metrics.jsonl")]);
+        files.map(|file| fs::read(file).unwrap()).collect()
+    }
+
+    #[test]
+    fn rows_that_ranks_hold_are_saved_whole_and_the_same_by_all_worlds() {
+        let run = remembering_run();
+        let worlds = [1, 2, 4].map(|ranks| {
+            let dir = tempfile::tempdir().unwrap();
+            let (_, ended) = trained_by(ranks, &run, dir.path(), u64::MAX);
+            assert_eq!(ended, "Done");
+            dir
+        });
+        for step in [3, 5] {
+            let [one, two, four] = worlds.each_ref().map(|dir| saved(dir.path(), step));
+            assert!(one == two && one == four, "step {step}");
+        }
+        // They change, and what is trained depends on them.
+        let rows = |step| tensor(worlds[0].path(), step, "losses.remembered.linear1");
+        assert!(rows(3) != rows(5));
+        let mut other = run.clone();
+        other.losses.pop();
+        let dir = tempfile::tempdir().unwrap();
+        trained_by(1, &other, dir.path(), u64::MAX);
+        let trained = |dir: &TempDir| tensor(dir.path(), 5, "_ci_fns.linear1.layers.0.W");
+        assert!(trained(&dir) != trained(&worlds[0]));
+    }
+
+    #[test]
+    fn rows_start_with_draws_of_their_number_in_the_batch() {
+        let run = remembering_run();
+        let dir = tempfile::tempdir().unwrap();
+        // The question after the two of the start.
+        let (_, ended) = trained_by(2, &run, dir.path(), 2);
+        assert_eq!(ended, "Stopped");
+        for (number, site) in [(0, "linear1"), (1, "linear2")] {
+            let rows = tensor(dir.path(), 0, &format!("losses.remembered.{site}"));
+            let stream = Stream::new(Purpose::State, 0, number);
+            let places = (0..64).flat_map(|row| (0..8).map(move |column| (row, column)));
+            let draws =
+                places.map(|(row, column)| 2.0 * stream.uniform(run.seed, 0, row, column) - 1.0);
+            let draws: Vec<u8> = draws.flat_map(f32::to_le_bytes).collect();
+            assert!(rows.shape == [64, 8] && rows.bytes == draws, "{site}");
+        }
+    }
+
+    #[test]
+    fn any_number_of_ranks_goes_on_from_rows_of_any_other() {
+        let run = remembering_run();
+        let straight = tempfile::tempdir().unwrap();
+        let (questions, _) = trained_by(1, &run, straight.path(), u64::MAX);
+        let expected = remains(&run, straight.path());
+        let worlds = [(1, 4), (4, 1), (2, 4), (4, 2), (1, 2), (2, 1)];
+        for (stop_at, (before, after)) in (0..questions).zip(worlds.into_iter().cycle()) {
+            let dir = tempfile::tempdir().unwrap();
+            let (_, ended) = trained_by(before, &run, dir.path(), stop_at);
+            assert_eq!(ended, "Stopped");
+            let (_, ended) = trained_by(after, &run, dir.path(), u64::MAX);
+            assert_eq!(ended, "Done");
+            let same = remains(&run, dir.path()) == expected;
+            assert!(same, "{before} ranks, stopped at {stop_at}, then {after}");
+        }
+    }
+
+    #[test]
+    fn rows_before_a_refused_step_are_saved_by_all_worlds() {
+        let mut run = remembering_run();
+        // The first update leaves numbers whose products are infinite.
+        run.train.lr.start = 1e30;
+        let [one, two, four] = [1, 2, 4].map(|ranks| {
+            let dir = tempfile::tempdir().unwrap();
+            let (_, ended) = trained_by(ranks, &run, dir.path(), u64::MAX);
+            assert!(ended.starts_with("step 1: "), "{ended}");
+            (ended, saved(dir.path(), 1))
+        });
+        assert!(one == two && one == four);
     }
 
     #[test]

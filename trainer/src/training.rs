@@ -1,6 +1,7 @@
 //! A run on its way: what the loop does, with what it says of it in rows, in progress and in
 //! checkpoints.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use spd_checkpoint::newest;
@@ -9,10 +10,11 @@ use spd_engine::{Executor, Store};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::fault::{Fault, Interrupt};
+use crate::gather::gather;
 use crate::progress::{Progress, Stop, WARMUP};
 use crate::refused_step;
 use crate::resume::{self, CHECKPOINTS};
-use crate::saver::{At, Place, Saver};
+use crate::saver::{At, Place, Saver, State};
 use crate::state;
 use crate::task::{CheckStop, Measured, Task, run_step};
 
@@ -37,6 +39,9 @@ struct Records<'a> {
     saver: Saver<'a>,
 }
 
+/// A way of the saver to save.
+type How<'a> = fn(&mut Saver<'a>, State<'_>, &Spool, At, &mut Progress) -> Result<(), Fault>;
+
 /// The state from which a run continues, and its progress and records.
 type Restored<'a> = (Option<At>, Progress, Option<Records<'a>>);
 
@@ -53,12 +58,8 @@ impl<'a> Training<'a> {
         place: &'a Place<'a>,
         stop: Stop<'a>,
     ) -> Result<Self, Interrupt> {
-        let (at, progress, records) = place.world.in_turn(|| {
-            Ok(match place.world.is_first() {
-                true => restore_first(store, place)?,
-                false => restore_other(store, place)?,
-            })
-        })?;
+        let restored = place.world.in_turn(|| Ok(restore(store, place)?))?;
+        let (at, progress, records) = restored;
         Ok(Self {
             task,
             place,
@@ -227,13 +228,26 @@ impl<'a> Training<'a> {
 
     /// Has the state written; does nothing where that was done.
     pub(crate) fn save(&mut self) -> Result<(), Fault> {
+        self.save_by(Saver::save)
+    }
+
+    /// Has the first rank save by `how`, with what it gathers of all ranks.
+    fn save_by(&mut self, how: How<'a>) -> Result<(), Fault> {
         self.place.heartbeat.enter("saving");
         refused_step::check(&mut *self.task, self.store, self.at.step())?;
+        self.save_gathered(how)
+    }
+
+    /// The same where it is known whether a step was refused. All ranks come here alike: only the
+    /// first knows what was saved already, and each gives its rows.
+    fn save_gathered(&mut self, how: How<'a>) -> Result<(), Fault> {
+        let gathered = Arc::new(gather(self.store, self.place.world)?);
         let Some(Records { spool, saver }) = &mut self.records else {
             return Ok(());
         };
-        saver.save(
-            (&mut *self.task, &mut *self.store),
+        how(
+            saver,
+            (&mut *self.task, &mut *self.store, &gathered),
             spool,
             self.at,
             &mut self.progress,
@@ -250,9 +264,8 @@ impl<'a> Training<'a> {
         };
         // The message of any rank is about that step.
         self.at = At::Step(refused);
-        let Self { task, store, .. } = self;
-        if let Some(Records { spool, saver }) = &mut self.records {
-            let saved = saver.finish((&mut **task, store), spool, self.at, &mut self.progress);
+        let saved = self.save_gathered(Saver::finish);
+        if self.records.is_some() {
             let note = match saved {
                 Ok(()) => format!(
                     "the state before step {refused} is saved; the same command meets that step again at once"
@@ -299,17 +312,7 @@ impl<'a> Training<'a> {
     }
 
     fn finish_saving(&mut self) -> Result<(), Fault> {
-        self.place.heartbeat.enter("saving");
-        refused_step::check(&mut *self.task, self.store, self.at.step())?;
-        let Some(Records { spool, saver }) = &mut self.records else {
-            return Ok(());
-        };
-        saver.finish(
-            (&mut *self.task, &mut *self.store),
-            spool,
-            self.at,
-            &mut self.progress,
-        )
+        self.save_by(Saver::finish)
     }
 
     /// Says how far it is, at most twice a second but for `now`.
@@ -322,22 +325,28 @@ impl<'a> Training<'a> {
     }
 }
 
-/// [`Training::open`] on the rank that writes.
-fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored<'a>, Fault> {
+/// [`Training::open`] of a rank in its turn.
+fn restore<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored<'a>, Fault> {
     let root = place.dir.join(CHECKPOINTS);
     if let Some(lock) = place.lock {
         lock.sweep(place.dir)?;
         lock.sweep(&root)?;
     }
-    // The target's weights are there: they are those that the checkpoints were made with, or are
-    // refused.
-    state::mend_frozen(&root, store)?;
+    if place.world.is_first() {
+        // The target's weights are there: they are those that the checkpoints were made with, or
+        // are refused.
+        state::mend_frozen(&root, store)?;
+    }
     let found = newest(&root)?;
     let resumed = found
         .snapshot
         .as_ref()
         .map(|snapshot| state::restore(snapshot, store, place.config, place.made_of))
         .transpose()?;
+    let at = found.snapshot.as_ref().map(At::of);
+    if !place.world.is_first() {
+        return Ok((at, Progress::felt(place.heartbeat), None));
+    }
     let lost = if resumed.is_none() {
         resume::lost(place.dir, &found.set_aside, place.checkpoint.every)?
     } else {
@@ -372,23 +381,12 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
             ),
         );
     }
-    let at = found.snapshot.as_ref().map(At::of);
     if let Some(at) = at {
         progress.event(step, format!("continued from the checkpoint of {at}"));
     }
     let saver = Saver::new(&root, place, found.snapshot)?;
     saver.remember(&mut progress);
     Ok((at, progress, Some(Records { spool, saver })))
-}
-
-/// The same on a rank that writes nothing, after the first one has done it.
-fn restore_other<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored<'a>, Fault> {
-    let found = newest(&place.dir.join(CHECKPOINTS))?;
-    if let Some(snapshot) = &found.snapshot {
-        state::restore(snapshot, store, place.config, place.made_of)?;
-    }
-    let at = found.snapshot.as_ref().map(At::of);
-    Ok((at, Progress::felt(place.heartbeat), None))
 }
 
 /// Whether `step` is one of every `steps`; none is where that is 0.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use spd_dataloader::Shard;
-use spd_engine::blocks::{Lost, Waits};
+use spd_engine::blocks::{Lost, Sum, Waits};
 use spd_engine::cuda::{Device, libraries};
 use spd_engine::{Ranks, SharedMemory, Sockets};
 
@@ -115,6 +115,25 @@ impl World {
     /// The connection with other ranks, if there are any.
     pub(crate) fn ranks(&self) -> Option<Arc<dyn Ranks>> {
         self.ranks.clone()
+    }
+
+    /// Announces sums of so many elements by [`sum`](Self::sum).
+    pub(crate) fn expect(&self, elements: usize) {
+        if let Some(ranks) = self.ranks.as_ref().filter(|_| elements > 0) {
+            ranks.expect(1, elements);
+        }
+    }
+
+    /// Adds up values over all ranks.
+    pub(crate) fn sum(&self, values: &mut [f32]) {
+        if let Some(ranks) = &self.ranks {
+            let all = Sum {
+                number: 0,
+                offset: 0,
+            };
+            ranks.start(all, values);
+            ranks.wait(all, values);
+        }
     }
 
     /// Bytes that a rank needs for its sums with others, of programs with so many elements of them.

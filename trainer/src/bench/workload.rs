@@ -66,6 +66,8 @@ impl Workload {
         let run = &preset.run;
         let mut store = Store::new();
         let decomposition = decomposition(preset, &mut store)?;
+        let blocks = world.blocks(run.train.blocks());
+        store.hold_blocks(blocks.clone(), run.train.blocks());
         start_target(&*decomposition.target, &mut store);
         decomposition.initialise(&mut store);
         store.zeros(HALT, &[2]);
@@ -84,7 +86,7 @@ impl Workload {
             program,
             kind: preset.step,
             batches,
-            block: world.blocks(run.train.blocks()).start,
+            block: blocks.start,
             steps: 0,
         })
     }

@@ -24,8 +24,9 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Number, brief};
 use spd_engine::{Builder, Result, Value, ops};
 
-use super::{LossInputs, LossTerm, StateTensor};
+use super::{LossInputs, LossTerm, Sharing, StateTensor};
 use crate::component_model::Sites;
+use crate::networks::Start;
 use crate::run_file::reference::Made;
 use crate::sites::Site;
 
@@ -196,8 +197,9 @@ impl LossTerm for ImportanceMinimality {
         let sites = sites.iter().filter(|_| self.frequency_halflife.is_some());
         let tensor = |site: &Site| StateTensor {
             name: state_name(site),
+            sharing: Sharing::Replicated,
             dims: vec![site.components],
-            start: 0.0,
+            start: Start::Zeros,
         };
         sites.map(tensor).collect()
     }

@@ -7,6 +7,11 @@
 //! the SPD reference that mean the same. Its numbers are compared with the loss in candle by a case
 //! of `trainer/tests/it/golden/unrecorded.rs`.
 //!
+//! A loss may keep tensors from step to step: [`LossTerm::state`] names them, [`LossTerm::update`]
+//! changes them at the end of a step. Such a tensor is the same on all ranks, or has values for
+//! each row of the batch and is sharded with it ([`Sharing`]). Either way a checkpoint has the
+//! whole tensor, any number of ranks goes on from it, and the bits are the same for all of them.
+//!
 //! # Keys of `[[loss]]`
 //!
 //! - `kind`, `coeff` | | `loss_metric_configs`: `classname`, `coeff` | `faithfulness`,
@@ -19,7 +24,10 @@ mod faithfulness;
 mod importance_minimality;
 mod pgd_recon;
 mod recon;
+#[cfg(test)]
+mod remembered;
 mod rows;
+mod state;
 mod stochastic_hidden_acts_recon;
 mod stochastic_recon;
 mod unmasked_recon;
@@ -37,8 +45,13 @@ pub use faithfulness::Faithfulness;
 pub use importance_minimality::{ImportanceMinimality, exponent};
 pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
+#[cfg(test)]
+pub use remembered::Remembered;
 pub use rows::{Loss, Measure};
 pub(crate) use rows::{read, read_measure};
+use state::state_name;
+pub use state::{Sharing, StateTensor};
+pub(crate) use state::{add_state, start_state};
 pub use stochastic_hidden_acts_recon::StochasticHiddenActsRecon;
 pub(crate) use stochastic_hidden_acts_recon::hidden_acts_errors;
 pub use stochastic_recon::StochasticRecon;
@@ -59,6 +72,8 @@ macro_rules! losses {
         #[expect(missing_docs, reason = "each struct has its own")]
         pub enum Term {
             $($Struct($Struct),)*
+            #[cfg(test)]
+            Remembered(Remembered),
         }
 
         /// The kind of a loss, and its routing.
@@ -107,6 +122,8 @@ macro_rules! losses {
             pub fn term(&self) -> &dyn LossTerm {
                 match self {
                     $(Self::$Struct(loss) => loss,)*
+                    #[cfg(test)]
+                    Self::Remembered(loss) => loss,
                 }
             }
 
@@ -115,6 +132,8 @@ macro_rules! losses {
                 let sites = Sites::of(self.routing());
                 OneOf(KINDS).word(match self {
                     $(Self::$Struct(_) => Kind::$Struct(sites),)*
+                    #[cfg(test)]
+                    Self::Remembered(_) => return "remembered",
                 })
             }
         }
@@ -237,8 +256,8 @@ pub trait LossTerm {
         Vec::new()
     }
 
-    /// The tensors that it keeps from step to step, each the same on all ranks. They are in the
-    /// store, and in checkpoints, as `losses.<kind>.<name>`.
+    /// The tensors that it keeps from step to step. They are in the store, and in checkpoints, as
+    /// `losses.<kind>.<name>`.
     fn state(&self, _sites: &[Site]) -> Vec<StateTensor> {
         Vec::new()
     }
@@ -287,42 +306,6 @@ impl fmt::Display for Term {
         }
         write!(f, " ({})", details.join(", "))
     }
-}
-
-/// A tensor that a loss keeps from step to step.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StateTensor {
-    /// Its name among those of the loss.
-    pub name: String,
-    /// Its shape.
-    pub dims: Vec<usize>,
-    /// Starting value of every element.
-    pub start: f32,
-}
-
-/// Makes room for the state of all losses.
-pub(crate) fn add_state(store: &mut Store, losses: &[Loss], sites: &[Site]) {
-    for loss in losses {
-        for tensor in loss.term.term().state(sites) {
-            store.zeros(state_name(loss.term.name(), &tensor.name), &tensor.dims);
-        }
-    }
-}
-
-/// Gives the state of all losses its starting values.
-pub(crate) fn start_state(store: &mut Store, losses: &[Loss], sites: &[Site]) {
-    for loss in losses {
-        for tensor in loss.term.term().state(sites) {
-            let slot = store.slot(&state_name(loss.term.name(), &tensor.name));
-            store
-                .get_mut(slot.expect("made by `add_state`"))
-                .fill(tensor.start);
-        }
-    }
-}
-
-fn state_name(loss: &str, tensor: &str) -> String {
-    format!("losses.{loss}.{tensor}")
 }
 
 /// Inputs of a loss.
@@ -376,7 +359,8 @@ impl LossInputs<'_> {
         Ok(())
     }
 
-    /// A tensor of the loss's state, as the step before left it.
+    /// A tensor of the loss's state, as the step before left it; of a sharded one, the rows of a
+    /// block.
     fn state(&self, b: &mut Builder, name: &str) -> Value {
         let slot = self.store.slot(&state_name(self.name, name));
         b.persistent(self.store, slot.expect("made by `add_state`"))

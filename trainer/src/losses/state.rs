@@ -1,0 +1,72 @@
+//! The state of losses: tensors that they keep from step to step, in the store and in checkpoints
+//! as `losses.<kind>.<name>`.
+
+use spd_draws::{Purpose, Stream};
+use spd_engine::Store;
+
+use super::Loss;
+use crate::networks::Start;
+use crate::parameters;
+use crate::sites::Site;
+
+/// A tensor that a loss keeps from step to step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StateTensor {
+    /// Its name among those of the loss.
+    pub name: String,
+    /// The part of it that a rank holds.
+    pub sharing: Sharing,
+    /// Its shape; if it is sharded, that of each row of the batch.
+    pub dims: Vec<usize>,
+    /// Its starting values.
+    pub start: Start,
+}
+
+/// The part of a tensor that a rank holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// All of it, the same on all ranks: what changes it is the same for all blocks of a batch.
+    Replicated,
+    /// The rows of its blocks of the batch: programs read and write those of a block,
+    /// `[batch / shards, dims..]`. An evaluation has other rows, so a loss that reads these is not
+    /// [measurable](super::LossTerm::is_measurable).
+    Sharded,
+}
+
+/// The state of all losses, by its names in the store.
+fn all(losses: &[Loss], sites: &[Site]) -> impl Iterator<Item = (String, StateTensor)> {
+    losses.iter().flat_map(|loss| {
+        let tensors = loss.term.term().state(sites).into_iter();
+        tensors.map(|tensor| (state_name(loss.term.name(), &tensor.name), tensor))
+    })
+}
+
+pub(super) fn state_name(loss: &str, tensor: &str) -> String {
+    format!("losses.{loss}.{tensor}")
+}
+
+/// Makes room for the state of all losses.
+///
+/// - `rows`: of a block of a batch
+pub(crate) fn add_state(store: &mut Store, losses: &[Loss], sites: &[Site], rows: usize) {
+    for (name, StateTensor { sharing, dims, .. }) in all(losses, sites) {
+        match sharing {
+            Sharing::Replicated => store.zeros(name, &dims),
+            Sharing::Sharded => store.sharded(name, &[&[rows], &dims[..]].concat()),
+        };
+    }
+}
+
+/// Gives the state of all losses its starting values. Those of a row of the batch are the same
+/// whichever rank holds it.
+pub(crate) fn start_state(store: &mut Store, losses: &[Loss], sites: &[Site], seed: u64) {
+    for (number, (name, tensor)) in (0..).zip(all(losses, sites)) {
+        let slot = store.slot(&name).expect("made by `add_state`");
+        let stream = Stream::new(Purpose::State, 0, number);
+        for (block, slot) in store.shards(slot).held {
+            let first_row = block * store.ty(slot).rows();
+            let first_row = u32::try_from(first_row).expect("a batch has fewer than 2^32 rows");
+            parameters::start_rows(store, slot, stream, (seed, first_row), tensor.start);
+        }
+    }
+}
