@@ -35,6 +35,28 @@ impl Builder {
         self.part = name;
     }
 
+    /// From now on makes ops without their causal masks: every position sees every other one, so a
+    /// test of causality can show that it would see a leak.
+    pub fn remove_masks(&mut self) {
+        self.removed_masks.get_or_insert(0);
+    }
+
+    /// Number of causal masks that ops were made without.
+    pub fn removed_masks(&self) -> usize {
+        self.removed_masks.unwrap_or(0)
+    }
+
+    /// Whether an op that is causal by a mask is to have it; asked once for each op.
+    pub fn keeps_mask(&mut self) -> bool {
+        match &mut self.removed_masks {
+            None => true,
+            Some(removed) => {
+                *removed += 1;
+                false
+            }
+        }
+    }
+
     /// A tensor of the store; asking twice gives one value.
     pub fn persistent(&mut self, store: &Store, slot: Slot) -> Value {
         if let Some(&value) = self.persistent.get(&slot) {

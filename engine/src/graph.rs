@@ -59,6 +59,8 @@ pub struct Graph<P> {
     pub(crate) precision: Precision,
     /// Whether products are written in the cheaper order.
     pub(crate) associates: bool,
+    /// Causal masks that ops were made without; `None` where they keep them.
+    pub(crate) removed_masks: Option<usize>,
     /// Tensors of the store that no program writes.
     pub(crate) frozen: BTreeSet<Slot>,
     /// Tensors of the store that hold the rows of a block.
@@ -99,6 +101,7 @@ impl<P> Default for Graph<P> {
             scalars: Vec::new(),
             precision: Precision::F32,
             associates: false,
+            removed_masks: None,
             frozen: BTreeSet::new(),
             sharded: BTreeSet::new(),
             in_bf16: BTreeSet::new(),

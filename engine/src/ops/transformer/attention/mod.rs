@@ -115,7 +115,8 @@ struct AttentionGrad(Attention);
 impl Builder {
     /// Multi-head self-attention to f32 `[b, t, heads size]`. With `rotary`, f32 `[t, turned]` from
     /// [`Builder::rotary_table`], the first `turned` columns of each head of `q` and `k` are
-    /// rotated first.
+    /// rotated first. Heads that are causal become full ones where [masks are
+    /// removed](Builder::remove_masks).
     ///
     /// # Errors
     ///
@@ -126,6 +127,15 @@ impl Builder {
             Qkv::Apart(values) => (Layout::Apart, &values[..]),
             Qkv::Joined(value) => (Layout::Joined, std::slice::from_ref(value)),
             Qkv::ByHead(value) => (Layout::ByHead, std::slice::from_ref(value)),
+        };
+        let heads = if heads.causal && !self.keeps_mask() {
+            Heads {
+                causal: false,
+                window: None,
+                ..heads
+            }
+        } else {
+            heads
         };
         let op = Attention {
             heads,

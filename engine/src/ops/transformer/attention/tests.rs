@@ -232,6 +232,33 @@ fn one_value_as_queries_keys_and_values_gets_the_sum_of_gradients() {
         .agree(TOLERANCE);
 }
 
+#[test]
+fn without_masks_every_query_sees_every_key() {
+    let windowed = Heads {
+        window: Some(2),
+        scale: Some(0.3),
+        ..Heads::causal(2, 2)
+    };
+    Oracle::new(&[random(&[2, 5, 12], 1)])
+        .ours(|b, v| {
+            b.remove_masks();
+            let causal = b.attention(Qkv::Joined(v[0]), Heads::causal(2, 2), None)?;
+            let windowed = b.attention(Qkv::Joined(v[0]), windowed, None)?;
+            let full = b.attention(Qkv::Joined(v[0]), Heads::full(2, 2), None)?;
+            assert_eq!((causal, b.removed_masks()), (full, 2));
+            b.add(causal, windowed)
+        })
+        .candle(|v| {
+            let full = Heads::full(2, 2);
+            let scaled = Heads {
+                scale: Some(0.3),
+                ..full
+            };
+            joined_reference(&v[0], &full)? + joined_reference(&v[0], &scaled)?
+        })
+        .agree(TOLERANCE);
+}
+
 fn refused(build: impl FnOnce(&mut Builder) -> crate::Result<crate::Value>) -> String {
     build(&mut Builder::new()).unwrap_err().to_string()
 }
