@@ -10,6 +10,7 @@ use spd_checkpoint::{look, step_path, verify};
 use spd_dataloader::{CheckedFiles, Dataset, Dtype};
 use spd_trainer::Fault;
 use spd_trainer::networks::describe;
+use spd_trainer::run_file::Run;
 
 use crate::cli::InspectArgs;
 use crate::exit::Exit;
@@ -88,6 +89,8 @@ fn checkpoint(path: &Path) -> Result<String, Fault> {
         manifest["step"],
         path.display()
     );
+    let config = meta.get("config").and_then(Value::as_str);
+    text += leak(config.unwrap_or_default());
     let mut table = Table::new(&[]);
     for (key, value) in &meta {
         // Long values, like the run file, have their own files.
@@ -128,12 +131,22 @@ fn run(path: &Path) -> Result<String, Fault> {
     let config = path.join("config.toml");
     let config = spd_files::read_to_string(&config)
         .map_err(|error| Fault::BadInput(format!("{}: cannot read: {error}", config.display())))?;
-    Ok(format!("{text}\n{config}"))
+    Ok(format!("{text}{}\n{config}", leak(&config)))
+}
+
+/// A line about the target of a resolved run file if it leaks.
+fn leak(config: &str) -> &'static str {
+    match Run::from_resolved(config) {
+        Ok(run) if run.target.allow_leak => {
+            "  LEAKY: its target sees the tokens that it is to predict; its losses are none of a language model\n"
+        }
+        _ => "",
+    }
 }
 
 /// Whether a path has weights: a safetensors file, a `torch.save` file, which is a zip archive, or
 /// a directory of them.
-fn is_of_weights(path: &Path) -> bool {
+pub(crate) fn is_of_weights(path: &Path) -> bool {
     if path.is_dir() {
         return path.join("config.json").is_file();
     }

@@ -135,13 +135,19 @@ fn cells(name: String, run: &Status, now: f64) -> [String; 9] {
         plain(&name),
         run.state.name().to_owned(),
         steps,
-        or_none(run.loss.map(|loss| format!("{loss:.3e}"))),
+        or_none(run.loss.map(|loss| loss_of(run, loss))),
         or_none(run.seconds.map(lasting)),
         or_none(ago),
         or_none(run.steps_per_s.map(pace)),
         or_none(run.seconds_left().map(lasting)),
         cut(Some(notes.as_str()).filter(|notes| !notes.is_empty())),
     ]
+}
+
+/// The loss of a run; that of a target that leaks does not stand beside others as if it were one.
+fn loss_of(run: &Status, loss: f64) -> String {
+    let word = if run.leaky { "LEAKY " } else { "" };
+    format!("{word}{loss:.3e}")
 }
 
 /// The note of a run, and whether its launcher is still exiting.
@@ -194,6 +200,7 @@ fn object(run: &Status, sweep: Option<&Path>) -> Value {
         "path": run.path.display().to_string(),
         "name": run.name,
         "target": run.target,
+        "leaky": run.leaky,
         "state": run.state,
         "note": note(run),
         "step": run.step,

@@ -58,6 +58,10 @@ const COMPONENT_BYTES: usize = 8 << 20;
 /// Most bytes of the components of one run in an answer to a live page.
 const LIVE_COMPONENT_BYTES: usize = 48 << 20;
 
+/// End of the name of a run whose target leaks: no loss of it stands beside that of a causal one
+/// without this word.
+const LEAKY: &str = " LEAKY";
+
 /// Most bytes of `config.toml` and `summary.json`.
 const LARGEST: u64 = 8 << 20;
 
@@ -239,7 +243,12 @@ impl Book {
     }
 
     fn title(&self) -> String {
-        let named = |source: &Source| names(&[source.path().to_path_buf()]).concat();
+        let named = |source: &Source| {
+            let mut dirs = source.runs().into_iter();
+            let of = |dir: PathBuf| self.runs.iter().find(|run| run.dir == dir);
+            let leaks = dirs.any(|dir| of(dir).is_some_and(Run::leaks));
+            names(&[source.path().to_path_buf()]).concat() + if leaks { LEAKY } else { "" }
+        };
         let all: Vec<String> = self.sources.iter().map(named).collect();
         match all.as_slice() {
             [one, rest @ ..] if rest.len() > 2 => format!("{one} and {} others", rest.len()),
@@ -262,7 +271,9 @@ impl Book {
         });
         let mut about = Map::new();
         about.insert("title".to_owned(), json!(self.title()));
-        about.insert("names".to_owned(), json!(names(&dirs)));
+        let names = names(&dirs).into_iter().zip(&self.runs);
+        let names = names.map(|(name, run)| name + if run.leaks() { LEAKY } else { "" });
+        about.insert("names".to_owned(), names.collect());
         about.insert("sweeps".to_owned(), sweeps.collect());
         about
     }
@@ -301,6 +312,11 @@ impl Run {
         }
     }
 
+    /// Whether its target leaks.
+    fn leaks(&self) -> bool {
+        self.head["leaky"] == true
+    }
+
     fn describe(&self) -> Value {
         let config = text(&self.dir.join("config.toml"), LARGEST).unwrap_or_default();
         let summary = text(&self.dir.join("summary.json"), LARGEST);
@@ -315,6 +331,7 @@ impl Run {
             "path": self.dir.display().to_string(),
             "state": status.state,
             "note": status.note,
+            "leaky": status.leaky,
             "settings": settings(&config),
             "config": config,
             "summary": summary.and_then(|text| serde_json::from_str::<Value>(&text).ok()),

@@ -109,6 +109,8 @@ pub struct Status {
     pub name: Option<String>,
     /// See `name`.
     pub target: Option<String>,
+    /// Whether that is a network whose logits depend on later tokens, from its `config.toml`.
+    pub leaky: bool,
     /// Its phase; empty before the first row.
     pub phase: String,
     /// Finished and planned steps of the phase, if it counts steps of its own.
@@ -170,6 +172,7 @@ impl Status {
             note: None,
             name: None,
             target: None,
+            leaky: false,
             phase: String::new(),
             of_phase: None,
             step: 0,
@@ -207,6 +210,7 @@ impl Status {
         };
         self.name = value("name");
         self.target = value("target.kind");
+        self.leaky = value("target.allow_leak").as_deref() == Some("true");
         self.steps = value("train.steps").and_then(|steps| steps.parse().ok());
     }
 

@@ -83,7 +83,8 @@ pub(crate) struct RunInfo {
 }
 
 impl RunInfo {
-    /// The run in `dir`, whose first start was `first`.
+    /// The run in `dir`, whose first start was `first`. If its target leaks, its name says so
+    /// beside those of causal ones.
     pub(crate) fn of(dir: &Path, about: About, first: Start) -> Self {
         let About {
             tracker,
@@ -91,10 +92,11 @@ impl RunInfo {
             config,
             job,
         } = about;
+        let leaks = config["target"]["allow_leak"] == true;
         Self {
             dir: dir.to_path_buf(),
             id: first.run,
-            name: tracker.name.clone().unwrap_or(name),
+            name: tracker.name.clone().unwrap_or(name) + if leaks { " LEAKY" } else { "" },
             tracker,
             config,
             job,
@@ -182,5 +184,8 @@ pub(crate) mod tests {
         let info = of(&tracker);
         let id = Some(start(sweep).run);
         assert_eq!((info.name.as_str(), info.sweep), ("mine", id));
+        let leaks = serde_json::json!({"target": {"allow_leak": true}});
+        let about = About::run(&dir, "toy", &tracker, &leaks);
+        assert_eq!(RunInfo::of(&dir, about, start(&dir)).name, "mine LEAKY");
     }
 }

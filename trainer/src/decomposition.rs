@@ -11,7 +11,7 @@ pub use crate::component_model::{
 use crate::component_model::{ComponentModel, Settings};
 use crate::fault::Fault;
 use crate::losses::{self, LossInputs, Scalar};
-use crate::networks::{Network, shipped};
+use crate::networks::{LEAKY, Network, Target, shipped};
 use crate::run_file::{Data, Reduction, Run, Train};
 use crate::sites::{check_subsets, resolve};
 
@@ -34,14 +34,32 @@ impl Deref for Decomposition {
     }
 }
 
+/// Refuses a network that leaks where the run file does not say `allow_leak`, which is how its run
+/// directory and its checkpoints tell.
+///
+/// # Errors
+///
+/// One line that names the network; also where the file allows a leak and there is none.
+pub(crate) fn check_leak(run: &Run, target: &dyn Target) -> std::result::Result<(), Fault> {
+    let line = match (target.leaks(), run.target.allow_leak) {
+        (true, false) => format!(
+            "[target]: {} is {LEAKY}: its logits depend on later tokens, so a loss on next tokens says nothing about language; \
+             decompose it as such with `allow_leak = true`",
+            target.describe()
+        ),
+        (false, true) => format!(
+            "[target] allow_leak: expected a network that leaks, found {}, which does not; leave it out",
+            target.describe()
+        ),
+        (true, true) | (false, false) => return Ok(()),
+    };
+    Err(Fault::BadInput(line))
+}
+
 impl Decomposition {
     /// Storage precision of its programs on a GPU.
     pub(crate) fn precision(&self) -> Precision {
-        match self.run.precision {
-            crate::run_file::Precision::F32 => Precision::F32,
-            crate::run_file::Precision::Tf32 => Precision::Tf32,
-            crate::run_file::Precision::Bf16 => Precision::Bf16,
-        }
+        self.run.precision.into()
     }
 
     /// Resolves the sites of a run of a shipped network and makes room in the store: frozen
@@ -66,6 +84,7 @@ impl Decomposition {
                 "[target]: the run file says {said:?}, and the network reads {reads:?}"
             )));
         }
+        check_leak(run, &**target)?;
         let settings = Settings {
             seed: run.seed,
             delta: run.decomposition.delta,

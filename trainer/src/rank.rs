@@ -13,7 +13,7 @@ use spd_engine::{Pool, Processor, Store};
 
 use crate::cache::cache_dir;
 use crate::data::{self, Sources};
-use crate::decomposition::Decomposition;
+use crate::decomposition::{Decomposition, check_leak};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Interrupt, Outcome};
 use crate::memory::{Memory, Peak};
@@ -109,6 +109,7 @@ pub fn decompose(
     threads: usize,
 ) -> Result<Outcome, Fault> {
     let (started, peak) = (Instant::now(), Peak::watch());
+    check_leak(run, &**network)?;
     let config = run_dir.join("config.toml");
     std::fs::create_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
     if !config.is_file() {

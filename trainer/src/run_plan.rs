@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::gather::GATHERED;
 use crate::given_weights;
 use crate::memory::Memory;
-use crate::networks::{Target, shipped};
+use crate::networks::{Target, described, shipped};
 use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Run};
 use crate::target;
 use crate::target_task::{Lessons, TargetTask};
@@ -276,7 +276,7 @@ fn rows(
     let train = &run.train;
     Ok(vec![
         row("run", format!("{}, seed {}", run.name, run.seed)),
-        row("target", network.describe()),
+        row("target", described(network)),
         row("weights", weights),
         row("data", data),
         row("importance", run.importance.kind.describe()),

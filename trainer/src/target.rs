@@ -224,19 +224,24 @@ pub(crate) fn weights(
     }
 }
 
-/// The target of a run for its checkpoints, if it is there.
-pub(crate) fn ingredient(run: &Run, network: &dyn Target) -> Result<Option<Ingredient>, Fault> {
+/// The weights of a run's target, if they are there: given ones, or those of its training.
+pub(crate) fn known(run: &Run, network: &dyn Target) -> Result<Option<Weights>, Fault> {
     // Training looks again, once they exist.
     if are_to_come(run)? {
         return Ok(None);
     }
-    let weights = match given(run, network)? {
-        Some(weights) => Some(weights),
-        None => match kept(&cached_dir(run, network)?, network)? {
-            Kept::Whole(weights) => Some(weights),
-            Kept::Nothing | Kept::Damaged(_) => None,
-        },
-    };
+    if let Some(weights) = given(run, network)? {
+        return Ok(Some(weights));
+    }
+    Ok(match kept(&cached_dir(run, network)?, network)? {
+        Kept::Whole(weights) => Some(weights),
+        Kept::Nothing | Kept::Damaged(_) => None,
+    })
+}
+
+/// The target of a run for its checkpoints, if it is there.
+pub(crate) fn ingredient(run: &Run, network: &dyn Target) -> Result<Option<Ingredient>, Fault> {
+    let weights = known(run, network)?;
     weights
         .map(|weights| made_of(run, network, &weights))
         .transpose()

@@ -1,8 +1,6 @@
 //! Training a target: its own loss, AdamW with decay on matrices, by the same loop as everything
 //! else.
 
-use std::collections::BTreeMap;
-
 use spd_dataloader::{Batch, Feed, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
@@ -19,6 +17,7 @@ use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::run_file::{Data, Run, TargetTrain};
 use crate::schedule::learning_rate;
+use crate::target_values::target_values;
 use crate::task::{CheckStop, Measured, NonFinite, Task};
 
 /// A target in training.
@@ -158,19 +157,7 @@ fn own_loss(
     rows: usize,
 ) -> Result<Value, Fault> {
     b.part("forward");
-    let mut weights: BTreeMap<String, Value> = BTreeMap::new();
-    for (tensor, slot) in tensors
-        .iter()
-        .filter(|(tensor, _)| tensor.transpose_of.is_none())
-    {
-        weights.insert(tensor.name.clone(), b.persistent(store, *slot));
-    }
-    for (tensor, _) in tensors {
-        if let Some(other) = &tensor.transpose_of {
-            let value = b.transpose(weights[other])?;
-            weights.insert(tensor.name.clone(), value);
-        }
-    }
+    let weights = target_values(b, store, tensors)?;
     b.associate();
     let layers = network.layers();
     let mut pass = Pass::clean(&layers, &weights);

@@ -115,6 +115,7 @@ States:
 
 --json prints an object a line, for each run, and for each sweep before its runs:
   kind      `run` or `sweep`               path, name, target   its directory; as config.toml says
+  leaky     whether its target sees later tokens, so that its loss is none of a language model
   state     as above                       note      a remark, or null
   step, steps         finished and planned; null where they are not known
   phase, phase_step, phase_steps           its phase, and steps of that if not the run's

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use spd_trainer::metrics::number;
+use spd_trainer::networks::LEAKY;
 
 use super::member::{Member, MemberState};
 use crate::screen::plain;
@@ -84,9 +85,13 @@ fn table(members: &[Member]) -> Table {
             Some((found, _)) => if *found { "yes" } else { "no" }.to_owned(),
             None => "-".to_owned(),
         }));
+        let leaky = match member.run.target.allow_leak {
+            true => format!(", {LEAKY}"),
+            false => String::new(),
+        };
         row.push(match &member.state {
             MemberState::Failed(cause) => format!("failed: {}", plain(cause)),
-            state => state.name().to_owned(),
+            state => state.name().to_owned() + &leaky,
         });
         table.row(row);
     }

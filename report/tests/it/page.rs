@@ -1,12 +1,13 @@
 //! Contents of the page as a file.
 
 use std::fs;
+use std::path::PathBuf;
 
 use serde_json::json;
-use spd_report::{PAGE, page, write};
+use spd_report::{PAGE, Status, page, write};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
-use crate::sample::{EVIL, curve, data, run, sweep};
+use crate::sample::{EVIL, curve, data, make, run, sweep};
 
 #[test]
 fn a_page_asks_no_network_for_anything() {
@@ -93,6 +94,22 @@ fn nothing_in_a_run_ends_the_script_that_holds_it() {
     );
     assert_eq!(page.matches("<!--").count(), 0);
     assert!(page.contains("<title>&lt;img src=x&gt;"));
+}
+
+#[test]
+fn a_run_whose_target_leaks_says_so_beside_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = ["causal", "ring"].map(|name| dir.path().join(name));
+    for (run, target) in runs.iter().zip(["", "[target]\nallow_leak = true\n"]) {
+        make(run, 0);
+        fs::write(run.join("config.toml"), format!("name = \"x\"\n{target}")).unwrap();
+    }
+    let names = |runs: &[PathBuf]| data(&page(runs).unwrap())["book"]["names"].clone();
+    assert_eq!(names(&runs), json!(["causal", "ring LEAKY"]));
+    let alone = page(&runs[1..]).unwrap();
+    assert!(alone.contains("<title>ring LEAKY"), "the title of the page");
+    let leaky = runs.each_ref().map(|run| Status::of(run).leaky);
+    assert_eq!(leaky, [false, true]);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::fault::Interrupt;
 use crate::figures;
 use crate::losses::Measure;
 use crate::memory::Peak;
-use crate::networks::{Input, SolvedWhen, Target};
+use crate::networks::{Input, LEAKY, SolvedWhen, Target};
 use crate::run_file::{KnownSolution, Run, Subset};
 use crate::target;
 use crate::task::{CheckStop, Measured};
@@ -178,10 +178,14 @@ pub(crate) fn text(
     let mut line = |label: &str, place: &Path| {
         lines.push((label.to_owned(), place.display().to_string()));
     };
+    let name = match task.decomposition.target.leaks() {
+        true => format!("{} {LEAKY}", run.name),
+        false => run.name.clone(),
+    };
     let title = match *when {
         Of::End(_) => {
             line("figures", &figures::directory(run_dir, run.train.steps));
-            format!("{}: {} steps, seed {}", run.name, run.train.steps, run.seed)
+            format!("{name}: {} steps, seed {}", run.train.steps, run.seed)
         }
         Of::Later {
             step,
@@ -194,7 +198,7 @@ pub(crate) fn text(
                 let label = if number == 0 { "settings" } else { "" };
                 line(label, Path::new(setting));
             }
-            format!("{}: step {step}, seed {}", run.name, run.seed)
+            format!("{name}: step {step}, seed {}", run.seed)
         }
     };
     line("run directory", run_dir);

@@ -23,8 +23,8 @@ use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::{
-    Export, Found, Input, Layer, LayerKind, Listed, OfReference, OfTransformers, Reads, Start,
-    Target, TargetTensor, read_heads,
+    Export, Found, Input, Layer, LayerKind, Listed, Most, OfReference, OfTransformers, Reads,
+    Start, Target, TargetTensor, read_heads,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -455,6 +455,30 @@ impl Target for Network {
 
     fn input(&self) -> Input {
         self.sizes.input()
+    }
+
+    fn cut_to(&self, most: Most) -> Option<super::Network> {
+        let s = &self.sizes;
+        let [n_head, _] = most.heads(s.d_model, s.n_head, s.n_head);
+        let d_model = s.d_model.min(most.width);
+        let sizes = Gpt2 {
+            vocab: s.vocab.min(most.vocab),
+            n_ctx: s.n_ctx.min(most.positions),
+            d_model,
+            n_layer: s.n_layer.min(most.layers),
+            n_head,
+            d_mlp: s.d_mlp.min(4 * d_model),
+            ..*s
+        };
+        let (layers, window) = &self.local;
+        // Alternating windows go on to alternate.
+        let local = layers.iter().map(|layer| layer % most.layers);
+        let local = local.filter(|layer| *layer < sizes.n_layer).collect();
+        Some(Arc::new(Self {
+            sizes,
+            layout: self.layout,
+            local: (local, (*window).min(sizes.n_ctx / 2).max(1)),
+        }))
     }
 
     fn layers(&self) -> Vec<Layer> {

@@ -30,7 +30,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::gpt2::{self, layer_tensors, rounded, starts};
 use super::{
-    Export, Found, Input, Layer, Listed, OfReference, OfTransformers, Reads, Start, Target,
+    Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Reads, Start, Target,
     TargetTensor, read_heads,
 };
 use crate::pass::Pass;
@@ -560,6 +560,28 @@ impl Target for Network {
             vocab: self.sizes.vocab,
             n_ctx: self.sizes.n_ctx,
         }
+    }
+
+    fn cut_to(&self, most: Most) -> Option<super::Network> {
+        let s = &self.sizes;
+        let [n_head, n_kv_head] = most.heads(s.d_model, s.n_head, s.n_kv_head);
+        let d_model = s.d_model.min(most.width);
+        let d_head = match d_model < s.d_model {
+            true => s.d_head.min(d_model / n_head),
+            false => s.d_head,
+        };
+        let sizes = Llama {
+            vocab: s.vocab.min(most.vocab),
+            n_ctx: s.n_ctx.min(most.positions),
+            d_model,
+            n_layer: s.n_layer.min(most.layers),
+            n_head,
+            n_kv_head,
+            d_head,
+            d_mlp: s.d_mlp.min(4 * d_model),
+            ..*s
+        };
+        Some(Arc::new(Self { sizes, ..*self }))
     }
 
     fn layers(&self) -> Vec<Layer> {

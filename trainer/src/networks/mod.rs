@@ -30,6 +30,7 @@
 //!   true | | whether the head is the token embedding
 
 mod custom;
+mod cut;
 mod gpt2;
 pub(crate) mod layer;
 mod llama;
@@ -48,6 +49,7 @@ use spd_configs::values::{OneOf, Size};
 use spd_engine::{Builder, DType, Result, Type, Value};
 
 pub use custom::Custom;
+pub use cut::Most;
 pub use gpt2::{Gpt2, GptNeo, Nonlinearity};
 pub use layer::{Layer, LayerKind, pre_identity};
 pub use llama::{Llama, LlamaSimple, RopeScaling};
@@ -211,6 +213,19 @@ pub trait Target: fmt::Debug + Send + Sync {
         b.mse(output, input)
     }
 
+    /// Whether its logits at a position depend on later tokens. Such a network says
+    /// [`LEAKY`] wherever its losses are shown, and its run files say `allow_leak = true`;
+    /// [`causality`](crate::causality) measures whether that is so.
+    fn leaks(&self) -> bool {
+        false
+    }
+
+    /// The same network with its sizes cut down, for a test that trains one in seconds; `None` if
+    /// it has one size.
+    fn cut_to(&self, _most: Most) -> Option<Network> {
+        None
+    }
+
     /// Two layers that can share their components, the second's being the transposes of the
     /// first's.
     fn tied(&self) -> Option<[&'static str; 2]> {
@@ -226,6 +241,17 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// When a known solution counts as found.
     fn solved_when(&self) -> SolvedWhen {
         SolvedWhen::Exact
+    }
+}
+
+/// The word for a network whose logits depend on later tokens: it knows what it predicts.
+pub const LEAKY: &str = "LEAKY";
+
+/// One line for people about a network, with [`LEAKY`] where it leaks.
+pub fn described(network: &dyn Target) -> String {
+    match network.leaks() {
+        true => format!("{}, {LEAKY}", network.describe()),
+        false => network.describe(),
     }
 }
 

@@ -29,7 +29,8 @@ use super::gpt2::{
     NORM_EPS, Nonlinearity, layer_norm, layer_norm_tensors, layer_tensors, nonlinear, starts,
 };
 use super::{
-    Export, Found, Input, Layer, Listed, OfTransformers, Reads, Target, TargetTensor, read_heads,
+    Export, Found, Input, Layer, Listed, Most, Network, OfTransformers, Reads, Target,
+    TargetTensor, read_heads,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -198,6 +199,24 @@ impl Target for GptNeoX {
             vocab: self.vocab,
             n_ctx: self.n_ctx,
         }
+    }
+
+    fn cut_to(&self, most: Most) -> Option<Network> {
+        let [n_head, _] = most.heads(self.d_model, self.n_head, self.n_head);
+        let d_model = self.d_model.min(most.width);
+        let [own, cut] = [self.d_model / self.n_head, d_model / n_head];
+        // As large a part of a head.
+        let d_rotary = (self.d_rotary * cut / own / 2 * 2).max(2);
+        Some(Arc::new(Self {
+            vocab: self.vocab.min(most.vocab),
+            n_ctx: self.n_ctx.min(most.positions),
+            d_model,
+            n_layer: self.n_layer.min(most.layers),
+            n_head,
+            d_mlp: self.d_mlp.min(4 * d_model),
+            d_rotary,
+            ..*self
+        }))
     }
 
     fn layers(&self) -> Vec<Layer> {

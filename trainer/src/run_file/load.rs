@@ -12,7 +12,7 @@ use std::path::Path;
 
 use spd_configs::{
     Faults, Place, Shipped,
-    faults::{Note, Source, line_and_column},
+    faults::{Note, Source, about, line_and_column},
     overrides,
     reader::{Table, read_file},
     tracker,
@@ -24,7 +24,7 @@ use toml::de::DeTable;
 use crate::component_model;
 use crate::losses;
 use crate::run_file::{
-    Run, data, decomposition, eval,
+    Run, Target, data, decomposition, eval,
     huggingface::{self, LookUp},
     reference,
     run::{Checkpoint, Log, Precision},
@@ -229,6 +229,57 @@ impl Run {
                 Err(source.faults(notes))
             }
         }
+    }
+}
+
+impl Target {
+    /// The network of some weights without a run file: a directory with a `config.json`, or a file
+    /// in one; or weights of the SPD reference, as for `weights` of a run file.
+    ///
+    /// # Errors
+    ///
+    /// Faults of the file that says the sizes, and of a file with none beside it.
+    pub fn of_weights(path: &Path) -> Result<Self, Faults> {
+        let fault = |message: &str| Faults::one(Place::File(path.to_owned()), message);
+        let metadata = path.metadata().map_err(|error| {
+            fault(&format!(
+                "expected weights, found {error}; try a run file, or a directory with a config.json and its weights"
+            ))
+        })?;
+        let beside = path.parent().filter(|_| metadata.is_file());
+        let beside = beside.filter(|dir| dir.join("config.json").is_file());
+        let sizes_of = beside.unwrap_or(path).to_str();
+        let sizes_of = sizes_of.ok_or_else(|| fault("expected a path of UTF-8, found another"))?;
+        let text = format!("[target]\nweights = {}\n", toml::Value::from(sizes_of));
+        let file = DeTable::parse(&text).map_err(|error| fault(error.message()))?;
+        let mut file = file.into_inner();
+        // Places in a text that nobody wrote say nothing.
+        let faults = |notes: Vec<Note>| {
+            let lines = notes.into_iter().map(|note| note.message);
+            let lines: Vec<String> = lines
+                .map(|line| line.replacen(&about("target", "weights"), "", 1))
+                .collect();
+            fault(&lines.join("; "))
+        };
+        let keys = huggingface::look(&file, &mut |_| Err("expected a path".to_owned()));
+        let Some(keys) = keys.map_err(faults)? else {
+            return Err(fault(
+                "expected weights with a config.json beside them, found none; try a run file that names them and their kind",
+            ));
+        };
+        let notes = keys.put(&mut file);
+        if !notes.is_empty() {
+            return Err(faults(notes));
+        }
+        let read = |file: &mut Table<'_>| {
+            let mut facts = Facts::default();
+            file.table("target", |table| target::read(table, &mut facts))
+        };
+        let mut target = read_file(&file, read).map_err(faults)?;
+        if beside.is_some() {
+            target.weights = Some(path.to_owned());
+        }
+        Ok(target)
     }
 }
 

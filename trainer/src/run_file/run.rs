@@ -69,6 +69,16 @@ pub enum Precision {
     Bf16,
 }
 
+impl From<Precision> for spd_engine::Precision {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Tf32 => Self::Tf32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
 /// When states are saved, and how many stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Checkpoint {

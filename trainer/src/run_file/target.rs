@@ -9,6 +9,8 @@
 //!   run's own `config.toml` keeps it
 //! - `dtype` | `"f32"` | | what the weights are held in while the network is decomposed; `"bf16"`
 //!   rounds them and takes half the memory
+//! - `allow_leak` | false | | decompose a network whose logits depend on later tokens, which is
+//!   refused without; all that shows its losses then says LEAKY
 //!
 //! # Keys of `[target.train]`
 //!
@@ -42,6 +44,9 @@ pub struct Target {
     pub commit: Option<String>,
     /// Dtype of its weights while it is decomposed.
     pub dtype: Dtype,
+    /// Whether its logits may depend on later tokens; true for no causal network.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub allow_leak: bool,
     /// How the target is trained when it has no `weights`.
     pub train: Option<TargetTrain>,
 }
@@ -146,6 +151,7 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
         (_, commit) => commit,
     };
     let dtype = table.or("dtype", DTYPES, Dtype::F32);
+    let allow_leak = table.or("allow_leak", Flag, false);
     let train = table.maybe_table("train", |train| read_train(train, reads));
     match (table.has("weights"), table.has("train")) {
         (true, true) => table.refuse(
@@ -162,6 +168,7 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
         weights: weights?,
         commit: commit?,
         dtype: dtype?,
+        allow_leak: allow_leak?,
         train: train?,
     })
 }
