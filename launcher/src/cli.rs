@@ -1,6 +1,7 @@
 //! The command line: of a run, and of commands before there is one. Commands on existing runs are
 //! in `runs`, parsers of values in `values`.
 
+mod check;
 #[cfg(test)]
 mod page;
 mod runs;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use spd_configs::Destination;
 
+pub(crate) use self::check::CheckArgs;
 pub(crate) use self::runs::{
     EvalArgs, ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs,
     TailArgs, WatchArgs,
@@ -39,6 +41,7 @@ Examples:
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
   spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
   spd-launch inspect data/stories/train       describe it, verify it, show excerpts
+  spd-launch check shakespeare                measure whether its target sees later tokens
   spd-launch export runs/tms_5-2 --out for-pytorch
   spd-launch import s-1234abcd/model_10000.pth --out runs/theirs
   spd-launch bench tms_5-2 --phases
@@ -63,7 +66,8 @@ affect the others.
 Exit codes:
   0  done; for several runs, all of them
   1  failed: the first line of the message names the rank, place and cause; for several runs, the table
-     shows which, and the others are done; for `doctor --deep`, a probe failed or none could run
+     shows which, and the others are done; for `doctor --deep`, a probe failed or none could run;
+     for `check`, the network is not what it says, or the control shows nothing
   2  bad input: command line, run file, target, data or directory; nothing was created,
      unless a rank found it; for `stop`, a run that could not be asked: the others were
   3  stopped on request; the same command continues
@@ -99,6 +103,8 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Describe and verify a dataset, checkpoint, file of weights or run directory
     Inspect(InspectArgs),
+    /// Measure whether a language model sees the tokens that it is to predict
+    Check(CheckArgs),
     /// Write the newest checkpoint of a run in the format of the SPD reference, or the run for
     /// `wandb sync`
     Export(ExportArgs),

@@ -17,6 +17,7 @@
 //!          -> summary                   the results at the end, printed
 //!          -> hub                       weights of the hub, fetched before anything starts
 //!     -> inspect                        verifies and shows datasets, checkpoints, weights, runs
+//!     -> check                          measures whether a language model sees later tokens
 //!     -> ship                           sends rows that trackers have not received
 //!     -> report, watch                  a page about runs, as a file or live
 //!     -> runs, tail, stop_runs          lists runs, follows their rows, asks them to save and exit
@@ -32,6 +33,7 @@
 mod again;
 mod bench;
 mod channel;
+mod check;
 mod cli;
 mod completions;
 mod configs;
@@ -144,6 +146,7 @@ fn run(cli: Cli) -> Exit {
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
         (Some(Command::Inspect(asked)), _) => inspect::inspect(&asked),
+        (Some(Command::Check(asked)), _) => check::check(&asked),
         (Some(Command::Export(asked)), _) => exchange::export(&asked),
         (Some(Command::Import(asked)), _) => exchange::import(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),

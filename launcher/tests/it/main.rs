@@ -9,6 +9,7 @@ mod blocked_output;
 #[path = "../both/mod.rs"]
 mod both;
 mod changed_inputs;
+mod check;
 #[path = "../../../report/tests/it/chromium.rs"]
 mod chromium;
 mod completions;
