@@ -72,7 +72,7 @@ pub struct Progress {
 /// All that was measured of a network.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Causality {
-    /// What it is, in a line.
+    /// The network, in a line.
     pub network: String,
     /// Whether it says that it leaks.
     pub says_leaky: bool,
@@ -163,7 +163,7 @@ pub fn check(subject: Subject, settings: Settings<'_>) -> Result<Causality, Faul
     })
 }
 
-/// Where programs run.
+/// The processor and precision of programs, and the limit of their memory.
 struct On<'a> {
     processor: &'a Processor,
     precision: spd_engine::Precision,

@@ -14,20 +14,20 @@ const ROWS: usize = 2;
 pub struct Probe {
     /// Positions of a row.
     pub positions: usize,
-    /// What stayed for each place of a changed token.
+    /// The changes for each place of a changed token.
     pub places: Vec<Place>,
     /// The same without causal masks; `None` if there are none.
     pub control: Option<Vec<Place>>,
 }
 
-/// What a changed token changed before it.
+/// The effect of a changed token on positions before it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Place {
     /// Position of the token, from 0.
     pub token: usize,
     /// Positions before it, of all rows.
     pub earlier: usize,
-    /// Those whose logits are not the same bits.
+    /// Of these, the positions whose logits are not the same bits.
     pub changed: usize,
     /// The largest change of one of their logits.
     pub largest: f32,
@@ -113,7 +113,7 @@ fn replay(program: &mut Executor, store: &mut Store, tokens: &[u32]) -> Result<V
     Ok(program.output("logits", store).to_vec())
 }
 
-/// What differs before a token.
+/// The differences before a token.
 ///
 /// - `logits`: before and after its change, f32 `[b, t, v]`
 fn compared([before, after]: [&[f32]; 2], token: usize, positions: usize) -> Place {

@@ -31,7 +31,7 @@ const ERRORS: f64 = 3.0;
 /// The random stream.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RandomStream {
-    /// What learned, in a line.
+    /// The network that learned, in a line.
     pub network: String,
     /// Tokens of the stream, all equally likely.
     pub symbols: usize,

@@ -1,4 +1,4 @@
-//! What is checked: a network with weights.
+//! The subject of a check: a network with weights.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Subject {
     pub(super) positions: usize,
     /// Weights of the suffix probe; `None` for starting values.
     pub(super) weights: Option<Weights>,
-    /// Those weights, in words.
+    /// Origin of the weights, in words.
     pub(super) origin: String,
     pub(super) precision: spd_engine::Precision,
     pub(super) precision_name: String,
