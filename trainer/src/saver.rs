@@ -528,7 +528,7 @@ mod tests {
         run.losses.push(Loss { coeff: 0.1, term });
         for shards in [1, 4] {
             run.train.shards = Some(shards);
-            let started = || Training::of(&run, &gpu(&Device::emulated()));
+            let started = || Training::of(&run, &gpu(&spd_emulated::device()));
             let (dir, told) = saving(|saver, spool, progress| {
                 let mut straight = started();
                 for step in [3, 6] {

@@ -58,7 +58,7 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
     })
 }
 
-/// [`compile`] for several kernels, in parallel on the thread pool.
+/// `compile` for several kernels, in parallel on the thread pool.
 pub fn compile_all(
     kernels: &[Kernel],
     arch: &str,

@@ -57,7 +57,7 @@ pub(crate) fn add_state(store: &mut Store, losses: &[Loss], sites: &[Site], rows
     }
 }
 
-/// Gives the state of all losses its starting values. Those of a row of the batch are the same
+/// Gives the state of all losses its starting values. A row of the batch has the same ones,
 /// whichever rank holds it.
 pub(crate) fn start_state(store: &mut Store, losses: &[Loss], sites: &[Site], seed: u64) {
     for (number, (name, tensor)) in (0..).zip(all(losses, sites)) {
