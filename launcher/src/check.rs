@@ -73,7 +73,7 @@ pub(crate) fn check(asked: &CheckArgs) -> Result<Exit, Fault> {
 
 /// The network that is asked for.
 fn subject(asked: &CheckArgs) -> Result<Subject, Fault> {
-    let (what, fits) = (&asked.what, |need| fits(need));
+    let what = &asked.what;
     let path = Path::new(what);
     if path.is_dir() || is_of_weights(path) {
         if let Some(set) = asked.set.first() {
@@ -110,19 +110,20 @@ fn fits(need: usize) -> Result<(), String> {
 
 /// Why a check did not go well, in a line.
 fn fault(found: &Causality) -> Option<String> {
-    let network = &found.network;
-    match (found.verdict(), found.says_leaky) {
-        (Verdict::Causal, false) | (Verdict::Leaky, true) => None,
-        (Verdict::Causal, true) => Some(format!(
-            "{network}: says that it is {LEAKY}, and no leak was measured"
-        )),
-        (Verdict::Leaky, false) => Some(format!(
-            "{network}: says that it is causal, and is {LEAKY}: its logits depend on later tokens"
-        )),
-        (Verdict::Unknown, _) => Some(format!(
-            "{network}: the leak without its mask was not seen either, so nothing is known; try more --steps"
-        )),
+    if found.agrees() {
+        return None;
     }
+    let why = match found.verdict() {
+        Verdict::Causal => format!("says that it is {LEAKY}, and no leak was measured"),
+        Verdict::Leaky => {
+            format!("says that it is causal, and is {LEAKY}: its logits depend on later tokens")
+        }
+        Verdict::Unknown => {
+            "the leak without its mask was not seen either, so nothing is known; try more --steps"
+                .to_owned()
+        }
+    };
+    Some(format!("{}: {why}", found.network))
 }
 
 /// The numbers for people.

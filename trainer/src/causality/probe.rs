@@ -128,10 +128,9 @@ fn compared([before, after]: [&[f32]; 2], token: usize, positions: usize) -> Pla
     for row in 0..ROWS {
         for position in 0..token {
             let first = (row * positions + position) * vocab;
-            let of = |logits: &[f32]| logits[first..first + vocab].to_vec();
-            let (before, after) = (of(before), of(after));
+            let [before, after] = [before, after].map(|logits| &logits[first..first + vocab]);
             let differs = |(a, b): &(&f32, &f32)| a.to_bits() != b.to_bits();
-            let changes = before.iter().zip(&after).filter(differs);
+            let changes = before.iter().zip(after).filter(differs);
             let mut changes = changes.map(|(a, b)| (a - b).abs()).peekable();
             if changes.peek().is_none() {
                 continue;

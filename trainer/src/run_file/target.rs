@@ -10,7 +10,7 @@
 //! - `dtype` | `"f32"` | | what the weights are held in while the network is decomposed; `"bf16"`
 //!   rounds them and takes half the memory
 //! - `allow_leak` | false | | decompose a network whose logits depend on later tokens, which is
-//!   refused without; all that shows its losses then says LEAKY
+//!   refused without; its plan, page, lists of runs, summary and trackers then say LEAKY
 //!
 //! # Keys of `[target.train]`
 //!
