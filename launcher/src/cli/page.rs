@@ -23,7 +23,7 @@ A test makes this page from the definitions in `launcher/src/cli.rs`, and `spd-l
 the same text. [runs.md](runs.md) explains what runs do. After a change of a definition, the test writes the page again:
 
 ```sh
-SPD_WRITE_DOCS=1 cargo test --release --workspace --lib command_page
+SPD_WRITE_DOCS=1 cargo test --release -p spd-launch --lib command_page
 ```
 ";
 
