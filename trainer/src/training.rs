@@ -265,7 +265,7 @@ impl<'a> Training<'a> {
         // The message of any rank is about that step.
         self.at = At::Step(refused);
         let saved = self.save_gathered(Saver::finish);
-        if self.records.is_some() {
+        if let Some(Records { spool, .. }) = &self.records {
             let note = match saved {
                 Ok(()) => format!(
                     "the state before step {refused} is saved; the same command meets that step again at once"
@@ -273,6 +273,9 @@ impl<'a> Training<'a> {
                 Err(fault) => fault.to_string(),
             };
             self.progress.alert(refused, note);
+            // The launcher ends this rank as soon as another one has failed. Faults of the disk are
+            // told by other means.
+            let _ = spool.sync();
         }
         let _ = self.place.world.agree(false);
     }
