@@ -4,14 +4,20 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::scratch::{Scratch, launch, names, start};
+use crate::scratch::{Scratch, end, launch, names, start};
 
 #[test]
 fn a_run_ends_with_its_summary() {
     let scratch = Scratch::new();
     let mut command = scratch.run("done", &[]);
     command.envs([("SLURM_PROCID", "3"), ("RANK", "0"), ("WORLD_SIZE", "1")]);
-    let ended = launch(command);
+    command.env("FAKE_WATCHED", scratch.path());
+    let running = start(command);
+    for (seen, words) in [("seen1", "training target"), ("seen2", "decomposing")] {
+        running.has_said(words);
+        fs::write(scratch.path().join(seen), "").unwrap();
+    }
+    let ended = end(running);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let lines: Vec<&str> = ended
         .stderr

@@ -13,17 +13,20 @@ fail() { printf '{"failure":{"kind":"%s","phase":"%s","step":%s,"time_ns":1,"mes
 stop() { printf '{"stopped":"stopped after step 120, which is saved; the same command goes on"}\n' >&0; exit 3; }
 alive() { while :; do phase train 1; sleep 0.02; done; }
 solve() { printf '{"title":"one","values":{"ci_error":%s,"mmcs":0.99998,"ml2r":0.99,"eval/l0/a":0.5,"eval/l0/b":0.25,"seconds":7.4},"solved":{"found":%s,"means":"CI error 0"}}' "$1" "$2" > "$dir/summary.json"; }
+# Waits until the test has seen what is shown; a moment, where no test looks.
+seen() { if [ -z "$FAKE_WATCHED" ]; then sleep 0.3; else until [ -e "$FAKE_WATCHED/seen$1" ]; do sleep 0.02; done; fi; }
 finish() { printf '{"title":"tiny run","lines":[["steps",9]]}' > "$dir/summary.json"; }
 
 case "$FAKE_RANK" in
 done)
     env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID)=' | sort
-    phase target 3
+    # The launcher reads this file last, so a display of the phase has this row.
     printf '{"step":1,"kind":"train","loss/total":0.5,"l0/linear1":1.5,"l0/linear2":1.0}\n' >> "$dir/metrics.jsonl"
-    sleep 0.3
+    phase target 3
+    seen 1
     printf '{"step":0,"kind":"event","note":"target trained"}\n' >> "$dir/system.jsonl"
     phase train 4
-    sleep 0.3
+    seen 2
     finish ;;
 silent_done) ;;
 fail) phase train 4; echo "warming up"; printf '\033[31mred\033[0m\n'; echo "error: loss is NaN at step 5" >&2; exit 1 ;;
