@@ -9,9 +9,11 @@ use parquet::column::reader::ColumnReader;
 use parquet::data_type::AsBytes;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::schema::types::ColumnDescriptor;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::caught::decoded;
 use super::inputs::{Form, Input};
 use crate::DataError;
 
@@ -172,7 +174,7 @@ fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Data
         DataError::damaged(path, format!("is not a complete parquet file: {fault}"))
     };
     let file = spd_files::open(path).map_err(DataError::io("open", path))?;
-    let reader = SerializedFileReader::new(file).map_err(unreadable)?;
+    let reader = decoded(|| SerializedFileReader::new(file)).map_err(unreadable)?;
     let schema = reader.metadata().file_metadata().schema_descr_ptr();
     // A list of ids is one leaf below its name.
     let leaf = (0..schema.num_columns()).find(|&leaf| {
@@ -204,50 +206,12 @@ fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Data
             format!("column \"{column}\" holds neither texts nor lists of whole numbers"),
         ));
     }
-    // The definition level of a value that is there.
-    let whole = about.max_def_level();
     let mut row = 0;
     for group in 0..reader.num_row_groups() {
-        let group = reader.get_row_group(group).map_err(unreadable)?;
-        let mut column = group.get_column_reader(leaf).map_err(unreadable)?;
+        let column = || reader.get_row_group(group)?.get_column_reader(leaf);
+        let mut column = decoded(column).map_err(unreadable)?;
         loop {
-            let contents = match &mut column {
-                ColumnReader::ByteArrayColumnReader(texts) => {
-                    let (mut found, mut levels) = (Vec::new(), Vec::new());
-                    let levels_wanted = (about.self_type().get_basic_info().repetition()
-                        != Repetition::REQUIRED)
-                        .then_some(&mut levels);
-                    let (rows, ..) = texts
-                        .read_records(ROWS, levels_wanted, None, &mut found)
-                        .map_err(unreadable)?;
-                    let mut found = found.into_iter();
-                    let texts = (0..rows).map(|row| {
-                        // A null is an empty document.
-                        let there = levels.get(row).is_none_or(|&level| level == whole);
-                        let bytes = there.then(|| found.next()).flatten();
-                        let bytes = bytes.as_ref().map_or(&[][..], |bytes| bytes.as_bytes());
-                        String::from_utf8(bytes.to_vec())
-                            .map(Content::Text)
-                            .map_err(|fault| format!("is not UTF-8: {fault}"))
-                    });
-                    texts.collect::<Vec<_>>()
-                }
-                ColumnReader::Int32ColumnReader(ids) => {
-                    let (mut found, mut defined, mut repeated) = (vec![], vec![], vec![]);
-                    ids.read_records(ROWS, Some(&mut defined), Some(&mut repeated), &mut found)
-                        .map_err(unreadable)?;
-                    let found = found.into_iter().map(|id: i32| u32::try_from(id).ok());
-                    lists(found, &defined, &repeated, whole)
-                }
-                ColumnReader::Int64ColumnReader(ids) => {
-                    let (mut found, mut defined, mut repeated) = (vec![], vec![], vec![]);
-                    ids.read_records(ROWS, Some(&mut defined), Some(&mut repeated), &mut found)
-                        .map_err(unreadable)?;
-                    let found = found.into_iter().map(|id: i64| u32::try_from(id).ok());
-                    lists(found, &defined, &repeated, whole)
-                }
-                _ => Vec::new(),
-            };
+            let contents = decoded(|| rows(&mut column, &about)).map_err(unreadable)?;
             if contents.is_empty() {
                 break;
             }
@@ -262,6 +226,49 @@ fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), Data
         }
     }
     Ok(())
+}
+
+/// The next rows of a column; none at its end.
+fn rows(
+    column: &mut ColumnReader,
+    about: &ColumnDescriptor,
+) -> parquet::errors::Result<Vec<Result<Content, String>>> {
+    // The definition level of a value that is there.
+    let whole = about.max_def_level();
+    let (mut defined, mut repeated) = (Vec::new(), Vec::new());
+    Ok(match column {
+        ColumnReader::ByteArrayColumnReader(texts) => {
+            let mut found = Vec::new();
+            let is_required =
+                about.self_type().get_basic_info().repetition() == Repetition::REQUIRED;
+            let levels = (!is_required).then_some(&mut defined);
+            let (rows, ..) = texts.read_records(ROWS, levels, None, &mut found)?;
+            let mut found = found.into_iter();
+            let texts = (0..rows).map(|row| {
+                // A null is an empty document.
+                let there = defined.get(row).is_none_or(|&level| level == whole);
+                let bytes = there.then(|| found.next()).flatten();
+                let bytes = bytes.as_ref().map_or(&[][..], |bytes| bytes.as_bytes());
+                String::from_utf8(bytes.to_vec())
+                    .map(Content::Text)
+                    .map_err(|fault| format!("is not UTF-8: {fault}"))
+            });
+            texts.collect()
+        }
+        ColumnReader::Int32ColumnReader(ids) => {
+            let mut found = Vec::new();
+            ids.read_records(ROWS, Some(&mut defined), Some(&mut repeated), &mut found)?;
+            let found = found.into_iter().map(|id: i32| u32::try_from(id).ok());
+            lists(found, &defined, &repeated, whole)
+        }
+        ColumnReader::Int64ColumnReader(ids) => {
+            let mut found = Vec::new();
+            ids.read_records(ROWS, Some(&mut defined), Some(&mut repeated), &mut found)?;
+            let found = found.into_iter().map(|id: i64| u32::try_from(id).ok());
+            lists(found, &defined, &repeated, whole)
+        }
+        _ => Vec::new(),
+    })
 }
 
 /// Groups values into lists. A list begins at repetition level 0.

@@ -8,6 +8,7 @@
 //! of it is on disk (`publish.rs`). A journal (`journal.rs`) lets an interrupted tokenization
 //! continue.
 
+mod caught;
 mod chunks;
 mod documents;
 mod encoder;

@@ -463,6 +463,28 @@ fn stop_is_noticed_at_the_next_shard() {
     assert_eq!(dataset.tokens(), 1000);
 }
 
+#[test]
+fn any_byte_of_a_parquet_file_may_be_wrong() {
+    let dir = fresh();
+    let texts = [Some("one "), None, Some("two"), Some("one ")];
+    let parquet = fs::read(parquet_texts(&dir.path().join("good.parquet"), &texts)).unwrap();
+    for at in 0..parquet.len() {
+        for change in [0x02, 0x80] {
+            let mut data = parquet.clone();
+            data[at] ^= change;
+            let dir = fresh();
+            let path = put(&dir.path().join("a.parquet"), &data);
+            if let Err(error) = tokenize(&options(vec![path], dir.path())) {
+                let error = error.to_string();
+                assert!(
+                    error.starts_with(&dir.path().display().to_string()),
+                    "{error}"
+                );
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
