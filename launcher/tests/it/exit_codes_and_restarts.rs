@@ -15,7 +15,7 @@ fn a_run_ends_with_its_summary() {
     let running = start(command);
     for (seen, words) in [("seen1", "training target"), ("seen2", "decomposing")] {
         running.has_said(words);
-        fs::write(scratch.path().join(seen), "").unwrap();
+        fs::File::create_new(scratch.path().join(seen)).unwrap();
     }
     let ended = end(running);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
