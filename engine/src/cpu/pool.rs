@@ -187,6 +187,11 @@ pub(crate) fn chunks(rows: usize, chunk_rows: usize) -> usize {
     rows.div_ceil(chunk_rows)
 }
 
+/// Rows of a chunk with scratch of its own, of which there are 64 at most.
+pub(crate) fn rows_with_scratch(rows: usize) -> usize {
+    rows.div_ceil(64).max(1)
+}
+
 struct Grid {
     rows: usize,
     chunk_rows: usize,

@@ -275,6 +275,21 @@ impl<'a> Lowering<'a> {
         ]);
     }
 
+    /// `y . g` of each head and position, f32 `[b, heads, t]`, of two `[b, t, heads size]`.
+    pub(crate) fn head_dots(
+        &mut self,
+        [y, g]: [Operand; 2],
+        [batch, positions, heads]: [usize; 3],
+    ) -> Operand {
+        let rows = batch * positions * heads;
+        let dots = self.scratch(rows);
+        let constants = [rows, positions, heads, y.len / rows.max(1)].map(Constant::from);
+        self.kernel(SHARED, "head_dots", &constants)
+            .blocks(rows.div_ceil(8), 1)
+            .launch(&[y, g, dots.out()].map(Into::into));
+        dots
+    }
+
     /// Adds up partial sums over stretches of rows: columns `first` and on, of `stride` in all.
     pub(crate) fn add_stretches(
         &mut self,

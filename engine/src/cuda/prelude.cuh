@@ -297,6 +297,26 @@ template <i64 PARTS, bool ADD> DEVICE void sum_parts(In<float> parts, Out<float>
     }
 }
 
+// ---- y . g of each head and position, [b, HEADS, POSITIONS], of ROWS in all: a warp has one.
+
+template <i64 ROWS, i64 POSITIONS, i64 HEADS, i64 SIZE>
+DEVICE void head_dots(InFloats auto y, InFloats auto g, Out<float> dots) {
+    i64 index = (i64)blockIdx.x * 8 + threadIdx.x / 32;
+    if (index >= ROWS) {
+        return;
+    }
+    i64 unit = index / POSITIONS, t = index % POSITIONS;
+    i64 first = ((unit / HEADS * POSITIONS + t) * HEADS + unit % HEADS) * SIZE;
+    float sum = 0.0f;
+    for (i64 column = threadIdx.x % 32; column < SIZE; column += 32) {
+        sum = fmaf(g[first + column], y[first + column], sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+        dots[index] = sum;
+    }
+}
+
 // ---- Sums over rows: a block of 32 columns by 8 rows takes a stretch of rows; then stretches are
 // added in order.
 

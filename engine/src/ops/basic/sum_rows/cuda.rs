@@ -1,16 +1,23 @@
 use crate::cuda::lowering::{Lowering, Source, stretches};
+use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("sum_rows", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
-    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
-    let x = to.input(0);
-    let (stretch, count) = stretches(rows, columns);
-    let parts = to.scratch(count * columns);
-    let constants = [rows, columns, stretch].map(Into::into);
-    to.kernel(KERNELS, "sum_rows_parts", &constants)
-        .blocks(columns.div_ceil(32), count)
-        .launch(&[x.into(), parts.out().into()]);
     let y = (to.output(0), to.adds(0));
-    to.add_stretches(parts, (0, columns), y);
+    to.sum_rows(to.input(0), to.ty(0).columns(), y);
+}
+
+impl Lowering<'_> {
+    /// Adds the launches `y = [y +] sum of the rows of x`.
+    pub(crate) fn sum_rows(&mut self, x: Operand, columns: usize, y: (Operand, bool)) {
+        let rows = x.len / columns.max(1);
+        let (stretch, count) = stretches(rows, columns);
+        let parts = self.scratch(count * columns);
+        let constants = [rows, columns, stretch].map(Into::into);
+        self.kernel(KERNELS, "sum_rows_parts", &constants)
+            .blocks(columns.div_ceil(32), count)
+            .launch(&[x.into(), parts.out().into()]);
+        self.add_stretches(parts, (0, columns), y);
+    }
 }

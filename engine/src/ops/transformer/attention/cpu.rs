@@ -1,8 +1,9 @@
 use std::ops::Range;
 
-use super::{Attention, BLOCK, Columns, Layout, Sizes, chunk};
+use super::{Attention, BLOCK, Columns, Layout, Sizes};
 use crate::cpu::gemm::block;
 use crate::cpu::math::{dot, exp, ln, vectorised};
+use crate::cpu::pool::rows_with_scratch;
 use crate::cpu::reduce::{max, sum_over};
 use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::{Tile, Tiles, Window};
@@ -268,7 +269,7 @@ pub(super) fn run(op: &Attention, frame: &mut Frame<'_>) {
     );
     frame.pool.run(
         units,
-        chunk(units),
+        rows_with_scratch(units),
         parts,
         |range, (mut y, lse, scratch)| {
             for (unit, lse) in range.zip(lse.0.chunks_exact_mut(group * positions)) {
@@ -384,7 +385,7 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
     let parts = ((q, k), (v, PerChunk(scratch, problem.sizes.scratch(op)[1])));
     frame.pool.run(
         units,
-        chunk(units),
+        rows_with_scratch(units),
         parts,
         |range, ((mut q, mut k), (mut v, scratch))| {
             for unit in range {

@@ -13,7 +13,8 @@ struct Problem {
     units: usize,
     kv_units: usize,
     tiles: usize,
-    positions: usize,
+    /// Batch rows, positions and heads.
+    shape: [usize; 3],
     /// f32s of a tile in shared memory.
     tile: usize,
     operands: [Argument; 4],
@@ -50,7 +51,7 @@ impl Problem {
             units: sizes.batch * op.heads.count,
             kv_units: sizes.batch * op.heads.kv,
             tiles: sizes.positions.div_ceil(TILE),
-            positions: sizes.positions,
+            shape: [sizes.batch, sizes.positions, op.heads.count],
             tile: TILE * (sizes.size + 1),
             operands: [q.into(), k.into(), v.into(), table.into()],
             scale: op.scale(sizes.size).into(),
@@ -80,15 +81,7 @@ pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     let first = op.operands() + usize::from(op.turned > 0);
     let [y, lse, g] = [0, 1, 2].map(|index| to.input(first + index));
     let [of_q, of_k, of_v] = op.indices();
-    let rows = problem.units * problem.positions;
-    let dots = to.scratch(rows);
-    to.kernel(
-        KERNELS,
-        &problem.function("attention_dots", &[problem.units]),
-        &[],
-    )
-    .blocks(rows.div_ceil(8), 1)
-    .launch(&[y, g, dots.out()].map(Into::into));
+    let dots = to.head_dots([y, g], problem.shape);
     let operands = [q, k, v, table, lse.into(), g.into(), dots.into()];
     let adds = [of_k, of_v].map(|index| usize::from(to.adds(index)));
     let out = [of_k, of_v].map(|index| to.output(index));

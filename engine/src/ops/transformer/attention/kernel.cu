@@ -159,24 +159,6 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
     }
 }
 
-// g . y of each position and head: [b, heads, t].
-template <class H, i64 UNITS> DEVICE void attention_dots(InFloats auto y, InFloats auto g, Out<float> dots) {
-    i64 index = (i64)blockIdx.x * 8 + threadIdx.x / 32;
-    if (index >= UNITS * H::positions) {
-        return;
-    }
-    i64 unit = index / H::positions, t = index % H::positions;
-    i64 first = H::output(unit / H::heads, (int)(unit % H::heads), t);
-    float sum = 0.0f;
-    for (int column = threadIdx.x % 32; column < H::size; column += 32) {
-        sum = fmaf(g[first + column], y[first + column], sum);
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) {
-        dots[index] = sum;
-    }
-}
-
 // Probabilities and the slopes of the scaled scores, for a tile of queries and one of keys; the
 // probabilities only if they are needed.
 template <class H, bool BOTH>

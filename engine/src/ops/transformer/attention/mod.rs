@@ -31,7 +31,7 @@ mod cpu;
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::cpu::pool::chunks;
+use crate::cpu::pool::{chunks, rows_with_scratch};
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Full};
@@ -39,8 +39,6 @@ use crate::value::{Type, Value};
 
 /// Queries of a block.
 const BLOCK: usize = 64;
-/// Most chunks: each has scratch of its own.
-const MOST_CHUNKS: usize = 64;
 
 /// The heads of an attention, and their mask.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -185,11 +183,6 @@ impl Sizes {
         };
         [scores + turned, 2 * (scores + turned)]
     }
-}
-
-/// Number of units of a chunk.
-fn chunk(units: usize) -> usize {
-    units.div_ceil(MOST_CHUNKS)
 }
 
 impl Attention {
@@ -350,7 +343,7 @@ impl Op for Attention {
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let sizes = self.sizes(inputs);
         let units = sizes.units(self);
-        4 * chunks(units, chunk(units)) * sizes.scratch(self)[0]
+        4 * chunks(units, rows_with_scratch(units)) * sizes.scratch(self)[0]
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -404,7 +397,7 @@ impl Op for AttentionGrad {
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let sizes = self.0.sizes(inputs);
         let units = sizes.units(&self.0);
-        4 * chunks(units, chunk(units)) * sizes.scratch(&self.0)[1]
+        4 * chunks(units, rows_with_scratch(units)) * sizes.scratch(&self.0)[1]
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
