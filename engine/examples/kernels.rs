@@ -235,6 +235,21 @@ fn matmul(pool: &Arc<Pool>, a: [usize; 2], b: [usize; 2], transposed: [bool; 2])
     Ok(())
 }
 
+fn causal_mixing(pool: &Arc<Pool>, [b, t, d]: [usize; 3]) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let (x, h) = (bench.normal("x", &[b, t, d]), bench.normal("h", &[t, d]));
+    let bias = bench.normal("bias", &[d]);
+    let y = bench.builder.causal_mixing(x, h, bias)?;
+    bench.differentiate(y, &[x, h, bias])?;
+    let names = [
+        "causal_mixing",
+        "causal_mixing_grad",
+        "causal_mixing_kernel_grad",
+    ];
+    bench.report(&format!("[{b}, {t}, {d}]"), b * t * (t + 1) / 2 * d, &names);
+    Ok(())
+}
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).and_then(|n| n.parse().ok());
     let pool = Arc::new(Pool::new(threads.unwrap_or(1))?);
@@ -252,6 +267,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     gates(&pool, 4096, 1200, Gates::SwishHard, LogitNoise::None)?;
     elementwise(&pool, 4096, 5)?;
     elementwise(&pool, 512, 3072)?;
+    causal_mixing(&pool, [4, 64, 256])?;
+    causal_mixing(&pool, [1, 2048, 256])?;
     adamw(&pool, 1200 * 128)?;
     adamw(&pool, 1200 * 3072)?;
     for (a, b, transposed) in [

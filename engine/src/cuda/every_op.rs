@@ -151,6 +151,7 @@ impl EveryOp {
         self.draws(batch * positions)?;
         self.losses(x)?;
         self.sites(x)?;
+        self.spectral(x)?;
         self.update()
     }
 
@@ -417,6 +418,22 @@ impl EveryOp {
         let sum = self.b.add(one, ones)?;
         let product = self.b.matmul(sum, matrix)?;
         self.count(product)
+    }
+
+    /// Ops of spectral networks.
+    fn spectral(&mut self, x: Value) -> Result<()> {
+        let Sizes {
+            positions,
+            heads,
+            size,
+            ..
+        } = self.sizes;
+        let d = heads * size;
+        let x = self.b.tanh(x)?;
+        let (h, bias) = (self.leaf(&[positions - 3, d]), self.leaf(&[d]));
+        let mixed = self.b.causal_mixing(x, h, bias)?;
+        self.count(mixed)?;
+        Ok(())
     }
 
     fn draws(&mut self, rows: usize) -> Result<()> {

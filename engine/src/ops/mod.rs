@@ -33,6 +33,7 @@ mod loss;
 #[cfg(test)]
 pub(crate) mod oracle;
 pub(crate) mod site;
+mod spectral;
 mod transformer;
 mod update;
 
@@ -41,6 +42,7 @@ pub use basic::*;
 pub use importance::*;
 pub use loss::*;
 pub use site::*;
+pub use spectral::*;
 pub use transformer::*;
 pub use update::*;
 

@@ -31,6 +31,22 @@ pub(crate) fn random(dims: &[usize], seed: u64) -> Sample {
     }
 }
 
+/// Outputs of a program: on the CPU, then on a device if there is one.
+pub(crate) fn outputs(b: &Builder, mut store: Store) -> Vec<Vec<(String, Vec<f32>)>> {
+    let device = replay(b, &store, &[], &StepParameters::default());
+    let mut executor = Executor::new(b, Arc::new(Pool::new(2).unwrap()));
+    executor.run(&mut store);
+    let names = executor.output_names().map(str::to_owned);
+    let on_cpu = names.map(|name| {
+        let values = executor.output(&name, &store).to_vec();
+        (name, values)
+    });
+    let on_cpu: Vec<_> = on_cpu.collect();
+    let count = on_cpu.len();
+    let on_device = device.map(|(_, found)| found.into_iter().take(count).collect());
+    std::iter::once(on_cpu).chain(on_device).collect()
+}
+
 /// A device's name, and its tensors.
 type OnDevice = (&'static str, Vec<Vec<f32>>);
 

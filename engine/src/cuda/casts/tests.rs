@@ -63,6 +63,8 @@ fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
         "attention",
         "attention_grad",
         "cast",
+        "causal_mixing",
+        "causal_mixing_grad",
         "columns_grad",
         "compact_rows",
         "component_mlp_grad",

@@ -1,0 +1,53 @@
+use super::Sizes;
+use crate::cuda::lowering::{Constant, Lowering, Source};
+
+const KERNELS: Source = Source::new("causal_mixing", include_str!("kernel.cu"));
+
+/// Results of a thread, as in `kernel.cu`.
+const EIGHT: usize = 8;
+
+fn constants(sizes: Sizes) -> Vec<Constant> {
+    let Sizes {
+        batch,
+        positions,
+        lags,
+        columns,
+    } = sizes;
+    [batch, lags, positions, columns].map(Into::into).to_vec()
+}
+
+/// Threads for eight of `rows` results of each batch row.
+fn threads(sizes: Sizes, rows: usize) -> usize {
+    sizes.batch * rows.div_ceil(EIGHT) * sizes.columns
+}
+
+pub(super) fn value(to: &mut Lowering<'_>) {
+    let sizes = Sizes::new(to.ty(0), to.ty(1).dims[0]);
+    let [x, h, bias] = [0, 1, 2].map(|at| to.input(at));
+    let y = to.output(0);
+    to.kernel(KERNELS, "causal_mixing", &constants(sizes))
+        .threads_over(threads(sizes, sizes.positions))
+        .launch(&[x, h, bias, y].map(Into::into));
+}
+
+pub(super) fn gradient(to: &mut Lowering<'_>) {
+    let sizes = Sizes::new(to.ty(0), to.ty(1).dims[0]);
+    let (g, h, out) = (to.input(0), to.input(1), to.output(0));
+    let mut constants = constants(sizes);
+    constants.push(to.adds(0).into());
+    to.kernel(KERNELS, "causal_mixing_grad", &constants)
+        .threads_over(threads(sizes, sizes.positions))
+        .launch(&[g, h, out].map(Into::into));
+}
+
+pub(super) fn kernel_gradient(lags: usize, to: &mut Lowering<'_>) {
+    let sizes = Sizes::new(to.ty(0), lags);
+    let (x, g) = (to.input(0), to.input(1));
+    let len = lags * sizes.columns;
+    let parts = to.scratch(sizes.batch * len);
+    to.kernel(KERNELS, "causal_mixing_kernel_parts", &constants(sizes))
+        .threads_over(threads(sizes, lags))
+        .launch(&[x, g, parts.out()].map(Into::into));
+    let out = (to.output(0), to.adds(0));
+    to.add_stretches(parts, (0, len), out);
+}
