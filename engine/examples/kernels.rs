@@ -250,6 +250,16 @@ fn causal_mixing(pool: &Arc<Pool>, [b, t, d]: [usize; 3]) -> Result<()> {
     Ok(())
 }
 
+fn linear_attention(pool: &Arc<Pool>, [b, t, heads, k]: [usize; 4]) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let qkv = ["q", "k", "v"].map(|name| bench.normal(name, &[b, t, heads * k]));
+    let y = bench.builder.linear_attention(qkv, heads)?;
+    bench.differentiate(y, &qkv)?;
+    let what = format!("[{b}, {t}] x {heads} heads of {k}");
+    bench.report(&what, b * t * heads * k * k, &["linear_attention"]);
+    Ok(())
+}
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).and_then(|n| n.parse().ok());
     let pool = Arc::new(Pool::new(threads.unwrap_or(1))?);
@@ -269,6 +279,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     elementwise(&pool, 512, 3072)?;
     causal_mixing(&pool, [4, 64, 256])?;
     causal_mixing(&pool, [1, 2048, 256])?;
+    linear_attention(&pool, [2, 64, 4, 32])?;
     adamw(&pool, 1200 * 128)?;
     adamw(&pool, 1200 * 3072)?;
     for (a, b, transposed) in [

@@ -433,6 +433,8 @@ impl EveryOp {
         let (h, bias) = (self.leaf(&[positions - 3, d]), self.leaf(&[d]));
         let mixed = self.b.causal_mixing(x, h, bias)?;
         self.count(mixed)?;
+        let attended = self.b.linear_attention([mixed, x, x], heads)?;
+        self.count(attended)?;
         Ok(())
     }
 

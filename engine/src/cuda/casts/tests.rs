@@ -80,6 +80,7 @@ fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
         "kl_divergence_grad",
         "layer_norm",
         "layer_norm_grad",
+        "linear_attention",
         "masked",
         "masked_grad",
         "matmul",
