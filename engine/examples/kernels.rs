@@ -11,8 +11,8 @@ use std::time::Duration;
 use spd_draws::{Purpose, Stream};
 use spd_engine::cpu::Executor;
 use spd_engine::ops::{
-    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, ImportanceGates,
-    ImportanceMinimality, LogitNoise, Mask, MaskValues, MatMul,
+    AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind,
+    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, MatMul,
 };
 use spd_engine::{Builder, Pool, Result, Store, Value};
 
@@ -235,6 +235,32 @@ fn matmul(pool: &Arc<Pool>, a: [usize; 2], b: [usize; 2], transposed: [bool; 2])
     Ok(())
 }
 
+/// Elements are silus of pairs, with 8 heads of 64 columns.
+fn additive_attention(pool: &Arc<Pool>, [b, t, e]: [usize; 3]) -> Result<()> {
+    let (heads, size) = (8, 64);
+    let mut bench = Bench::new(pool);
+    let by_head = ["q", "k"].map(|name| bench.normal(name, &[b, t, heads, e]));
+    let shared = ["c", "d"].map(|name| bench.normal(name, &[b, t, e]));
+    let scores = AdditiveScores {
+        by_head,
+        shared,
+        w: bench.normal("w", &[e]),
+        beta: bench.normal("beta", &[]),
+        scale: bench.normal("scale", &[]),
+    };
+    let v = bench.normal("v", &[b, t, heads * size]);
+    let y = bench.builder.additive_attention(scores, v, true)?;
+    let AdditiveScores { w, beta, scale, .. } = scores;
+    let all = [&by_head[..], &shared, &[v, w, beta, scale]].concat();
+    bench.differentiate(y, &all)?;
+    bench.report(
+        &format!("[{b}, {t}] x {heads} heads, {e} hidden"),
+        b * heads * t * (t + 1) / 2 * e,
+        &["additive_attention", "additive_attention_grad"],
+    );
+    Ok(())
+}
+
 fn causal_mixing(pool: &Arc<Pool>, [b, t, d]: [usize; 3]) -> Result<()> {
     let mut bench = Bench::new(pool);
     let (x, h) = (bench.normal("x", &[b, t, d]), bench.normal("h", &[t, d]));
@@ -277,6 +303,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     gates(&pool, 4096, 1200, Gates::SwishHard, LogitNoise::None)?;
     elementwise(&pool, 4096, 5)?;
     elementwise(&pool, 512, 3072)?;
+    for [b, t] in [[2, 64], [1, 128]] {
+        additive_attention(&pool, [b, t, 256])?;
+    }
     causal_mixing(&pool, [4, 64, 256])?;
     causal_mixing(&pool, [1, 2048, 256])?;
     linear_attention(&pool, [2, 64, 4, 32])?;

@@ -122,6 +122,14 @@ pub(crate) fn add_to(total: &mut [f32], row: &[f32]) {
     }
 }
 
+/// Adds a row times a number to another.
+#[inline(always)]
+pub(crate) fn add_scaled(total: &mut [f32], factor: f32, row: &[f32]) {
+    for (total, x) in total.iter_mut().zip(row) {
+        *total = factor.mul_add(*x, *total);
+    }
+}
+
 /// Sum of the parts, in order and in f64, over a count.
 #[expect(
     clippy::cast_possible_truncation,

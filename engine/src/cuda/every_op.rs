@@ -6,8 +6,8 @@ use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
-    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, Heads, ImportanceGates,
-    ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv, RotaryScaling,
+    AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind, Heads,
+    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv, RotaryScaling,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -423,6 +423,7 @@ impl EveryOp {
     /// Ops of spectral networks.
     fn spectral(&mut self, x: Value) -> Result<()> {
         let Sizes {
+            batch,
             positions,
             heads,
             size,
@@ -435,6 +436,22 @@ impl EveryOp {
         self.count(mixed)?;
         let attended = self.b.linear_attention([mixed, x, x], heads)?;
         self.count(attended)?;
+        let hidden = 2 * size;
+        let by_head = self.b.reshape(x, &[batch, positions, heads, size])?;
+        let weights = [self.leaf(&[size, hidden]), self.leaf(&[size, hidden])];
+        let by_head = weights.map(|w| self.b.linear_io(by_head, w, None).unwrap());
+        let weights = [self.leaf(&[d, hidden]), self.leaf(&[d, hidden])];
+        let shared = weights.map(|w| self.b.linear_io(x, w, None).unwrap());
+        let scores = AdditiveScores {
+            by_head,
+            shared,
+            w: self.leaf(&[hidden]),
+            beta: self.leaf(&[]),
+            scale: self.leaf(&[]),
+        };
+        let causal = self.b.additive_attention(scores, mixed, true)?;
+        let full = self.b.additive_attention(scores, causal, false)?;
+        self.count(full)?;
         Ok(())
     }
 

@@ -424,7 +424,9 @@ fn the_program_of_all_ops_launches_every_kernel() {
     let launched: Vec<&str> = kernels.map(Kernel::function).collect();
     // Parts of kernels.
     let parts = [
+        "load_heads",
         "load_linear",
+        "load_side",
         "load_tile",
         "store_tile",
         "score_slopes",
@@ -477,7 +479,12 @@ fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
 }
 
 /// Kernels that read a tile for each of the tiles that it is combined with.
-const TILED: [&str; 3] = ["attention", "causal_mixing", "linear_attention"];
+const TILED: [&str; 4] = [
+    "additive_attention",
+    "attention",
+    "causal_mixing",
+    "linear_attention",
+];
 
 #[test]
 fn memory_traffic_matches_the_table() {

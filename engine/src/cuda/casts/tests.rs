@@ -60,6 +60,7 @@ fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
     let expected = [
         "add",
         "add_positions",
+        "additive_attention_grad",
         "attention",
         "attention_grad",
         "cast",

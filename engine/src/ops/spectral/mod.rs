@@ -1,9 +1,11 @@
 //! Ops of spectral networks.
 
+mod additive_attention;
 mod causal_mixing;
 mod linear_attention;
 #[cfg(test)]
 mod prefix;
 
+pub use additive_attention::{AdditiveAttention, AdditiveScores};
 pub use causal_mixing::CausalMixing;
 pub use linear_attention::LinearAttention;
