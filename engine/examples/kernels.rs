@@ -286,6 +286,16 @@ fn linear_attention(pool: &Arc<Pool>, [b, t, heads, k]: [usize; 4]) -> Result<()
     Ok(())
 }
 
+fn gram_penalty(pool: &Arc<Pool>, [b, t]: [usize; 2]) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let phi = bench.normal("phi", &[b, t, 32]);
+    let y = bench.builder.gram_penalty(phi)?;
+    bench.differentiate(y, &[phi])?;
+    let names = ["gram_penalty", "gram_penalty_grad"];
+    bench.report(&format!("[{b}, {t}, 32]"), b * t * 32 * 32, &names);
+    Ok(())
+}
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).and_then(|n| n.parse().ok());
     let pool = Arc::new(Pool::new(threads.unwrap_or(1))?);
@@ -305,6 +315,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     elementwise(&pool, 512, 3072)?;
     for [b, t] in [[2, 64], [1, 128]] {
         additive_attention(&pool, [b, t, 256])?;
+        gram_penalty(&pool, [b, t])?;
     }
     causal_mixing(&pool, [4, 64, 256])?;
     causal_mixing(&pool, [1, 2048, 256])?;

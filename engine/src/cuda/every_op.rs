@@ -452,6 +452,8 @@ impl EveryOp {
         let causal = self.b.additive_attention(scores, mixed, true)?;
         let full = self.b.additive_attention(scores, causal, false)?;
         self.count(full)?;
+        let penalty = self.b.gram_penalty(full)?;
+        self.terms.push((0.1, penalty));
         Ok(())
     }
 

@@ -479,10 +479,11 @@ fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
 }
 
 /// Kernels that read a tile for each of the tiles that it is combined with.
-const TILED: [&str; 4] = [
+const TILED: [&str; 5] = [
     "additive_attention",
     "attention",
     "causal_mixing",
+    "gram_penalty",
     "linear_attention",
 ];
 
