@@ -13,6 +13,7 @@ use spd_engine::cpu::Executor;
 use spd_engine::ops::{
     AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind,
     ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, MatMul,
+    ReactionParameters,
 };
 use spd_engine::{Builder, Pool, Result, Store, Value};
 
@@ -296,6 +297,18 @@ fn gram_penalty(pool: &Arc<Pool>, [b, t]: [usize; 2]) -> Result<()> {
     Ok(())
 }
 
+fn reaction(pool: &Arc<Pool>, [b, t]: [usize; 2]) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let [x, y] = ["x", "y"].map(|name| bench.normal(name, &[b, t, 512]));
+    let [a, decay, dt] = ["a", "b", "dt"].map(|name| bench.normal(name, &[]));
+    let with = ReactionParameters { a, b: decay, dt };
+    let u = bench.builder.reaction(x, y, with, 2)?;
+    bench.differentiate(u, &[x, y, a, dt])?;
+    let names = ["reaction", "reaction_grad"];
+    bench.report(&format!("[{b}, {t}, 512]"), b * t * 512, &names);
+    Ok(())
+}
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).and_then(|n| n.parse().ok());
     let pool = Arc::new(Pool::new(threads.unwrap_or(1))?);
@@ -316,6 +329,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     for [b, t] in [[2, 64], [1, 128]] {
         additive_attention(&pool, [b, t, 256])?;
         gram_penalty(&pool, [b, t])?;
+        reaction(&pool, [b, t])?;
     }
     causal_mixing(&pool, [4, 64, 256])?;
     causal_mixing(&pool, [1, 2048, 256])?;

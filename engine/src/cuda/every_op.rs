@@ -7,7 +7,8 @@ use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
     AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind, Heads,
-    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv, RotaryScaling,
+    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv, ReactionParameters,
+    RotaryScaling,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -454,7 +455,13 @@ impl EveryOp {
         self.count(full)?;
         let penalty = self.b.gram_penalty(full)?;
         self.terms.push((0.1, penalty));
-        Ok(())
+        let with = ReactionParameters {
+            a: self.leaf(&[]),
+            b: self.leaf(&[]),
+            dt: self.leaf(&[]),
+        };
+        let u = self.b.reaction(x, full, with, 3)?;
+        self.count(u)
     }
 
     fn draws(&mut self, rows: usize) -> Result<()> {

@@ -91,6 +91,8 @@ fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
         "mul_grad",
         "parallel_linear",
         "parallel_linear_input_grad",
+        "reaction",
+        "reaction_grad",
         "relu",
         "relu_grad",
         "reshape",
