@@ -3,6 +3,8 @@
 
 mod additive_attention;
 mod causal_mixing;
+#[cfg(test)]
+mod golden;
 mod gram_penalty;
 mod linear_attention;
 #[cfg(test)]
