@@ -278,19 +278,15 @@ pub fn fill(executor: &mut Executor, batch: &Batch) {
 pub(crate) fn fill_block(executor: &mut Executor, batch: &Batch, block: usize, blocks: usize) {
     let rows = batch.rows / blocks;
     let of_block = |values: usize| block * rows * values..(block + 1) * rows * values;
-    let first_row = batch.first_row + block * rows;
-    let number_from = |executor: &mut Executor, positions: usize| {
-        let first = u32::try_from(first_row * positions);
-        executor.parameters().first_row = first.expect("rows of a batch are numbered in 32 bits");
-    };
+    // A rank has whole blocks.
+    let number = u32::try_from(batch.first_row / rows + block);
+    executor.parameters().block = number.expect("a batch has fewer than 2^32 blocks");
     if !batch.features.is_empty() {
         let features = &batch.features[of_block(batch.features.len() / batch.rows)];
         executor.input("input").copy_from_slice(features);
-        number_from(executor, 1);
         return;
     }
     let width = batch.tokens.len() / batch.rows;
-    number_from(executor, width - 1);
     let rows = || batch.tokens[of_block(width)].chunks_exact(width);
     let input = executor.input_u32("input").chunks_exact_mut(width - 1);
     for (to, row) in input.zip(rows()) {

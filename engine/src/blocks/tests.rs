@@ -145,7 +145,7 @@ fn trained_on(
             let first = (rank * of_rank + block) * rows;
             let values = &batch[first * WIDTH..][..rows * WIDTH];
             program.input("x").copy_from_slice(values);
-            program.parameters().first_row = u32::try_from(first).unwrap();
+            program.parameters().block = u32::try_from(rank * of_rank + block).unwrap();
             set(program);
         };
         match &mut stages {

@@ -30,12 +30,17 @@ pub(crate) struct Uniforms {
 }
 
 impl Uniforms {
-    pub(crate) fn new(stream: Stream, parameters: &StepParameters, columns: usize) -> Self {
+    /// The draws of this program's block: its `rows` come behind those of the blocks before it.
+    pub(crate) fn new(
+        stream: Stream,
+        parameters: &StepParameters,
+        [rows, columns]: [usize; 2],
+    ) -> Self {
         Self {
             keys: keys(parameters.seed),
             what: stream.word(),
             step: parameters.step,
-            first_row: parameters.first_row,
+            first_row: parameters.first_row(rows),
             columns,
         }
     }
@@ -254,7 +259,7 @@ mod tests {
     const PARAMETERS: StepParameters = StepParameters {
         seed: 0x1234_5678_9abc,
         step: 9,
-        first_row: 5,
+        block: 5,
         scalars: Vec::new(),
     };
     const STREAM: Stream = Stream::new(Purpose::Source, 1, 2);
@@ -262,7 +267,7 @@ mod tests {
     fn expected(columns: usize, start: usize, len: usize) -> Vec<f32> {
         let one = |element: usize| {
             let (row, column) = (narrow(element / columns), narrow(element % columns));
-            STREAM.uniform(PARAMETERS.seed, PARAMETERS.step, 5 + row, column)
+            STREAM.uniform(PARAMETERS.seed, PARAMETERS.step, 5 * 3 + row, column)
         };
         (start..start + len).map(one).collect()
     }
@@ -270,7 +275,7 @@ mod tests {
     #[test]
     fn draws_of_a_tensor_equal_those_of_its_elements() {
         for columns in [1, 3, 4, 20, 37, 64, 200, 301] {
-            let draws = Uniforms::new(STREAM, &PARAMETERS, columns);
+            let draws = Uniforms::new(STREAM, &PARAMETERS, [3, columns]);
             for (start, len) in [(0, 1), (0, 700), (columns, 130), (2 * columns + 1, 333)] {
                 let mut out = vec![f32::NAN; len];
                 draws.fill(start, &mut out);
@@ -287,7 +292,7 @@ mod tests {
 
     #[test]
     fn all_vector_widths_give_the_same_draws() {
-        let draws = &Uniforms::new(STREAM, &PARAMETERS, 20);
+        let draws = &Uniforms::new(STREAM, &PARAMETERS, [3, 20]);
         let expected = expected(20, 40, 500);
         let with = |draw: &dyn Fn(Counters<'_>)| {
             let mut out = vec![f32::NAN; 500];

@@ -154,7 +154,7 @@ impl Inputs {
             seed as u32,
             (seed >> 32) as u32,
             numbers.step,
-            numbers.first_row,
+            numbers.block,
         ];
         let scalars = numbers.scalars.iter().map(|scalar| scalar.to_bits());
         let words = fixed.into_iter().chain(scalars);

@@ -430,14 +430,17 @@ DEVICE Words philox(In<u32> parameters, u32 block, u32 row, u32 what) {
 
 DEVICE float uniform(u32 word) { return (float)(int)(word >> 8) * (1.0f / 16777216.0f); }
 
+// The number, in the whole batch, of one of ROWS rows of this program.
+template <i64 ROWS> DEVICE u32 row_number(In<u32> parameters, i64 row) { return parameters[3] * (u32)ROWS + (u32)row; }
+
 // Draws of four columns of a row of this program.
-DEVICE Four uniforms(In<u32> parameters, i64 row, i64 column, u32 what) {
-    Words words = philox(parameters, (u32)(column / 4), parameters[3] + (u32)row, what);
+template <i64 ROWS> DEVICE Four uniforms(In<u32> parameters, i64 row, i64 column, u32 what) {
+    Words words = philox(parameters, (u32)(column / 4), row_number<ROWS>(parameters, row), what);
     return map([&](int k) { return uniform(words.v[k]); });
 }
 
-DEVICE float uniform_at(In<u32> parameters, i64 row, u32 column, u32 what) {
-    Words words = philox(parameters, column / 4, parameters[3] + (u32)row, what);
+template <i64 ROWS> DEVICE float uniform_at(In<u32> parameters, i64 row, u32 column, u32 what) {
+    Words words = philox(parameters, column / 4, row_number<ROWS>(parameters, row), what);
     return uniform(words.v[column % 4]);
 }
 
@@ -469,7 +472,7 @@ struct Site {
             s.r = load<COLUMNS>(given, GIVEN_ROWS == 1 ? 0 : row, column);
         }
         if (DRAW == DRAW_UNIFORM || DRAW == DRAW_COIN) {
-            s.r = uniforms(parameters, row, column, what);
+            s.r = uniforms<ROWS>(parameters, row, column, what);
         }
         if (DRAW == DRAW_COIN) {
             s.r = map([&](int k) { return s.r.v[k] < 0.5f ? 0.0f : 1.0f; });

@@ -229,7 +229,7 @@ pub(crate) fn numbers(every_op: &EveryOp) -> StepParameters {
     StepParameters {
         seed: 0x0123_4567_89ab_cdef,
         step: 7,
-        first_row: 1000,
+        block: 1000,
         scalars: scalars.collect(),
     }
 }

@@ -55,7 +55,7 @@ DEVICE void probe_mma(In<u32> a, In<u32> b, Out<float> y) {
 DEVICE void probe_philox(In<u32> parameters, u32 what, Out<u32> y) {
     u32 lane = threadIdx.x;
     Words words = philox(parameters, lane, 0x10000000u * lane, what);
-    Four draws = uniforms(parameters, lane, 4 * lane, what);
+    Four draws = uniforms<8>(parameters, lane, 4 * lane, what);
     for (int k = 0; k < 4; ++k) {
         y[8 * lane + k] = words.v[k];
         y[8 * lane + 4 + k] = __float_as_uint(draws.v[k]);

@@ -171,7 +171,7 @@ pub(super) fn mma() -> Primitive {
 pub(super) fn philox() -> Primitive {
     const SEED: u64 = 0x0123_4567_89ab_cdef;
     const STEP: u32 = 7;
-    const FIRST_ROW: u32 = 1000;
+    const BLOCK: u32 = 125;
     let stream = Stream::new(Purpose::Source, 3, 9);
     let halves = [SEED & 0xffff_ffff, SEED >> 32].map(|half| u32::try_from(half).expect("32 bits"));
     let mut expected = Vec::new();
@@ -180,14 +180,14 @@ pub(super) fn philox() -> Primitive {
         expected.extend(spd_draws::block(SEED, counter));
         let columns = 4 * lane..4 * lane + 4;
         expected.extend(columns.map(|column| {
-            let draw = stream.uniform(SEED, STEP, FIRST_ROW + lane, column);
+            let draw = stream.uniform(SEED, STEP, 8 * BLOCK + lane, column);
             draw.to_bits()
         }));
     }
     Primitive {
         name: "philox",
         function: "probe_philox",
-        inputs: vec![(DType::U32, [&halves[..], &[STEP, FIRST_ROW]].concat())],
+        inputs: vec![(DType::U32, [&halves[..], &[STEP, BLOCK]].concat())],
         word: Some(stream.word()),
         shared: 0,
         output: DType::U32,

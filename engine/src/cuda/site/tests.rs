@@ -182,7 +182,7 @@ pub(crate) fn numbers() -> StepParameters {
     StepParameters {
         seed: 5,
         step: 7,
-        first_row: 100,
+        block: 100,
         scalars: Vec::new(),
     }
 }

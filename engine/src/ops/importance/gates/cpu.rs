@@ -248,11 +248,11 @@ struct Noise<'a> {
 
 impl<'a> Noise<'a> {
     fn new(op: &ImportanceGates, frame: &Frame<'a>) -> Self {
-        let columns = frame.ty(0).columns();
+        let size = [frame.ty(0).rows(), frame.ty(0).columns()];
         Self {
             given: (op.noise == LogitNoise::Given).then(|| frame.input(1)),
             drawn: match op.noise {
-                LogitNoise::Drawn(stream) => Some(Uniforms::new(stream, frame.parameters, columns)),
+                LogitNoise::Drawn(stream) => Some(Uniforms::new(stream, frame.parameters, size)),
                 _ => None,
             },
         }

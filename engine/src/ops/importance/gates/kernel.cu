@@ -59,12 +59,12 @@ DEVICE float power(float x, float p) {
     return p == 0.0f ? unless_nan(x, 1.0f) : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p);
 }
 
-template <i64 COLUMNS, int NOISE>
+template <i64 ROWS, i64 COLUMNS, int NOISE>
 DEVICE Four noisy(In<u32> parameters, u32 what, In<float> given, i64 row, i64 column, Four z) {
     if (NOISE == NOISE_NONE) {
         return z;
     }
-    Four u = NOISE == NOISE_DRAWN ? uniforms(parameters, row, column, what) : load<COLUMNS>(given, row, column);
+    Four u = NOISE == NOISE_DRAWN ? uniforms<ROWS>(parameters, row, column, what) : load<COLUMNS>(given, row, column);
     return map([&](int k) { return fmaf(1.05f, z.v[k], -0.05f * u.v[k]); });
 }
 
@@ -83,7 +83,7 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
     i64 end = ((i64)blockIdx.y + 1) * STRETCH;
     for (i64 row = (i64)blockIdx.y * STRETCH + line; row < end && row < ROWS && column < COLUMNS; row += 8) {
         Four logit = load<COLUMNS>(z, row, column);
-        Four with = noisy<COLUMNS, NOISE>(parameters, what, given, row, column, logit);
+        Four with = noisy<ROWS, COLUMNS, NOISE>(parameters, what, given, row, column, logit);
         Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
         store<COLUMNS>(g, row, column, importance);
         for (int k = 0; k < 4; ++k) {
@@ -119,7 +119,7 @@ DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> giv
         Four logit = load<COLUMNS>(z, row, column), total = fill(0.0f);
         if (OF_G) {
             Four up = load<COLUMNS>(of_g, row, column);
-            Four with = noisy<COLUMNS, NOISE>(parameters, what, given, row, column, logit);
+            Four with = noisy<ROWS, COLUMNS, NOISE>(parameters, what, given, row, column, logit);
             const float scale = NOISE == NOISE_NONE ? 1.0f : 1.05f;
             total = map([&](int k) { return scale * lower_grad<GATES>(with.v[k], up.v[k]); });
         }

@@ -7,9 +7,9 @@ use crate::ops::{GRAIN, grain_rows};
 pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
     let columns = op.columns;
-    let draws = Uniforms::new(op.stream, frame.parameters, columns);
-    let draws = if op.shared { draws.shared() } else { draws };
     let rows = out.len() / columns;
+    let draws = Uniforms::new(op.stream, frame.parameters, [rows, columns]);
+    let draws = if op.shared { draws.shared() } else { draws };
     // A draw costs about as much as four elements of a matrix.
     let grain = grain_rows(4 * columns);
     frame
@@ -30,7 +30,7 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
 
 pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
-    let draws = Uniforms::new(op.stream, frame.parameters, 1);
+    let draws = Uniforms::new(op.stream, frame.parameters, [op.rows, 1]);
     frame
         .pool
         .run(out.len(), GRAIN / 4, Rows(out, 1), |range, out| {
@@ -43,11 +43,12 @@ pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {
 
 pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
     let p = frame.parameters;
+    let first_row = p.first_row(op.rows);
     // For each row the largest number in the subset, then room for the numbers of one row.
     let (cuts, draws) = frame.scratch().split_at_mut(op.rows);
     for (row, cut) in cuts.iter_mut().enumerate() {
         op.stream
-            .fill_uniform(p.seed, p.step, p.first_row + row_number(row), draws);
+            .fill_uniform(p.seed, p.step, first_row + row_number(row), draws);
         let others = (draws[0] * op.sites as f32).floor();
         let numbers = &mut draws[1..];
         numbers.sort_unstable_by(f32::total_cmp);
@@ -69,7 +70,7 @@ pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
                     let number = op.stream.uniform(
                         p.seed,
                         p.step,
-                        p.first_row + row_number(row),
+                        first_row + row_number(row),
                         1 + row_number(site),
                     );
                     *routed = if number <= cuts[row] { 1.0 } else { 0.0 };

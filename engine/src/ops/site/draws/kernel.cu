@@ -1,15 +1,15 @@
 // A draw for each column; a single row has the draws of row 0 of the whole batch.
 template <i64 ROWS, i64 COLUMNS, bool SHARED_ROW> DEVICE void uniform_rows(In<u32> parameters, u32 what, Out<float> y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        i64 number = SHARED_ROW ? row - (i64)parameters[3] : row;
-        store<COLUMNS>(y, row, column, uniforms(parameters, number, column, what));
+        // A shared row is row 0 of block 0.
+        store<COLUMNS>(y, row, column, uniforms<SHARED_ROW ? 0 : ROWS>(parameters, row, column, what));
     });
 }
 
 template <i64 ROWS> DEVICE void bernoulli(In<u32> parameters, u32 what, Out<float> y, float probability) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row < ROWS) {
-        y[row] = uniform_at(parameters, row, 0, what) < probability ? 1.0f : 0.0f;
+        y[row] = uniform_at<ROWS>(parameters, row, 0, what) < probability ? 1.0f : 0.0f;
     }
 }
 
@@ -22,9 +22,9 @@ template <i64 ROWS, int SITES, class... Routes> DEVICE void uniform_subsets(In<u
     }
     float numbers[SITES];
     for (int site = 0; site < SITES; ++site) {
-        numbers[site] = uniform_at(parameters, row, 1 + site, what);
+        numbers[site] = uniform_at<ROWS>(parameters, row, 1 + site, what);
     }
-    float others = floorf(uniform_at(parameters, row, 0, what) * (float)SITES);
+    float others = floorf(uniform_at<ROWS>(parameters, row, 0, what) * (float)SITES);
     Out<float> all[SITES] = {routes...};
     for (int site = 0; site < SITES; ++site) {
         int smaller = 0;

@@ -244,7 +244,7 @@ mod tests {
     use crate::cpu::{Executor, Pool};
     use crate::{Builder, Store, Value};
 
-    fn routes(rows: usize, sites: usize, first_row: u32) -> Vec<Vec<f32>> {
+    fn routes(rows: usize, sites: usize, block: u32) -> Vec<Vec<f32>> {
         let mut b = Builder::new();
         let stream = Stream::new(Purpose::Routing, 0, 0);
         for (site, route) in b
@@ -256,7 +256,7 @@ mod tests {
             b.output(site.to_string(), route);
         }
         let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
-        executor.parameters.first_row = first_row;
+        executor.parameters.block = block;
         let mut store = Store::new();
         executor.run(&mut store);
         (0..sites)
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_row_has_the_same_route_in_any_part_of_a_batch() {
         let whole = routes(10, 4, 0);
-        let second_half = routes(5, 4, 5);
+        let second_half = routes(5, 4, 1);
         for (whole, half) in whole.iter().zip(&second_half) {
             assert_eq!(whole[5..], half[..]);
         }
@@ -297,7 +297,7 @@ mod tests {
 
     const STREAM: Stream = Stream::new(Purpose::Delta, 2, 3);
 
-    /// A draw for the part of a batch that starts at row 7, at step 6 of seed 5.
+    /// A draw for block 7 of a batch, at step 6 of seed 5.
     fn drawn(draw: impl Fn(&mut Builder) -> Value) -> Vec<f32> {
         let mut b = Builder::new();
         let value = draw(&mut b);
@@ -305,7 +305,7 @@ mod tests {
         let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
         executor.parameters.seed = 5;
         executor.parameters.step = 6;
-        executor.parameters.first_row = 7;
+        executor.parameters.block = 7;
         let mut store = Store::new();
         executor.run(&mut store);
         executor.output("drawn", &store).to_vec()
@@ -320,14 +320,14 @@ mod tests {
     #[test]
     fn uniform_rows_are_draws_of_column_zero() {
         let rows = drawn(|b| b.uniform_rows(STREAM, 9).unwrap());
-        assert_same(&rows, (7..16).map(|row| STREAM.uniform(5, 6, row, 0)));
+        assert_same(&rows, (63..72).map(|row| STREAM.uniform(5, 6, row, 0)));
     }
 
     // 33 columns: whole counters of the generator and a partial one. 2 * 3 rows.
     #[test]
     fn uniform_draws_are_those_of_their_row_and_column() {
         let draws = drawn(|b| b.uniform(STREAM, &[2, 3, 33]).unwrap());
-        let places = (7..13).flat_map(|row| (0..33).map(move |column| (row, column)));
+        let places = (42..48).flat_map(|row| (0..33).map(move |column| (row, column)));
         assert_same(
             &draws,
             places.map(|(row, column)| STREAM.uniform(5, 6, row, column)),
@@ -344,7 +344,7 @@ mod tests {
     fn bernoulli_is_one_for_draws_below_the_probability() {
         for probability in [0.0, 0.3, 1.0] {
             let ones = drawn(|b| b.bernoulli(STREAM, 9, probability).unwrap());
-            let draws = (7..16).map(|row| STREAM.uniform(5, 6, row, 0));
+            let draws = (63..72).map(|row| STREAM.uniform(5, 6, row, 0));
             assert_same(
                 &ones,
                 draws.map(|draw| f32::from(u8::from(draw < probability))),

@@ -327,9 +327,10 @@ impl<'a> Site<'a> {
             },
             _ => None,
         };
+        let rows = frame.ty(at.a).rows();
         Self {
             mask: op.mask,
-            rows: frame.ty(at.a).rows(),
+            rows,
             c,
             a: frame.input(at.a),
             importance: input(at.importance),
@@ -337,7 +338,8 @@ impl<'a> Site<'a> {
             given_row,
             delta: input(at.delta),
             routed: input(at.route).map(|route| routed(route, room)),
-            drawn: drawn.map(|(stream, coin)| (Uniforms::new(stream, frame.parameters, c), coin)),
+            drawn: drawn
+                .map(|(stream, coin)| (Uniforms::new(stream, frame.parameters, [rows, c]), coin)),
         }
     }
 
