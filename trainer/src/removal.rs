@@ -12,6 +12,7 @@ use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Result, Store, Type};
 
 use crate::active_rows::POSITIONS;
+use crate::component_model::repeat_rows;
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
 use crate::networks::Input;
@@ -57,12 +58,6 @@ pub(crate) struct Effect {
 }
 
 impl Decomposition {
-    /// Whether the site is applied at each position of a batch, so that a row of its importances is
-    /// a position's.
-    pub(crate) fn is_at_positions(&self, importances: usize, examples: usize, site: usize) -> bool {
-        importances == examples * self.sites[site].components
-    }
-
     /// The outputs `original` and `removed`, logits f32 `[rows, POSITIONS, v]`, at some positions
     /// of each row. Inputs, beside `input`:
     ///
@@ -89,20 +84,21 @@ impl Decomposition {
         let mut masked = Vec::with_capacity(self.sites.len());
         for (index, (site, clean)) in self.sites.iter().zip(&clean_pass.sites).enumerate() {
             let ty = b.ty(clean.importance).clone();
-            if !self.is_at_positions(ty.len(), shape.examples(), index) {
+            let Some(times) = shape.rows_each(ty.rows()) else {
                 continue;
-            }
+            };
             let path = site.path();
             let kept = Type::f32(&[shape.rows, site.components]);
             let kept = b.input(&format!("kept {path}"), &kept)?;
             let mask = b.embed(row, kept, None)?;
-            let route = Type::f32(&[shape.examples()]);
+            let mask = repeat_rows(&mut b, mask, times)?;
+            let route = b.input(&format!("route {path}"), &Type::f32(&[shape.examples()]))?;
             let masks = MaskValues {
                 mask: Mask::Drawn(Draw::Given),
                 importance: None,
                 given: Some(b.reshape(mask, &ty.dims)?),
                 delta: Some(whole),
-                route: Some(b.input(&format!("route {path}"), &route)?),
+                route: Some(repeat_rows(&mut b, route, times)?),
             };
             masked.push((index, masks));
         }

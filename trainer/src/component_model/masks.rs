@@ -192,8 +192,9 @@ impl ComponentModel {
     }
 
     /// Which rows go through the components of each site, f32 `[rows]`; `None` for all of them.
-    /// Subsets are drawn once for all sites that have as many rows: row `i` is the same position at
-    /// each of them.
+    /// They are drawn for each position, and all rows of a position (its heads) share a route.
+    /// Subsets are drawn once for all sites of positions. A site whose rows are no positions (a
+    /// sequence, an entry of a table) has routes of its own.
     pub(crate) fn routes(
         &self,
         b: &mut Builder,
@@ -201,35 +202,60 @@ impl ComponentModel {
         routing: Routing,
         sample: &MaskSample,
     ) -> Result<Vec<Option<Value>>> {
-        let sites = clean_pass.sites.iter().enumerate();
+        // Rows that share a route.
+        let shared = |rows: usize| clean_pass.shape.rows_each(rows).unwrap_or(1);
+        let drawn = clean_pass
+            .sites
+            .iter()
+            .map(|site| site.rows / shared(site.rows));
+        let drawn: Vec<usize> = drawn.collect();
+        let sites = drawn.iter().copied().enumerate();
         let routes: Vec<Value> = match (routing, sample.draws) {
             (Routing::All | Routing::Layerwise, _) => return Ok(vec![None; self.sites.len()]),
             (Routing::UniformK, Draws::Counters) => {
                 let mut subsets = BTreeMap::new();
-                for CleanSite { rows, .. } in &clean_pass.sites {
+                for &rows in &drawn {
                     let stream = sample.stream(Purpose::Routing, 0);
-                    subsets.insert(rows, b.uniform_subsets(stream, *rows, self.sites.len())?);
+                    subsets.insert(rows, b.uniform_subsets(stream, rows, self.sites.len())?);
                 }
-                sites
-                    .map(|(index, site)| subsets[&site.rows][index])
-                    .collect()
+                sites.map(|(index, rows)| subsets[&rows][index]).collect()
             }
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "a probability is rounded to f32"
             )]
             (Routing::Probability(probability), Draws::Counters) => sites
-                .map(|(index, site)| {
+                .map(|(index, rows)| {
                     let stream = sample.stream(Purpose::Routing, index);
-                    b.bernoulli(stream, site.rows, probability as f32)
+                    b.bernoulli(stream, rows, probability as f32)
                 })
                 .collect::<Result<_>>()?,
             (Routing::UniformK | Routing::Probability(_), Draws::Inputs) => sites
-                .map(|(index, site)| sample.given(b, "route", &self.sites[index], &[site.rows]))
+                .map(|(index, rows)| sample.given(b, "route", &self.sites[index], &[rows]))
                 .collect::<Result<_>>()?,
         };
-        Ok(routes.into_iter().map(Some).collect())
+        let sites = routes.into_iter().zip(&clean_pass.sites);
+        let repeated = sites.map(|(route, site)| repeat_rows(b, route, shared(site.rows)));
+        repeated.map(|route| route.map(Some)).collect()
     }
+}
+
+/// Each number of f32 `[n]`, or each row of f32 `[.., c]`, so many times in turn.
+///
+/// # Errors
+///
+/// When it has no dimension.
+pub(crate) fn repeat_rows(b: &mut Builder, x: Value, times: usize) -> Result<Value> {
+    if times == 1 {
+        return Ok(x);
+    }
+    let ty = b.ty(x).clone();
+    let (rows, dims) = match ty.dims[..] {
+        [rows] => (b.reshape(x, &[rows, 1])?, vec![rows * times]),
+        _ => (x, vec![ty.rows() * times, ty.columns()]),
+    };
+    let beside = b.concatenate(&vec![rows; times])?;
+    b.reshape(beside, &dims)
 }
 
 fn site_number(index: usize) -> u16 {

@@ -16,7 +16,7 @@ mod routing;
 use std::collections::BTreeMap;
 
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
-use spd_engine::{BuildError, Builder, Result, Slot, Store, Type, Value};
+use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 use importance::SeenSite;
@@ -27,7 +27,7 @@ pub(crate) use importance::{
     KINDS as IMPORTANCES, Kind as ImportanceWord, read as read_importance,
 };
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
-pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS};
+pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS, repeat_rows};
 pub use routing::{Routing, Sites};
 
 use crate::fault::Fault;
@@ -85,6 +85,13 @@ impl BatchShape {
     /// Rows times positions: what losses are means over.
     pub fn examples(self) -> usize {
         self.rows * self.positions
+    }
+
+    /// Rows of a site at each position: 1, or the heads of a layer that each head meets. `None` if
+    /// its rows are no positions: a sequence, an entry of a table.
+    pub(crate) fn rows_each(&self, rows: usize) -> Option<usize> {
+        let examples = self.examples();
+        (rows > 0 && rows.is_multiple_of(examples)).then(|| rows / examples)
     }
 }
 
@@ -266,14 +273,6 @@ impl ComponentModel {
                 active,
             } = b.importance_gates(gates, logits, given)?;
             let rows = b.ty(importance).rows();
-            if b.blocks() > 1 && rows != shape.examples() {
-                let reason = format!(
-                    "{} has {rows} rows for {} positions, and draws are numbered over blocks by positions; set shards = 1",
-                    site.path(),
-                    shape.examples()
-                );
-                return Err(BuildError::new("shards", reason));
-            }
             sites.push(CleanSite {
                 values,
                 input,

@@ -1,6 +1,8 @@
 //! Measurements behind the figures: importances of a toy on one-feature inputs, and sums over
 //! held-out positions.
 
+use std::borrow::Cow;
+
 use spd_dataloader::Batch;
 use spd_engine::Store;
 
@@ -98,8 +100,7 @@ pub(super) fn sums(
     let source = task.held_out().clone();
     // Beyond them rows come again.
     let different = source.samples().unwrap_or(0);
-    let examples = task.decomposition.shape(feed.rows).examples();
-    let at_positions = |importance: &[f32], c: usize| importance.len() == examples * c;
+    let shape = task.decomposition.shape(feed.rows);
     #[expect(
         clippy::cast_possible_truncation,
         reason = "a threshold is rounded to f32"
@@ -130,10 +131,12 @@ pub(super) fn sums(
                 site.add(importance, logits, alive);
                 let c = site.sums.len();
                 if let Some(shown) = &mut site.shown
-                    && at_positions(importance, c)
+                    && let Some(each) = shape.rows_each(importance.len() / c)
                 {
-                    let of_row = |all| <[f32]>::chunks_exact(all, examples / feed.rows * c);
-                    let rows = of_row(importance).zip(of_row(logits));
+                    let [importance, logits] =
+                        [importance, logits].map(|values| largest(values, each, c));
+                    let of_row = |all| <[f32]>::chunks_exact(all, shape.positions * c);
+                    let rows = of_row(&importance).zip(of_row(&logits));
                     for (row, (importance, logits)) in (batch.position..different).zip(rows) {
                         shown.strongest.add(row, importance, logits);
                         shown.active.add(row, importance);
@@ -147,6 +150,18 @@ pub(super) fn sums(
         sites,
         subsets: run.eval.subsets,
     })
+}
+
+/// The largest of the rows of each position, f32 `[positions, c]`, with so many rows `[c]` each.
+fn largest(values: &[f32], each: usize, c: usize) -> Cow<'_, [f32]> {
+    if each == 1 {
+        return Cow::Borrowed(values);
+    }
+    let of_position = values.chunks_exact(each * c).flat_map(|rows| {
+        let of_component = move |at| rows[at..].iter().copied().step_by(c);
+        (0..c).map(move |at| of_component(at).fold(f32::NEG_INFINITY, f32::max))
+    });
+    Cow::Owned(of_position.collect())
 }
 
 /// Sums over held-out positions.
@@ -263,6 +278,13 @@ mod tests {
             let shape = pixels("width=\"") / pixels("height=\"");
             assert!((1.0..2.0).contains(&shape), "{name}: {shape}");
         }
+    }
+
+    #[test]
+    fn a_position_counts_by_its_largest_head() {
+        let heads = [[0.1, 0.9], [0.3, 0.2], [0.0, -1.0], [-2.0, -0.5]];
+        let found = largest(heads.as_flattened(), 2, 2);
+        assert_eq!(found[..], [0.3, 0.9, 0.0, -0.5]);
     }
 
     #[test]
