@@ -184,6 +184,8 @@ impl EveryOp {
             high: 4.0,
             context: 16.0,
         };
+        let waves = self.b.fourier_table(positions, d / 2, 5)?;
+        let x = self.b.add_positions(x, waves)?;
         let table = self.b.rotary_table(positions, 2, 10.0, Some(scaling))?;
         let all = Heads::causal(heads, heads);
         let by_head = self.b.attention(Qkv::ByHead(qkv), all, Some(table))?;

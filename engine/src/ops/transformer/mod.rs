@@ -10,4 +10,4 @@ pub use attention::{Attention, Heads, Qkv};
 pub use embedding::{AddPositions, Embed};
 pub use layer_norm::LayerNorm;
 pub use rms_norm::RmsNorm;
-pub use rotary_table::{RotaryScaling, RotaryTable};
+pub use rotary_table::{Angles, RotaryScaling, RotaryTable};

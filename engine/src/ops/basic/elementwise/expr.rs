@@ -22,6 +22,9 @@ pub(super) enum Function {
     Exp,
     /// `1 / (1 + e^-x)`.
     Logistic,
+    Sqrt,
+    Cos,
+    Sin,
     Gelu(GeluKind),
     GeluSlope(GeluKind),
 }
@@ -134,6 +137,24 @@ impl Expr {
         (self * 2.0).logistic() * 2.0 - 1.0
     }
 
+    /// The square root. The derivative at 0 is infinite.
+    #[must_use]
+    pub fn sqrt(&self) -> Self {
+        Self::of(Function::Sqrt, self)
+    }
+
+    /// The cosine of an angle.
+    #[must_use]
+    pub fn cos(&self) -> Self {
+        Self::of(Function::Cos, self)
+    }
+
+    /// The sine of an angle.
+    #[must_use]
+    pub fn sin(&self) -> Self {
+        Self::of(Function::Sin, self)
+    }
+
     /// `x / (1 + e^-x)`.
     #[must_use]
     pub fn silu(&self) -> Self {
@@ -163,6 +184,9 @@ impl Expr {
                     Function::Relu => return Self::both(Operator::Gate, self.clone(), of(x)),
                     Function::Exp => self.clone(),
                     Function::Logistic => self * (1.0 - self.clone()),
+                    Function::Sqrt => Self::from(0.5) / self.clone(),
+                    Function::Cos => Self::of(Function::Sin, x) * -1.0,
+                    Function::Sin => Self::of(Function::Cos, x),
                     Function::Gelu(kind) => Self::of(Function::GeluSlope(*kind), x),
                     // phi(x) (2 - x^2), with the density phi.
                     Function::GeluSlope(GeluKind::Exact) => {

@@ -7,9 +7,9 @@ pub(super) fn run(op: &RotaryTable, frame: &mut Frame<'_>) {
     let rows = Rows(table, op.size);
     frame.pool.run(op.positions, 16, rows, |range, rows| {
         for i in 0..half {
-            let frequency = op.angle(i);
+            let angle = op.angle(i);
             for (position, row) in range.clone().zip(rows.0.chunks_exact_mut(2 * half)) {
-                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                let (sin, cos) = angle(position).sin_cos();
                 #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
                 {
                     (row[i], row[half + i]) = (cos as f32, sin as f32);

@@ -1,4 +1,4 @@
-use super::{RotaryScaling, RotaryTable};
+use super::{Angles, RotaryScaling, RotaryTable};
 use crate::cuda::lowering::{Lowering, Source};
 
 const KERNELS: Source = Source::new("rotary_table", include_str!("kernel.cu"));
@@ -6,21 +6,31 @@ const KERNELS: Source = Source::new("rotary_table", include_str!("kernel.cu"));
 pub(super) fn value(op: &RotaryTable, to: &mut Lowering<'_>) {
     let table = to.output(0);
     let (positions, half) = (op.positions, op.size / 2);
-    // A factor of 1 leaves every angle unchanged.
-    let scaling = op.scaling.unwrap_or(RotaryScaling {
-        factor: 1.0,
-        low: 1.0,
-        high: 2.0,
-        context: 1.0,
-    });
-    to.kernel(KERNELS, "rotary_table", &[positions.into(), half.into()])
-        .threads_over(positions * half)
-        .launch(&[
-            table.into(),
-            op.base.into(),
-            scaling.factor.into(),
-            scaling.low.into(),
-            scaling.high.into(),
-            scaling.context.into(),
-        ]);
+    match op.angles {
+        Angles::Fourier { period } => {
+            let constants = [positions.into(), half.into(), period.into()];
+            to.kernel(KERNELS, "fourier_table", &constants)
+                .threads_over(positions * half)
+                .launch(&[table.into()]);
+        }
+        Angles::Rotary { base, scaling } => {
+            // A factor of 1 leaves every angle unchanged.
+            let scaling = scaling.unwrap_or(RotaryScaling {
+                factor: 1.0,
+                low: 1.0,
+                high: 2.0,
+                context: 1.0,
+            });
+            to.kernel(KERNELS, "rotary_table", &[positions.into(), half.into()])
+                .threads_over(positions * half)
+                .launch(&[
+                    table.into(),
+                    base.into(),
+                    scaling.factor.into(),
+                    scaling.low.into(),
+                    scaling.high.into(),
+                    scaling.context.into(),
+                ]);
+        }
+    }
 }

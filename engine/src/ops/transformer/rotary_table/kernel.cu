@@ -11,3 +11,13 @@ template <i64 POSITIONS, i64 HALF> DEVICE void rotary_table(Out<float> table, do
         table[position * 2 * HALF + HALF + i] = (float)sin(angle);
     }
 }
+
+template <i64 POSITIONS, i64 BINS, i64 PERIOD> DEVICE void fourier_table(Out<float> table) {
+    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < POSITIONS * BINS) {
+        i64 position = at / BINS, bin = at % BINS;
+        double angle = (double)(position * bin % PERIOD) * (6.283185307179586476925 / (double)PERIOD);
+        table[position * 2 * BINS + bin] = (float)cos(angle);
+        table[position * 2 * BINS + BINS + bin] = (float)sin(angle);
+    }
+}

@@ -21,9 +21,14 @@
 //!
 //! The table of cosines and sines is a value of the program, made once in a replay for all layers;
 //! [`Attention`](super::Attention) rotates vectors as it loads them, and never stores them rotated.
+//!
+//! The table of a discrete Fourier transform is such a table too, with the angles
+//! `2 pi p f / period` of bins `f`: a product with it is a transform of real numbers.
 
 mod cpu;
 mod cuda;
+
+use std::f64::consts::TAU;
 
 pub(crate) use cpu::{turn, turn_back};
 
@@ -40,10 +45,25 @@ pub struct RotaryTable {
     pub positions: usize,
     /// Columns of a head, an even number.
     pub size: usize,
-    /// Ratio of the fastest angle to the slowest, nearly.
-    pub base: f64,
-    /// Slower angles for longer texts.
-    pub scaling: Option<RotaryScaling>,
+    /// The angles.
+    pub angles: Angles,
+}
+
+/// Angles by which a position turns the pairs of columns `i`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Angles {
+    /// `p base^(-2 i / size)`.
+    Rotary {
+        /// Ratio of the fastest angle to the slowest, nearly.
+        base: f64,
+        /// Slower angles for longer texts.
+        scaling: Option<RotaryScaling>,
+    },
+    /// `2 pi p i / period`.
+    Fourier {
+        /// Positions of a turn of bin 1.
+        period: usize,
+    },
 }
 
 /// Scaling of slow angles, for longer texts than those of the first training.
@@ -60,22 +80,30 @@ pub struct RotaryScaling {
 }
 
 impl RotaryTable {
-    /// The angle between two consecutive positions, for columns `i` and `i + size / 2`.
-    fn angle(&self, i: usize) -> f64 {
-        let angle = self.base.powf(-((2 * i) as f64) / self.size as f64);
-        let Some(RotaryScaling {
-            factor,
-            low,
-            high,
-            context,
-        }) = self.scaling
-        else {
-            return angle;
+    /// The angle of columns `i` and `i + size / 2` at each position.
+    fn angle(&self, i: usize) -> impl Fn(usize) -> f64 {
+        let (step, period) = match self.angles {
+            Angles::Rotary { base, scaling } => {
+                let step = base.powf(-((2 * i) as f64) / self.size as f64);
+                (
+                    scaling.map_or(step, |scaling| scaling.scaled(step)),
+                    usize::MAX,
+                )
+            }
+            Angles::Fourier { period } => (TAU / period as f64, period),
         };
-        let turns = context * angle / std::f64::consts::TAU;
+        // Whole turns are left out before anything is rounded.
+        let multiple = if period == usize::MAX { 1 } else { i };
+        move |position| (position * multiple % period) as f64 * step
+    }
+}
+
+impl RotaryScaling {
+    fn scaled(&self, angle: f64) -> f64 {
+        let turns = self.context * angle / TAU;
         // Clamped, the formula for the middle also covers the two ends.
-        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-        angle * (kept + (1.0 - kept) / factor)
+        let kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
+        angle * (kept + (1.0 - kept) / self.factor)
     }
 }
 
@@ -92,13 +120,34 @@ impl Builder {
         base: f64,
         scaling: Option<RotaryScaling>,
     ) -> Result<Value> {
-        let op = RotaryTable {
-            positions,
-            size,
-            base,
-            scaling,
-        };
-        self.op1(op, &[])
+        let angles = Angles::Rotary { base, scaling };
+        self.op1(
+            RotaryTable {
+                positions,
+                size,
+                angles,
+            },
+            &[],
+        )
+    }
+
+    /// Cosines and sines of `2 pi p f / period` for bins `f` below `bins`, f32
+    /// `[positions, 2 bins]`: first all cosines, then all sines.
+    ///
+    /// # Errors
+    ///
+    /// Never.
+    pub fn fourier_table(&mut self, positions: usize, bins: usize, period: usize) -> Result<Value> {
+        let angles = Angles::Fourier { period };
+        let size = 2 * bins;
+        self.op1(
+            RotaryTable {
+                positions,
+                size,
+                angles,
+            },
+            &[],
+        )
     }
 }
 
@@ -183,6 +232,50 @@ mod tests {
             .collect::<Vec<f32>>();
         assert!((0.1..0.3).contains(&kept), "{kept}");
         close("angles", &found[8..], &expected, 1e-7);
+    }
+
+    // By hand: a quarter of a turn for each position of bin 1, half of one for bin 2.
+    #[test]
+    fn bins_turn_by_multiples() {
+        let mut b = Builder::new();
+        let table = b.fourier_table(5, 3, 4).unwrap();
+        b.output("table", table);
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut store = Store::new();
+        executor.run(&mut store);
+        let expected = [
+            [1.0, 1.0, 1.0, 0.0, 0.0, 0.0],
+            [1.0, 0.0, -1.0, 0.0, 1.0, 0.0],
+            [1.0, -1.0, 1.0, 0.0, 0.0, 0.0],
+            [1.0, 0.0, -1.0, 0.0, -1.0, 0.0],
+            [1.0, 1.0, 1.0, 0.0, 0.0, 0.0],
+        ];
+        close(
+            "table",
+            executor.output("table", &store),
+            expected.as_flattened(),
+            1e-15,
+        );
+    }
+
+    // Sums over a whole period: T on the diagonal, 0 elsewhere (Parseval).
+    #[test]
+    fn bins_are_orthogonal() {
+        let (mut b, period) = (Builder::new(), 12);
+        let table = b.fourier_table(period, period, period).unwrap();
+        let transposed = b.transpose(table).unwrap();
+        let gram = b.matmul(table, transposed).unwrap();
+        b.output("gram", gram);
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut store = Store::new();
+        executor.run(&mut store);
+        let mut expected = vec![0.0; period * period];
+        expected
+            .iter_mut()
+            .step_by(period + 1)
+            .for_each(|one| *one = 12.0);
+        // Sums of 24 products below 1.
+        close("gram", executor.output("gram", &store), &expected, 2e-6);
     }
 
     #[test]
