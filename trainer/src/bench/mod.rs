@@ -15,6 +15,7 @@
 mod ceilings;
 mod clock;
 mod compile_benchmark;
+mod network;
 mod phases;
 mod presets;
 mod runs;
@@ -153,6 +154,13 @@ fn time_on(
         };
         let memory = (workload.planned_bytes(), held);
         let mut line = line(preset, &workload, settings, &clock, build_s);
+        if preset.step == Step::Network {
+            let stages = phases::stages(&mut workload, settings.steps)?;
+            let fields = stages
+                .iter()
+                .zip(["forward_median_ms", "forward_backward_median_ms"]);
+            line.extend(fields.map(|((_, ms), name)| (name.to_owned(), rounded(*ms, 4))));
+        }
         if let Some(ranks) = world.ranks() {
             line.extend(all_reduces(&mut workload, &*ranks, world.size(), settings)?);
         }
@@ -250,6 +258,7 @@ fn line(
             json!(workload.parameters(Group::Components)),
         ),
         ("params_ci", json!(workload.parameters(Group::Importance))),
+        ("params_target", json!(workload.parameters(Group::Target))),
         ("ops", json!(workload.program.plan().ops())),
         (
             "arena_mb",

@@ -16,7 +16,7 @@ use super::ceilings::{Ceilings, MeasuredStep, Sizes};
 use super::clock::Timed;
 use super::clock::{ms, quantile};
 use super::workload::Workload;
-use super::{Step, compile_benchmark};
+use super::{Step, compile_benchmark, network};
 use crate::decomposition::Draws;
 use crate::fault::Fault;
 
@@ -62,6 +62,9 @@ pub struct OpRow {
 
 /// Length of [`Phases::single`].
 const SINGLE: usize = 12;
+
+/// The stage of a network that ends with its gradients.
+const BACKWARD: &str = "forward and backward";
 
 /// Ops that end a step, by name: the update and what it needs.
 const UPDATE: [&str; 3] = ["adamw", "gradient_norm", "halt"];
@@ -125,7 +128,9 @@ pub(super) fn measure(
         bytes: workload.program.plan().arena_bytes() + workload.store.bytes(),
     };
     let ceilings = Ceilings::measure(&step, pool, sizes)?;
-    let stages = stages(workload, steps)?;
+    let mut stages = stages(workload, steps)?;
+    // The backward pass is what the whole step has beyond the others.
+    stages.retain(|(name, _)| *name != BACKWARD);
     workload.program.start_profile();
     let start = Instant::now();
     (0..steps).try_for_each(|index| workload.step(index))?;
@@ -201,9 +206,12 @@ fn kinds(rows: &[OpRow]) -> Vec<OpRow> {
     kinds
 }
 
-/// The stages of the step before its backward pass, each with the median time of a program that
+/// The stages of the step before its backward pass, and that of a network too, each with the median time of a program that
 /// ends with it.
-fn stages(workload: &mut Workload, steps: usize) -> Result<Vec<(&'static str, f64)>, Fault> {
+pub(super) fn stages(
+    workload: &mut Workload,
+    steps: usize,
+) -> Result<Vec<(&'static str, f64)>, Fault> {
     let ends: &[(&str, End)] = match workload.kind {
         Step::Training => &[
             ("clean pass", End::CleanPass),
@@ -211,6 +219,7 @@ fn stages(workload: &mut Workload, steps: usize) -> Result<Vec<(&'static str, f6
             ("masked passes and losses", End::Losses),
         ],
         Step::GivenMasks { .. } => &[("masked pass", End::GivenMasks)],
+        Step::Network => &[("forward", End::Forward), (BACKWARD, End::Gradients)],
     };
     let mut programs = Vec::new();
     for &(name, end) in ends {
@@ -242,6 +251,8 @@ fn stages(workload: &mut Workload, steps: usize) -> Result<Vec<(&'static str, f6
 /// The end of a part of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum End {
+    Forward,
+    Gradients,
     GivenMasks,
     CleanPass,
     Importances,
@@ -251,6 +262,15 @@ enum End {
 fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     let (decomposition, store) = (&workload.decomposition, &workload.store);
     let mut b = Builder::with_precision(decomposition.precision());
+    if end == End::Forward {
+        let (loss, _) = network::forward(decomposition, &mut b, store, workload.shape())?;
+        b.output("loss", loss);
+        return Ok(Executor::new(&b, &workload.processor)?);
+    }
+    if end == End::Gradients {
+        network::gradients(decomposition, &mut b, store, workload.shape())?;
+        return Ok(Executor::new(&b, &workload.processor)?);
+    }
     if end == End::GivenMasks {
         let loss = compile_benchmark::forward(decomposition, &mut b, store, workload.shape())?;
         b.output("loss", loss);

@@ -5,15 +5,15 @@
 
 use spd_engine::has_bf16_products;
 
-use super::runs::{Step, run};
+use super::runs::{Step, length, run};
 use crate::fault::Fault;
 use crate::networks::{Input, shipped};
-use crate::run_file::{Data, Precision, Run, SitePattern};
+use crate::run_file::{Precision, Run, SitePattern};
 use crate::run_plan::why_not;
 use crate::sites::resolve;
 
 /// Presets that this build can time.
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 32] = [
     "tms_5-2",
     "tms_5-2-id",
     "tms_40-10",
@@ -38,6 +38,14 @@ const KNOWN: [&str; 24] = [
     "tiny-ss-llama",
     "tiny-pgd",
     "tiny-gpt2-h1",
+    "sd-2x64",
+    "sd-1x128",
+    "kaufmann-2x64",
+    "kaufmann-1x128",
+    "byte-4x64",
+    "byte-spectral-4x64",
+    "byte-loop-4x64",
+    "byte-traditional-4x64",
 ];
 
 /// Presets of the peers that this build lacks: targets, importance functions or losses are missing.
@@ -62,7 +70,7 @@ pub struct Preset {
 pub struct Overrides<'a> {
     /// Rows a step.
     pub batch: Option<usize>,
-    /// Tokens a row; of no effect where there are none.
+    /// Positions of a row; of no effect where rows are no sequences.
     pub seq: Option<usize>,
     /// Components of each site.
     pub components: Option<usize>,
@@ -117,12 +125,9 @@ impl Preset {
         }
     }
 
-    /// Tokens a row, if rows are tokens.
+    /// Positions of a row, if rows are sequences.
     pub(super) fn seq(&self) -> Option<usize> {
-        match self.run.data {
-            Data::Tokens { seq_len, .. } => Some(seq_len),
-            Data::SparseFeatures { .. } => None,
-        }
+        length(&mut self.run.clone()).copied()
     }
 }
 
@@ -156,7 +161,8 @@ pub fn all() -> Vec<Preset> {
 
 /// A preset by name, in fp32 unless the name says bf16 or another precision is asked for. The name
 /// of what is timed is the peers': it ends in the precision where that is not their preset's own,
-/// which is bf16 for all but `seed-*` without an ending (TF32).
+/// which is bf16 for all but
+/// `seed-*` without an ending (TF32) and steps of networks themselves (fp32).
 ///
 /// # Errors
 ///
@@ -191,26 +197,28 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     };
     let is_theirs = match step {
         Step::GivenMasks { .. } if in_bf16.is_none() => precision == Precision::Tf32,
+        Step::Network => precision == Precision::F32,
         _ => precision == Precision::Bf16,
     };
     let mut name = name.to_owned();
     let rows = overrides.batch.unwrap_or(run.train.batch_size);
-    match &mut run.data {
-        Data::Tokens { seq_len, .. } => {
-            *seq_len = overrides.seq.unwrap_or(*seq_len);
+    match length(&mut run) {
+        Some(positions) => {
+            *positions = overrides.seq.unwrap_or(*positions);
             if overrides.batch.is_some() || overrides.seq.is_some() {
-                name = format!("{name}@{rows}x{seq_len}");
+                name = format!("{name}@{rows}x{positions}");
             }
+            let positions = *positions;
             if let Input::Tokens { n_ctx, .. } = run.target.model.input()
-                && *seq_len > n_ctx
+                && positions > n_ctx
             {
                 return refuse(format!(
-                    "{seq_len} tokens a row, the target has {n_ctx} positions"
+                    "{positions} tokens a row, the target has {n_ctx} positions"
                 ));
             }
         }
-        Data::SparseFeatures { .. } if overrides.batch.is_some() => name = format!("{name}@{rows}"),
-        Data::SparseFeatures { .. } => {}
+        None if overrides.batch.is_some() => name = format!("{name}@{rows}"),
+        None => {}
     }
     if let Some(samples) = overrides.samples {
         run.train.mask_samples = samples;

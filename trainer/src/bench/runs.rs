@@ -1,5 +1,6 @@
 //! The run file of a workload, `workloads/NAME.toml`; its data and weights are never opened.
 
+use crate::networks::{Kaufmann, Model, Spectral};
 use crate::run_file::{Data, Run};
 
 /// The timed run.
@@ -13,6 +14,8 @@ pub enum Step {
         /// Tokens are drawn from the first so many.
         tokens: usize,
     },
+    /// Forward and backward pass and update of the network itself, without a decomposition.
+    Network,
 }
 
 macro_rules! workload {
@@ -46,15 +49,34 @@ pub(super) fn run(name: &str) -> Option<(Run, Step)> {
         "tiny-tms" => (workload!("tiny-tms"), None, Step::Training),
         "full-gpt2-h1" => (workload!("full-gpt2-h1"), None, Step::Training),
         "tiny-gpt2-h1" => (workload!("tiny-gpt2-h1"), None, Step::Training),
+        "sd-2x64" => (workload!("sd"), None, Step::Network),
+        "sd-1x128" => (workload!("sd"), Some((1, 128)), Step::Network),
+        "kaufmann-2x64" => (workload!("kaufmann"), None, Step::Network),
+        "kaufmann-1x128" => (workload!("kaufmann"), Some((1, 128)), Step::Network),
+        "byte-4x64" => (workload!("byte"), None, Step::Network),
+        "byte-spectral-4x64" => (workload!("byte-spectral"), None, Step::Network),
+        "byte-loop-4x64" => (workload!("byte-loop"), None, Step::Network),
+        "byte-traditional-4x64" => (workload!("byte-traditional"), None, Step::Network),
         _ => return None,
     };
     let mut run = Run::from_resolved(text).expect("a run file of ours");
     name.clone_into(&mut run.name);
-    if let (Some((rows, tokens)), Data::Tokens { seq_len, .. }) = (batch, &mut run.data) {
-        (run.train.batch_size, run.eval.batch_size, *seq_len) = (rows, rows, tokens);
+    if let Some((rows, positions)) = batch {
+        (run.train.batch_size, run.eval.batch_size) = (rows, rows);
+        *length(&mut run).expect("rows of these workloads are sequences") = positions;
     }
     if step != Step::Training {
         run.losses.clear();
     }
     Some((run, step))
+}
+
+/// Positions of a row, where rows are sequences.
+pub(super) fn length(run: &mut Run) -> Option<&mut usize> {
+    match (&mut run.data, &mut run.target.model) {
+        (Data::Tokens { seq_len, .. }, _) => Some(seq_len),
+        (_, Model::Spectral(Spectral { positions, .. })) => Some(positions),
+        (_, Model::Kaufmann(Kaufmann { positions, .. })) => Some(positions),
+        _ => None,
+    }
 }

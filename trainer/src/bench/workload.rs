@@ -5,8 +5,7 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Store};
 
 use super::clock::Timed;
-use super::compile_benchmark;
-use super::{Preset, Step};
+use super::{Preset, Step, compile_benchmark, network};
 use crate::data::{features, fill, fill_block, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
@@ -25,12 +24,11 @@ const TARGET_SEED: u64 = 0x0074_6172_6765_7400;
 
 /// The program of a step.
 fn step(preset: &Preset, decomposition: &Decomposition, store: &Store) -> Result<Builder, Fault> {
+    let shape = decomposition.shape(preset.run.train.batch_size);
     Ok(match preset.step {
         Step::Training => decomposition.step_program(store)?,
-        Step::GivenMasks { .. } => {
-            let shape = decomposition.shape(preset.run.train.batch_size);
-            compile_benchmark::program(decomposition, store, shape)?
-        }
+        Step::Network => network::program(decomposition, store, shape)?,
+        Step::GivenMasks { .. } => compile_benchmark::program(decomposition, store, shape)?,
     })
 }
 
@@ -105,11 +103,10 @@ impl Workload {
         self.decomposition.shape(run.train.batch_size)
     }
 
-    /// Masks for a program that is a part of the step, where the step is given its masks.
+    /// Masks for a program that is a part of the step, where the step is given its masks; a toy's
+    /// cotangent.
     pub(super) fn draw(&self, part: &mut Executor) {
-        if let Step::GivenMasks { .. } = self.kind {
-            compile_benchmark::draw(&self.decomposition, self.steps, part);
-        }
+        draw(self.kind, &self.decomposition, self.steps, part);
     }
 
     /// A batch and scalars for a program that is a part of the step.
@@ -146,9 +143,9 @@ impl Workload {
 impl Timed for Workload {
     /// One update, on the batch of this number. Numbers wrap around.
     fn step(&mut self, batch: usize) -> Result<(), Fault> {
-        if let (Step::GivenMasks { .. }, 0) = (self.kind, self.steps) {
+        if self.steps == 0 {
             // They stay as they are, on a GPU too: others would travel there within a timed step.
-            compile_benchmark::draw(&self.decomposition, self.steps, &mut self.program);
+            draw(self.kind, &self.decomposition, 0, &mut self.program);
         }
         let blocks = self.decomposition.run.train.blocks();
         let batch = &self.batches[batch % BATCHES];
@@ -164,11 +161,26 @@ impl Timed for Workload {
     }
 }
 
-/// The decomposition of a preset. A step that is given its masks has no importance functions.
+fn draw(kind: Step, decomposition: &Decomposition, number: u32, program: &mut Executor) {
+    match kind {
+        Step::Training => {}
+        Step::Network => network::draw(program),
+        Step::GivenMasks { .. } => compile_benchmark::draw(decomposition, number, program),
+    }
+}
+
+/// The decomposition of a preset. A step that is given its masks has no importance functions, and
+/// that of the network has its own parameters alone.
 pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomposition, Fault> {
     let mut decomposition = Decomposition::new(&preset.run, store)?;
-    if let Step::GivenMasks { .. } = preset.step {
-        decomposition.model.parameters = decomposition.parameters.of(&[Group::Components]);
+    match preset.step {
+        Step::Training => {}
+        Step::Network => {
+            decomposition.model.parameters = network::parameters(&decomposition, store);
+        }
+        Step::GivenMasks { .. } => {
+            decomposition.model.parameters = decomposition.parameters.of(&[Group::Components]);
+        }
     }
     Ok(decomposition)
 }
@@ -247,7 +259,7 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
     match (&run.data, run.target.model.input()) {
         (Data::Tokens { seq_len, .. }, Input::Tokens { vocab, .. }) => {
             let below = match preset.step {
-                Step::Training => vocab,
+                Step::Training | Step::Network => vocab,
                 Step::GivenMasks { tokens } => tokens,
             };
             let stream = Stream::new(Purpose::Features, 0, 0);
