@@ -122,7 +122,7 @@ impl Decomposition {
     pub fn shape(&self, rows: usize) -> BatchShape {
         let positions = match &self.run.data {
             Data::Tokens { seq_len, .. } => *seq_len,
-            Data::SparseFeatures { .. } => 1,
+            Data::SparseFeatures { .. } => self.target.positions(),
         };
         BatchShape { rows, positions }
     }

@@ -134,11 +134,13 @@ impl Decomposition {
         self.importances_program(store, self.run.eval.batch_size)
     }
 
-    /// The same on rows of one feature each, for a toy.
+    /// The same on rows of one feature each, for a toy whose rows are no sequences.
     pub(crate) fn probe_program(&self, store: &Store) -> Result<Option<Builder>> {
         match self.target.input() {
-            Input::Features(features) => self.importances_program(store, features).map(Some),
-            Input::Tokens { .. } => Ok(None),
+            Input::Features(features) if self.target.positions() == 1 => {
+                self.importances_program(store, features).map(Some)
+            }
+            Input::Features(_) | Input::Tokens { .. } => Ok(None),
         }
     }
 

@@ -4,7 +4,7 @@ use spd_draws::Stream;
 use spd_engine::ops::{AdamW, AdamWOperands};
 use spd_engine::{Builder, Executor, Result, Slot, Store, Value};
 
-use crate::networks::Start;
+use crate::networks::{Start, ramanujan};
 
 /// Tensors whose gradients are clipped together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -325,6 +325,23 @@ pub(crate) fn start_rows(
             for (row, values) in values.chunks_mut(columns).enumerate() {
                 values.fill(0.0);
                 values[row] = 1.0;
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+        Start::Filled(number) => values.fill(number as f32),
+        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+        Start::Ramanujan => {
+            for (position, values) in values.chunks_mut(columns).enumerate() {
+                for (value, q) in values.iter_mut().zip(1..) {
+                    *value = ramanujan(position, q) as f32;
+                }
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+        Start::Ramp => {
+            let last = values.len().saturating_sub(1).max(1) as f64;
+            for (at, value) in values.iter_mut().enumerate() {
+                *value = (2.0 * at as f64 / last - 1.0) as f32;
             }
         }
         #[expect(

@@ -35,6 +35,8 @@ pub struct Pass<'a> {
     masked: BTreeMap<String, MaskedSite>,
     /// Input of each layer that was computed, by path.
     pub inputs: BTreeMap<String, Value>,
+    /// Terms of the network's training loss that the forward pass finds, with their weights.
+    penalties: Vec<(f64, Value)>,
 }
 
 impl<'a> Pass<'a> {
@@ -54,7 +56,29 @@ impl<'a> Pass<'a> {
             weights,
             masked,
             inputs: BTreeMap::new(),
+            penalties: Vec::new(),
         }
+    }
+
+    /// Adds a term, a scalar, to the training loss of the network.
+    pub fn penalty(&mut self, weight: f64, term: Value) {
+        self.penalties.push((weight, term));
+    }
+
+    /// The training loss with the terms that the forward pass found.
+    ///
+    /// # Errors
+    ///
+    /// When a term is no scalar.
+    pub fn with_penalties(&self, b: &mut Builder, loss: Value) -> Result<Value> {
+        if self.penalties.is_empty() {
+            return Ok(loss);
+        }
+        let terms: Vec<_> = [(1.0, loss)]
+            .into_iter()
+            .chain(self.penalties.iter().copied())
+            .collect();
+        b.weighted_sum(&terms)
     }
 
     /// A tensor of the target.

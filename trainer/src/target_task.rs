@@ -172,7 +172,8 @@ fn own_loss(
     };
     let input = b.input("input", &ty)?;
     let output = network.forward(b, &mut pass, input)?;
-    Ok(network.loss(b, input, output)?)
+    let loss = network.loss(b, input, output)?;
+    Ok(pass.with_penalties(b, loss)?)
 }
 
 impl Task for TargetTask {

@@ -137,9 +137,11 @@ coeff = 1.0
 const SIZES: &str =
     r#"vocab = 11, n_ctx = 24, d_model = 32, n_layer = 1, n_head = 4, weights = "x""#;
 
-#[test]
-fn each_language_model_keeps_its_mask_and_without_it_every_position_sees_all() {
-    for kind in [
+const BYTE_SIZES: &str = r#"n_ctx = 24, d_model = 32, n_layer = 1, weights = "x""#;
+
+/// The keys of every language model that is causal.
+fn causal() -> Vec<String> {
+    let transformers = [
         "gpt2",
         "gpt2_simple",
         "gpt_neo",
@@ -147,24 +149,68 @@ fn each_language_model_keeps_its_mask_and_without_it_every_position_sees_all() {
         "llama",
         "llama_simple",
         "llama_simple_mlp",
-    ] {
-        let network = of_keys(&format!("kind = \"{kind}\", {SIZES}"));
-        let subject = Subject::of(network, None, "test", "none".into()).unwrap();
-        let (pool, fits) = (Arc::new(Pool::single()), |_| Ok(()));
-        let on = On {
-            processor: &pool.into(),
-            precision: spd_engine::Precision::F32,
-            fits: &fits,
-        };
-        assert!(has_masks(&*subject.network, 24).unwrap(), "{kind}");
-        let probe = probe::measure(subject, &on, true, &mut |_| {}).unwrap();
-        let changed = |places: &[Place]| -> Vec<_> {
-            let places = places.iter();
-            places.map(|place| (place.earlier, place.changed)).collect()
-        };
-        assert_eq!(changed(&probe.places), [(46, 0), (24, 0)], "{kind}");
+    ];
+    let transformers = transformers.map(|kind| format!("kind = \"{kind}\", {SIZES}"));
+    let with_basis = ["", ", wire_basis = false"]
+        .map(|wired| format!("kind = \"nm_gpt_mini\", {SIZES}, d_coords = 8, n_basis = 4{wired}"));
+    let of_bytes = [
+        "kind = \"byte_traditional\", n_head = 4",
+        "kind = \"byte_spectral\", encoder = \"embedding\"",
+        "kind = \"byte_spectral\", window = 8",
+    ];
+    let of_bytes = of_bytes.map(|keys| format!("{keys}, {BYTE_SIZES}"));
+    transformers
+        .into_iter()
+        .chain(with_basis)
+        .chain(of_bytes)
+        .collect()
+}
+
+/// Of each change of a token: the earlier positions, and how many of them it reaches.
+fn changed(places: &[Place]) -> Vec<(usize, usize)> {
+    let places = places.iter();
+    places.map(|place| (place.earlier, place.changed)).collect()
+}
+
+fn probed(network: &Network, has_control: bool) -> Probe {
+    let subject = Subject::of(network.clone(), None, "test", "none".into()).unwrap();
+    let (pool, fits) = (Arc::new(Pool::single()), |_| Ok(()));
+    let on = On {
+        processor: &pool.into(),
+        precision: spd_engine::Precision::F32,
+        fits: &fits,
+    };
+    probe::measure(subject, &on, has_control, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn each_causal_language_model_keeps_its_mask_and_without_it_every_position_sees_all() {
+    for keys in causal() {
+        let network = of_keys(&keys);
+        assert!(
+            !network.leaks() && has_masks(&*network, 24).unwrap(),
+            "{keys}"
+        );
+        let probe = probed(&network, true);
+        assert_eq!(changed(&probe.places), [(46, 0), (24, 0)], "{keys}");
         let control = probe.control.unwrap();
-        assert_eq!(changed(&control), [(46, 46), (24, 24)], "{kind}");
+        assert_eq!(changed(&control), [(46, 46), (24, 24)], "{keys}");
+    }
+}
+
+#[test]
+fn every_position_of_a_leaky_language_model_sees_all() {
+    for keys in [
+        "kind = \"byte_enhanced\"",
+        "kind = \"byte_spectral\", encoder = \"loop\", mixing = \"circular\"",
+        "kind = \"byte_spectral\", encoder = \"loop\", mixing = \"causal\"",
+        "kind = \"byte_spectral\", encoder = \"embedding\", mixing = \"circular\"",
+        "kind = \"byte_spectral\", encoder = \"causal\", mixing = \"circular\"",
+    ] {
+        let network = of_keys(&format!("{keys}, allow_leak = true, {BYTE_SIZES}"));
+        assert!(network.leaks(), "{keys}");
+        let probe = probed(&network, false);
+        assert_eq!(changed(&probe.places), [(46, 46), (24, 24)], "{keys}");
     }
 }
 
@@ -199,6 +245,11 @@ fn a_cut_network_keeps_its_settings() {
         (
             "kind = \"llama_simple\", n_head = 12",
             "llama_simple, 2 layers of width 64, 4 heads on 4 of keys, mlp 256, 8 tokens, 32 positions",
+        ),
+        (
+            "kind = \"nm_gpt_mini\", n_head = 12, d_coords = 64, n_basis = 32",
+            "nm_gpt_mini, 2 layers of width 64, 4 heads, fixed scores of 64 coordinates, softmax basis of 32, wired 1, \
+             mlp 256, 8 tokens, 32 learned positions",
         ),
     ] {
         let network = of_keys(&format!("{keys}, {large}"));

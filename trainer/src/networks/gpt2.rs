@@ -278,7 +278,7 @@ fn of_both(json: &mut ConfigJson) {
 
 pub(super) const GPT2: Listed<Gpt2> = Listed {
     architectures: &[("gpt2", of_json)],
-    export: |gpt2| Ok(Export::Transformers(gpt2.of_transformers())),
+    export: Some(|gpt2| Ok(Export::Transformers(gpt2.of_transformers()))),
     ..Listed::new(read, |sizes| {
         Ok(Arc::new(Network::of(*sizes, &HUGGINGFACE)))
     })
@@ -290,7 +290,7 @@ pub(super) const GPT2_SIMPLE: Listed<Gpt2> = Listed {
         file: "GPT2Simple",
         read: reference_sizes,
     }),
-    export: |gpt2| {
+    export: Some(|gpt2| {
         if gpt2.d_mlp == 4 * gpt2.d_model && gpt2.is_usual() {
             return Ok(Export::Simple(gpt2.of_reference()));
         }
@@ -298,13 +298,13 @@ pub(super) const GPT2_SIMPLE: Listed<Gpt2> = Listed {
             "its GPT2Simple has an MLP of width 4 d_model, a tanh GELU and norms of eps 1e-5"
                 .into(),
         )
-    },
+    }),
     ..Listed::new(read, |sizes| Ok(Arc::new(Network::of(*sizes, &SIMPLE))))
 };
 
 pub(super) const GPT_NEO: Listed<GptNeo> = Listed {
     architectures: &[("gpt_neo", neo_of_json)],
-    export: |neo| Ok(Export::Transformers(neo.of_transformers())),
+    export: Some(|neo| Ok(Export::Transformers(neo.of_transformers()))),
     ..Listed::new(read_neo, |sizes| Ok(Arc::new(Network::neo(sizes))))
 };
 

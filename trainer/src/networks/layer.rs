@@ -1,5 +1,9 @@
 //! The layers of a network that may become sites.
 
+use spd_engine::{Builder, Result, Value};
+
+use super::gpt2::rounded;
+
 /// The operation of a layer, and the layout of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
@@ -80,6 +84,25 @@ impl Layer {
             }
         }
     }
+}
+
+/// `x + bias`, f32 `[b, t, d]` and `[d]`: the bias as the vector of every position.
+pub(super) fn add_bias(b: &mut Builder, x_btd: Value, bias: Value) -> Result<Value> {
+    let bias_td = bias_of_positions(b, b.ty(x_btd).dims[1], bias)?;
+    b.add_positions(x_btd, bias_td)
+}
+
+/// `x` times a number that no training moves.
+pub(super) fn times(b: &mut Builder, x: Value, factor: f64) -> Result<Value> {
+    let factor = rounded(factor);
+    b.elementwise(["times", "times_grad"], [x], |[x]| x * factor)
+}
+
+/// A bias f32 `[d]` as the vector of every position, f32 `[t, d]`.
+pub(super) fn bias_of_positions(b: &mut Builder, positions: usize, bias: Value) -> Result<Value> {
+    let bias_1d = b.reshape(bias, &[1, b.ty(bias).len()])?;
+    let ones_t1 = b.constant(1.0, &[positions, 1])?;
+    b.matmul(ones_t1, bias_1d)
 }
 
 /// The site of the identity matrix that is put before the layer at `path`; of a pattern, the

@@ -391,7 +391,7 @@ pub(super) const LLAMA: Listed<Llama> = Listed {
             of_json(json, family);
         }),
     ],
-    export: |llama| llama.of_transformers().map(Export::Transformers),
+    export: Some(|llama| llama.of_transformers().map(Export::Transformers)),
     ..Listed::new(read, |sizes| Ok(Arc::new(Network::huggingface(*sizes))))
 };
 
@@ -401,7 +401,7 @@ pub(super) const LLAMA_SIMPLE: Listed<LlamaSimple> = Listed {
         file: "LlamaSimple",
         read: reference_sizes,
     }),
-    export: |llama| Ok(Export::Simple(llama.of_reference("LlamaSimple"))),
+    export: Some(|llama| Ok(Export::Simple(llama.of_reference("LlamaSimple")))),
     ..Listed::new(read_gated, |sizes| {
         Ok(Arc::new(Network::simple(*sizes, true)))
     })
@@ -413,7 +413,7 @@ pub(super) const LLAMA_SIMPLE_MLP: Listed<LlamaSimple> = Listed {
         file: "LlamaSimpleMLP",
         read: reference_sizes,
     }),
-    export: |llama| Ok(Export::Simple(llama.of_reference("LlamaSimpleMLP"))),
+    export: Some(|llama| Ok(Export::Simple(llama.of_reference("LlamaSimpleMLP")))),
     ..Listed::new(read_plain, |sizes| {
         Ok(Arc::new(Network::simple(*sizes, false)))
     })

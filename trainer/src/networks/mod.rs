@@ -13,10 +13,11 @@
 //!
 //! # Keys of `[target]`
 //!
-//! - `kind` | what `weights` says | `pretrained_model_class` | `"tms"`, `"resid_mlp"`; `"gpt2"`,
-//!   `"gpt_neo"`, `"gpt_neox"` or `"llama"` (Hugging Face's layouts); `"gpt2_simple"`,
-//!   `"llama_simple"` or `"llama_simple_mlp"` (the reference's); `"custom"` in programs that bring
-//!   a network along
+//! - `kind` | what `weights` says | `pretrained_model_class` | `"tms"`, `"resid_mlp"`,
+//!   `"spectral"` or `"kaufmann"` (toys); `"gpt2"`, `"gpt_neo"`, `"gpt_neox"` or `"llama"` (Hugging
+//!   Face's layouts); `"gpt2_simple"`, `"llama_simple"` or `"llama_simple_mlp"` (the reference's);
+//!   `"nm_gpt_mini"`; `"byte_traditional"`, `"byte_spectral"` or `"byte_enhanced"` (byte models);
+//!   `"custom"` in programs that bring a network along
 //! - language models: `vocab`, `n_ctx`, `d_model`, `n_layer`, `n_head` | | `vocab_size`,
 //!   `block_size`, `n_embd`, `n_layer`, `n_head` | sizes
 //! - language models: `d_mlp` | 4 `d_model`, llama, llama_simple: 8/3 | `n_intermediate` | width of
@@ -29,13 +30,20 @@
 //! - llama, gpt_neox, gpt2, gpt2_simple, gpt_neo: `tied_head` | false; gpt2, gpt2_simple, gpt_neo:
 //!   true | | whether the head is the token embedding
 
+mod byte_enhanced;
+mod byte_spectral;
+mod byte_traditional;
+mod bytes;
 mod custom;
 mod cut;
 mod gpt2;
+mod kaufmann;
 pub(crate) mod layer;
 mod llama;
 mod neox;
+mod nm_gpt_mini;
 mod resid_mlp;
+mod spectral;
 mod tms;
 mod weights;
 
@@ -48,13 +56,20 @@ use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, Size};
 use spd_engine::{Builder, DType, Result, Type, Value};
 
+pub use byte_enhanced::ByteEnhanced;
+pub use byte_spectral::{ByteSpectral, Encoder, Mixing};
+pub use byte_traditional::ByteTraditional;
 pub use custom::Custom;
 pub use cut::Most;
 pub use gpt2::{Gpt2, GptNeo, Nonlinearity};
+pub use kaufmann::{Kaufmann, KaufmannLayer, ScoreScale};
 pub use layer::{Layer, LayerKind, pre_identity};
 pub use llama::{Llama, LlamaSimple, RopeScaling};
 pub use neox::GptNeoX;
+pub(crate) use nm_gpt_mini::ramanujan;
+pub use nm_gpt_mini::{NmGptMini, Positions};
 pub use resid_mlp::{Activation, ResidMlp};
+pub use spectral::{Basis, Spectral, SpectralLayer};
 pub use tms::Tms;
 pub use weights::{Described, Tensors, Weights, describe, load};
 
@@ -94,7 +109,10 @@ macro_rules! networks {
             /// Why it does not.
             pub(crate) fn export(&self) -> std::result::Result<Export, String> {
                 match self {
-                    $(Self::$Variant(network) => ($listed.export)(network),)*
+                    $(Self::$Variant(network) => match $listed.export {
+                        Some(export) => export(network),
+                        None => Err(format!("it has no class for a network of kind {:?}", $word)),
+                    },)*
                 }
             }
         }
@@ -163,6 +181,12 @@ networks! {
     "llama" => Llama(Llama): llama::LLAMA;
     "llama_simple" => LlamaSimple(LlamaSimple): llama::LLAMA_SIMPLE;
     "llama_simple_mlp" => LlamaSimpleMlp(LlamaSimple): llama::LLAMA_SIMPLE_MLP;
+    "spectral" => Spectral(Spectral): spectral::SPECTRAL;
+    "kaufmann" => Kaufmann(Kaufmann): kaufmann::KAUFMANN;
+    "nm_gpt_mini" => NmGptMini(NmGptMini): nm_gpt_mini::NM_GPT_MINI;
+    "byte_spectral" => ByteSpectral(ByteSpectral): byte_spectral::BYTE_SPECTRAL;
+    "byte_enhanced" => ByteEnhanced(ByteEnhanced): byte_enhanced::BYTE_ENHANCED;
+    "byte_traditional" => ByteTraditional(ByteTraditional): byte_traditional::BYTE_TRADITIONAL;
     "custom" => Custom(Custom): custom::CUSTOM;
 }
 
@@ -182,6 +206,11 @@ pub trait Target: fmt::Debug + Send + Sync {
 
     /// Its input.
     fn input(&self) -> Input;
+
+    /// Positions of a row of features: 1, unless a row is a sequence of vectors.
+    fn positions(&self) -> usize {
+        1
+    }
 
     /// The layers that may become sites, in the order of its modules.
     fn layers(&self) -> Vec<Layer>;
@@ -291,6 +320,12 @@ pub enum Start {
     Uniform(f64),
     /// Rows of length 1 in random directions.
     UnitRows,
+    /// All elements are this.
+    Filled(f64),
+    /// Even steps from -1 to 1.
+    Ramp,
+    /// Ramanujan's sums, a column for each number from 1.
+    Ramanujan,
 }
 
 /// A tensor of a target.
@@ -397,6 +432,9 @@ struct Found<N> {
     network: Option<N>,
 }
 
+/// How the SPD reference opens a network, or why it does not.
+type Exporter<N> = fn(&N) -> std::result::Result<Export, String>;
+
 /// A network of run files, beside its forward pass.
 struct Listed<N> {
     /// Reads its keys.
@@ -408,8 +446,8 @@ struct Listed<N> {
     architectures: &'static [Architecture],
     /// Its counterpart in the SPD reference.
     reference: Option<OfReference>,
-    /// How the SPD reference opens it, or why it does not.
-    export: fn(&N) -> std::result::Result<Export, String>,
+    /// How the SPD reference opens it, or why it does not; `None` if it has no class for it.
+    export: Option<Exporter<N>>,
 }
 
 impl<N> Listed<N> {
@@ -424,7 +462,7 @@ impl<N> Listed<N> {
             traits: Traits::PLAIN,
             architectures: &[],
             reference: None,
-            export: |_| Err("it has no class for a network of kind \"custom\"".into()),
+            export: None,
         }
     }
 }

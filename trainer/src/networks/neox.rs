@@ -172,7 +172,7 @@ fn of_json(json: &mut ConfigJson) {
 
 pub(super) const GPT_NEOX: Listed<GptNeoX> = Listed {
     architectures: &[("gpt_neox", of_json)],
-    export: |neox| Ok(Export::Transformers(neox.of_transformers())),
+    export: Some(|neox| Ok(Export::Transformers(neox.of_transformers()))),
     ..Listed::new(read, |sizes| Ok(Arc::new(*sizes)))
 };
 

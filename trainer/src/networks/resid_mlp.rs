@@ -98,14 +98,14 @@ pub(super) const RESID_MLP: Listed<ResidMlp> = Listed {
         file: "resid_mlp_model_config",
         read: of_reference,
     }),
-    export: |mlp| {
+    export: Some(|mlp| {
         Ok(Export::Toy(OfToy {
             kind: "resid_mlp",
             sizes: mlp.sizes(),
             has_identities: false,
             has_labels: Some(mlp.n_features),
         }))
-    },
+    }),
     ..Listed::new(read, |mlp| Ok(Arc::new(*mlp)))
 };
 

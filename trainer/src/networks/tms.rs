@@ -69,14 +69,14 @@ pub(super) const TMS: Listed<Tms> = Listed {
         file: "tms_model_config",
         read: of_reference,
     }),
-    export: |tms| {
+    export: Some(|tms| {
         Ok(Export::Toy(OfToy {
             kind: "tms",
             sizes: tms.sizes(),
             has_identities: tms.n_hidden_layers > 0,
             has_labels: None,
         }))
-    },
+    }),
     ..Listed::new(read, |tms| Ok(Arc::new(*tms)))
 };
 

@@ -2,8 +2,7 @@
 //!
 //! # Keys of `[data]`
 //!
-//! - `kind` | | `task_name` | `"sparse_features"` for the toys (tms, resid_mlp), `"tokens"` for
-//!   language models
+//! - `kind` | | `task_name` | `"sparse_features"` for toys, `"tokens"` for language models
 //! - `probability`, or `exactly_active` | | `feature_probability`, `data_generation_type` | how
 //!   often a feature is on, each by itself; or how many are on in each row, any of them
 //! - `synced_inputs` | none | `synced_inputs` | with `probability`: groups of features, as in `[[0,

@@ -20,6 +20,7 @@ mod replica;
 mod run_file;
 mod scalars;
 mod sensitivity;
+mod spectral;
 mod target_file;
 mod tied;
 mod trained_targets;
@@ -113,6 +114,7 @@ pub(crate) fn tests() -> Vec<Test> {
     for (name, run) in others {
         add(format!("golden::{name}"), Box::new(run));
     }
+    tests.extend(spectral::tests());
     tests
 }
 

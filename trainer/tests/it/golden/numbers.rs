@@ -13,7 +13,7 @@ pub(super) struct Numbers {
     name: String,
     /// Metadata.
     pub(super) info: Json,
-    tensors: BTreeMap<String, Tensor>,
+    pub(super) tensors: BTreeMap<String, Tensor>,
 }
 
 /// A recorded tensor. Floats, integers and flags alike fit into f64.
@@ -90,6 +90,14 @@ impl Numbers {
 
     pub(super) fn find(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
+    }
+
+    /// A tensor that a part of the recorded numbers may be without.
+    pub(super) fn kept(&self, name: &str) -> Option<&Tensor> {
+        match self.is_part() {
+            true => self.find(name),
+            false => Some(self.get(name)),
+        }
     }
 
     pub(super) fn get(&self, name: &str) -> &Tensor {

@@ -1,8 +1,6 @@
 //! One step: the clean pass, the importances, and each loss with its gradient, as the program of a
 //! step leaves it in AdamW's first moments.
 
-use std::collections::BTreeMap;
-
 use serde_json::Value as Json;
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
 use spd_engine::{Builder, Executor, Store, Type, Value};
@@ -18,7 +16,7 @@ use super::compare::Comparison;
 use super::numbers::Numbers;
 use super::processor;
 use super::replica::{Replica, routes};
-use super::run_file::{self, FAITHFULNESS, Settings, list, number, size, texts};
+use super::run_file::{self, FAITHFULNESS, ONE_OF_THOUSAND, Settings, list, number, size, texts};
 use crate::harness::Outcome;
 
 /// f32 against f32 with sums in another order: a few roundings of 6e-8 each. Twenty layers deep,
@@ -33,8 +31,15 @@ pub(super) fn check(name: &str) -> Outcome {
         Some(_) => TOY,
         None => TRANSFORMER,
     };
+    let mut compared = compare(&case, name, tolerance).finish();
+    compared.left_out = case.terms_left_out();
+    Ok(compared)
+}
+
+/// All that is recorded of a step.
+pub(super) fn compare(case: &Numbers, name: &str, tolerance: f64) -> Comparison {
     let mut comparison = Comparison::new(name, tolerance);
-    clean(&case, &mut comparison);
+    clean(case, &mut comparison);
     let all = case.info["terms"].as_object().expect("settings by term");
     // The reference cannot compute hidden activations of an embedding, whose input are tokens.
     let computed = all
@@ -42,19 +47,17 @@ pub(super) fn check(name: &str) -> Outcome {
         .filter(|(name, _)| case.info["losses"].get(name).is_some());
     for (name, said) in computed {
         if case.need(&format!("{name} alone")).is_ok() {
-            alone(&case, name, said, &mut comparison);
+            alone(case, name, said, &mut comparison);
         }
     }
-    total(&case, &mut comparison);
-    let mut compared = comparison.finish();
-    compared.left_out = case.terms_left_out();
-    Ok(compared)
+    total(case, &mut comparison);
+    comparison
 }
 
 /// A single term.
 fn alone(case: &Numbers, name: &str, said: &Json, comparison: &mut Comparison) {
     let part = Part::new(case, name, 1.0);
-    let run = run(case, std::slice::from_ref(&part), said);
+    let run = run(case, std::slice::from_ref(&part), said, ONE_OF_THOUSAND);
     let term = &run.losses[0].term;
     routes_are_those_recorded(case, name, term);
     let climbs = climbs_like_theirs(case, name, &run, comparison);
@@ -67,7 +70,7 @@ fn alone(case: &Numbers, name: &str, said: &Json, comparison: &mut Comparison) {
 }
 
 /// The run of some terms with the settings of one, `said`.
-fn run(case: &Numbers, parts: &[Part], said: &Json) -> Run {
+fn run(case: &Numbers, parts: &[Part], said: &Json, train: &str) -> Run {
     let losses: String = parts.iter().map(|part| part.text.as_str()).collect();
     let settings = Settings {
         delta: said["use_delta"] == true,
@@ -75,6 +78,7 @@ fn run(case: &Numbers, parts: &[Part], said: &Json) -> Run {
         // alone, which are recorded too. The noise is compared in the clean pass.
         sampling: "continuous",
         mask_samples: size(said, "n_mask_samples"),
+        train,
         ..Settings::PLAIN
     };
     run_file::run(case, &losses, settings)
@@ -82,7 +86,9 @@ fn run(case: &Numbers, parts: &[Part], said: &Json) -> Run {
 
 /// Everything before the losses.
 fn clean(case: &Numbers, comparison: &mut Comparison) {
-    for sampling in [Sampling::Continuous, Sampling::Binomial] {
+    let noise = case.kept(&format!("ci_binom.rand.{}", texts(&case.info, "sites")[0]));
+    let binomial = noise.map(|_| Sampling::Binomial);
+    for sampling in [Sampling::Continuous].into_iter().chain(binomial) {
         let kind = format!("{sampling:?}").to_lowercase();
         let settings = Settings {
             sampling: &kind,
@@ -136,11 +142,14 @@ fn clean(case: &Numbers, comparison: &mut Comparison) {
         for name in names {
             let ours = executor.output(&name, &replica.store);
             if let Some(path) = name.strip_prefix("l0.") {
-                let theirs = number(&case.info["l0_thr0"], path);
-                comparison.number(&name, ours[0].into(), theirs);
+                if let Some(theirs) = case.info.get("l0_thr0") {
+                    comparison.number(&name, ours[0].into(), number(theirs, path));
+                }
                 continue;
             }
-            let mut theirs = case.get(&name).clone();
+            let Some(mut theirs) = case.kept(&name).cloned() else {
+                continue;
+            };
             let of_site = name.strip_prefix("delta.");
             let mut sites = replica.decomposition.sites.iter();
             if let Some(path) = of_site
@@ -181,11 +190,9 @@ fn upper(case: &Numbers, comparison: &mut Comparison) {
             .run_and_fetch(&mut store)
             .expect("a processor that works");
         let key = format!("ci.upper.{site}");
-        comparison.tensor(
-            &key,
-            executor.output("upper", &store),
-            &case.get(&key).values,
-        );
+        if let Some(theirs) = case.kept(&key) {
+            comparison.tensor(&key, executor.output("upper", &store), &theirs.values);
+        }
     }
 }
 
@@ -211,15 +218,8 @@ pub(super) fn drawn_for(info: &Json, term: &Term) -> Vec<String> {
 /// The weighted sum of many losses. Its gradient is not the sum of theirs: the rule of the lower
 /// sigmoid asks for the sign of all that arrives at an importance.
 fn total(case: &Numbers, comparison: &mut Comparison) {
-    let said = list(&case.info, "total_terms").iter().map(|part| {
-        let name = part[0].as_str().expect("a name");
-        Part::new(case, name, part[1].as_f64().expect("a coefficient"))
-    });
-    let parts: Vec<Part> = said.collect();
-    let mut first = case.info["terms"][&parts[0].name].clone();
-    first["frac"] = case.info["total_frac_of_training"].clone();
-    let run = run(case, &parts, &first);
-    let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+    let (run, names, said) = weighted(case, ONE_OF_THOUSAND);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut losses = run.losses.iter().zip(&names);
     let adversary = losses.find(|(loss, _)| matches!(loss.term, Term::PgdRecon(_)));
     let (climbs, term) = match adversary {
@@ -228,17 +228,62 @@ fn total(case: &Numbers, comparison: &mut Comparison) {
     };
     for &adversary in adversaries(term, climbs) {
         comparison.group(adversary.label("total"));
-        let step = Step::new(case, &names, (&run, &first), adversary);
+        let step = Step::new(case, &names, (&run, &said), adversary);
         step.compare(case, "total", comparison);
+    }
+}
+
+/// The run of the losses that are summed, what they are recorded as, and when in the run they are.
+///
+/// - `train`: further lines of `[train]`
+fn weighted(case: &Numbers, train: &str) -> (Run, Vec<String>, Json) {
+    let said = list(&case.info, "total_terms").iter().map(|part| {
+        let name = part[0].as_str().expect("a name");
+        Part::new(case, name, part[1].as_f64().expect("a coefficient"))
+    });
+    let parts: Vec<Part> = said.collect();
+    let mut first = case.info["terms"][&parts[0].name].clone();
+    first["frac"] = case.info["total_frac_of_training"].clone();
+    let samples = parts.iter().map(|part| &case.info["terms"][&part.name]);
+    let samples = samples.map(|said| size(said, "n_mask_samples")).max();
+    first["n_mask_samples"] = samples.into();
+    let run = run(case, &parts, &first, train);
+    (
+        run,
+        parts.into_iter().map(|part| part.name).collect(),
+        first,
+    )
+}
+
+/// The update by the weighted sum, as the recorded optimiser makes it: norms of gradients, and the
+/// parameters that it leaves, which are of order 1.
+pub(super) fn update(case: &Numbers, comparison: &mut Comparison) {
+    let said = &case.info["optimiser"];
+    let train = format!(
+        "steps = 1000\nlr = {}\nclip_components = {}\nclip_importance = {}\n",
+        said["lr"], said["clip_components"], said["clip_ci"]
+    );
+    let (run, names, said) = weighted(case, &train);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let step = Step::new(case, &names, (&run, &said), Adversary::Ended);
+    comparison.group("update");
+    for (ours, theirs) in [("components", "components"), ("importance", "ci")] {
+        let norm = step.measured(&format!("grad_norm/{ours}"));
+        comparison.number(ours, norm, number(&case.info["gradnorm"], theirs));
+    }
+    for parameter in step.replica.decomposition.parameters.iter() {
+        let name = format!("final.{}", step.replica.name(parameter));
+        let ours = step.replica.store.get(parameter.slot);
+        comparison.at_scale(1.0, &name, ours, &case.get(&name).values);
     }
 }
 
 /// What our program makes of some losses.
 struct Step {
-    /// Weighted sum.
-    loss: f32,
-    /// By the parameter's name; zeros where there is none.
-    gradients: BTreeMap<String, Vec<f32>>,
+    /// After the update.
+    replica: Replica,
+    /// The training row.
+    row: Vec<(String, f64)>,
     /// Outputs of masked passes, by their recorded name.
     passes: Vec<(String, Vec<f32>)>,
 }
@@ -331,23 +376,30 @@ impl Step {
         let replayed = replay.step(&mut replica.store, &batch, step);
         replayed.expect("a processor that works");
         Self {
-            loss: replay.program().scalar_output("loss/total", &replica.store),
-            gradients: replica.gradients(),
+            row: replay.observe(&replica.store),
+            replica,
             passes,
         }
+    }
+
+    fn measured(&self, name: &str) -> f64 {
+        let found = self.row.iter().find(|(known, _)| known == name);
+        found.unwrap_or_else(|| panic!("a row has `{name}`")).1
     }
 
     /// Against what is recorded under `name`.
     fn compare(&self, case: &Numbers, name: &str, comparison: &mut Comparison) {
         for (key, ours) in &self.passes {
-            match case.find(key) {
-                Some(theirs) => comparison.tensor(key, ours, &theirs.values),
-                None => assert!(case.is_part(), "the golden file has `{key}`"),
+            if let Some(theirs) = case.kept(key) {
+                comparison.tensor(key, ours, &theirs.values);
             }
         }
         let key = format!("loss.{name}");
-        comparison.tensor(&key, &[self.loss], &case.get(&key).values);
-        for (parameter, gradient) in &self.gradients {
+        comparison.number(&key, self.measured("loss/total"), case.get(&key).values[0]);
+        if case.is_part() && case.under(&format!("grad.{name}.")).next().is_none() {
+            return;
+        }
+        for (parameter, gradient) in &self.replica.gradients() {
             let key = format!("grad.{name}.{parameter}");
             let zeros = vec![0.0; gradient.len()];
             let theirs = case.find(&key).map_or(&zeros, |theirs| &theirs.values);

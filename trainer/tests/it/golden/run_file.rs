@@ -64,12 +64,16 @@ pub(super) fn texts(of: &Json, key: &str) -> Vec<String> {
 }
 
 /// `ours = <config[theirs]>` for each.
-fn keys(config: &Json, pairs: &[(&str, &str)]) -> String {
+pub(super) fn keys(config: &Json, pairs: &[(&str, &str)]) -> String {
     let line = |(ours, theirs): &(&str, &str)| format!("{ours} = {}\n", config[*theirs]);
     pairs.iter().map(line).collect()
 }
 
 fn target(config: &Json) -> String {
+    const WEIGHTS: &str = "weights = \"recorded.safetensors\"";
+    if let Some(keys) = config["keys"].as_str() {
+        return format!("[target]\n{keys}{WEIGHTS}\n");
+    }
     let (kind, own) = if config.get("d_embed").is_some() {
         let own = [
             ("n_features", "n_features"),
@@ -113,7 +117,7 @@ fn target(config: &Json) -> String {
         ];
         (kind, own + &keys(config, &all))
     };
-    format!("[target]\nkind = \"{kind}\"\nweights = \"recorded.safetensors\"\n{own}")
+    format!("[target]\nkind = \"{kind}\"\n{WEIGHTS}\n{own}")
 }
 
 /// A `[[loss]]`; `None` when we have no such loss.

@@ -54,13 +54,13 @@ fn a_wrong_key_is_named_with_the_key_it_was_meant_to_be() {
         toy(
             &[("kind = \"tms\"\n", "")],
             &[
-                r#"run.toml:2:1: missing key `kind` in [target]; expected "tms", "resid_mlp", "gpt2", "gpt2_simple", "gpt_neo", "gpt_neox", "llama", "llama_simple", "llama_simple_mlp" or "custom""#,
+                r#"run.toml:2:1: missing key `kind` in [target]; expected "tms", "resid_mlp", "gpt2", "gpt2_simple", "gpt_neo", "gpt_neox", "llama", "llama_simple", "llama_simple_mlp", "spectral", "kaufmann", "nm_gpt_mini", "byte_spectral", "byte_enhanced", "byte_traditional" or "custom""#,
             ],
         ),
         toy(
             &[("kind = \"tms\"", "kind = \"lstm\"")],
             &[
-                r#"run.toml:3:1: [target] kind: expected "tms", "resid_mlp", "gpt2", "gpt2_simple", "gpt_neo", "gpt_neox", "llama", "llama_simple", "llama_simple_mlp" or "custom", found the string "lstm""#,
+                r#"run.toml:3:1: [target] kind: expected "tms", "resid_mlp", "gpt2", "gpt2_simple", "gpt_neo", "gpt_neox", "llama", "llama_simple", "llama_simple_mlp", "spectral", "kaufmann", "nm_gpt_mini", "byte_spectral", "byte_enhanced", "byte_traditional" or "custom", found the string "lstm""#,
             ],
         ),
         tiny(
