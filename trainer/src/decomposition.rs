@@ -13,7 +13,7 @@ use crate::fault::Fault;
 use crate::losses::{self, LossInputs, Scalar};
 use crate::networks::{LEAKY, Network, Target, shipped};
 use crate::run_file::{Data, Reduction, Run, Train};
-use crate::sites::{check_subsets, resolve};
+use crate::sites::resolve;
 
 /// A component model with the run that trains it.
 #[derive(Debug, Clone)]
@@ -89,11 +89,11 @@ impl Decomposition {
             seed: run.seed,
             delta: run.decomposition.delta,
             importance: run.importance.clone(),
-            alive_threshold: run.eval.alive_threshold,
+            alive_threshold: run.eval.metrics.active.alive_threshold,
             power_sums: run.losses.iter().any(|loss| loss.term.reads_power_sums()),
         };
         let sites = resolve(&run.decomposition, &target.layers())?;
-        check_subsets(&run.eval.subsets, &sites)?;
+        run.eval.metrics.subsets.check(&sites)?;
         let sites = (&run.decomposition, sites);
         let target = (target, run.target.dtype);
         let model = ComponentModel::new(settings, sites, target, store)?;
@@ -141,22 +141,6 @@ impl Decomposition {
     ) -> Result<Vec<Scalar>> {
         let from = self.loss_inputs(store, clean_pass, draws);
         from.losses(b, &self.run.losses)
-    }
-
-    /// The terms that the run only measures, by name, in order.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn measures(
-        &self,
-        b: &mut Builder,
-        store: &Store,
-        clean_pass: &CleanPass,
-        draws: Draws,
-    ) -> Result<Vec<(String, Value)>> {
-        let from = self.loss_inputs(store, clean_pass, draws);
-        from.measures(b, &self.run.eval.losses)
     }
 
     /// Inputs of the first loss.

@@ -86,7 +86,7 @@ impl DecompositionTask {
             BatchProgram::whole(executor(&Builder::new()))
         };
         let evaluation = Evaluation::new(&decomposition, store, true, world, executor)?;
-        let has_slow = decomposition.run.eval.losses.iter().any(|term| term.slow);
+        let has_slow = decomposition.run.eval.metrics.terms.has_slow();
         let cheap_evaluation = if trains && has_slow {
             Some(Evaluation::new(
                 &decomposition,

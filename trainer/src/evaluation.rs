@@ -8,7 +8,7 @@ use crate::arena::in_arena_of;
 use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::fault::Interrupt;
-use crate::metrics::{Evaluated, METRICS};
+use crate::metrics::Evaluated;
 use crate::networks::Input;
 use crate::run_file::Data;
 use crate::task::{CheckStop, Measured};
@@ -108,16 +108,11 @@ impl Decomposition {
             Data::SparseFeatures { .. } => None,
         };
         let on = Evaluated {
-            decomposition: self,
-            store,
-            clean_pass: &clean_pass,
+            from: self.loss_inputs(store, &clean_pass, self.draws),
             labels,
             is_slow,
         };
-        let mut means = Vec::new();
-        for metric in METRICS {
-            means.extend((metric.means)(&mut b, &on)?);
-        }
+        let means = self.run.eval.metrics.means(&mut b, &on)?;
         let values: Vec<Value> = means.iter().map(|mean| mean.value).collect();
         let values = over_blocks(&mut b, &values)?;
         let counts = means.iter().map(|mean| mean.count as f64).collect();

@@ -156,7 +156,13 @@ const MOST_MASKED_LAYERS: usize = 250_000;
 /// for each site.
 fn check_length(run: &Run, sites: usize, layers: usize) -> Result<(), Fault> {
     let trained = run.losses.iter().map(|loss| &loss.term);
-    let measured = run.eval.losses.iter().map(|measure| &measure.term);
+    let measured = run
+        .eval
+        .metrics
+        .terms
+        .rows
+        .iter()
+        .map(|measure| &measure.term);
     let passes = trained
         .chain(measured)
         .map(|term| term.term().pass_count(sites, run.train.mask_samples))
@@ -361,7 +367,7 @@ mod tests {
     fn a_step_that_takes_minutes_to_plan_is_refused() {
         let mut run = run(Precision::F32);
         run.train.mask_samples = 2;
-        run.eval.losses.clear();
+        run.eval.metrics.terms.rows.clear();
         run.losses.truncate(1);
         let stochastic = |routing| Term::StochasticRecon(StochasticRecon { routing });
         run.losses[0].term = stochastic(Routing::Layerwise);

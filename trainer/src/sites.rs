@@ -4,7 +4,7 @@
 use crate::fault::Fault;
 use crate::networks::{Layer, LayerKind, pre_identity};
 use crate::run_file::decomposition::Decomposition;
-use crate::run_file::{SitePattern, Subset, pattern_matches};
+use crate::run_file::{SitePattern, pattern_matches};
 
 /// A weight matrix that is decomposed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,31 +63,6 @@ pub fn resolve(said: &Decomposition, layers: &[Layer]) -> Result<Vec<Site>, Faul
         sites.push(Site { layer, components });
     }
     Ok(sites)
-}
-
-/// Whether each subset of the evaluation has sites, and a name of its own.
-///
-/// # Errors
-///
-/// One line about the first that has not.
-pub(crate) fn check_subsets(subsets: &[Subset], sites: &[Site]) -> Result<(), Fault> {
-    for subset in subsets {
-        let name = &subset.name;
-        if sites.iter().any(|site| site.path() == name) {
-            return Err(Fault::BadInput(format!(
-                "[eval.subset] name: expected a name that no site has, found `{name}`"
-            )));
-        }
-        if !sites.iter().any(|site| subset.has(site.path())) {
-            let known: Vec<&str> = sites.iter().map(Site::path).take(6).collect();
-            let more = if sites.len() > 6 { ", ..." } else { "" };
-            return Err(Fault::BadInput(format!(
-                "[eval.subset] `{name}`: its patterns leave no site; the sites are {}{more}",
-                known.join(", ")
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// The layers that the patterns of one key of `[decomposition]` mean.
@@ -259,33 +234,5 @@ mod tests {
             "[decomposition] identity: `transformer.h.1.mlp.c_fc` matches two patterns, `*` and `*.1.mlp.c_fc`; a matrix \
              is decomposed once"
         );
-    }
-
-    #[test]
-    fn subsets_have_sites_and_names_of_their_own() {
-        let sites = resolve(&said(&["transformer.h.*.mlp.*"], &[]), &layers()).unwrap();
-        let refused = |name: &str, all_but: &str| {
-            let subset = Subset {
-                name: name.to_owned(),
-                sites: Vec::new(),
-                all_but: vec![all_but.to_owned()],
-                masked: true,
-            };
-            check_subsets(&[subset], &sites)
-                .err()
-                .map(|fault| fault.to_string())
-        };
-        assert_eq!(refused("outputs", "*.c_fc"), None);
-        let path = sites[0].path();
-        assert_eq!(
-            refused(path, "*.c_fc"),
-            Some(format!(
-                "[eval.subset] name: expected a name that no site has, found `{path}`"
-            ))
-        );
-        let line = refused("none", "*").unwrap();
-        let begin =
-            format!("[eval.subset] `none`: its patterns leave no site; the sites are {path}");
-        assert!(line.starts_with(&begin), "{line}");
     }
 }

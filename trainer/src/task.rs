@@ -9,10 +9,8 @@ use spd_tracker::Value;
 
 use crate::batch_program::BatchProgram;
 use crate::fault::{Fault, Interrupt};
+pub(crate) use crate::metrics::Measured;
 use crate::parameters::{corrections, set_scalars};
-
-/// Named numbers.
-pub(crate) type Measured = Vec<(String, f64)>;
 
 /// Called between the batches and files of whatever takes long: ends it on a request to stop.
 pub(crate) type CheckStop<'a> = dyn FnMut() -> Result<(), Interrupt> + 'a;

@@ -98,7 +98,8 @@ mod tests {
     use crate::decomposition_task::DecompositionTask;
     use crate::fault::Outcome;
     use crate::figures::FIGURES;
-    use crate::losses::{Loss, Measure, Remembered, Term};
+    use crate::losses::{Loss, Remembered, Term};
+    use crate::metrics::Measure;
     use crate::run_file::{Run, TiedUpdate};
     use crate::world::World;
 
@@ -408,7 +409,7 @@ mod tests {
     fn a_slow_term_is_in_the_rows_of_slow_evaluations_alone() {
         let mut run = small_run();
         (run.eval.every, run.eval.slow_every) = (1, 2);
-        run.eval.losses = [("often", false), ("slow", true)]
+        run.eval.metrics.terms.rows = [("often", false), ("slow", true)]
             .map(|(name, slow)| Measure {
                 name: name.into(),
                 slow,

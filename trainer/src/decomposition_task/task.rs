@@ -12,7 +12,7 @@ use crate::batch_program::BatchProgram;
 use crate::data::{eval_feed, training_feed};
 use crate::fault::{Fault, Interrupt};
 use crate::figures;
-use crate::metrics::{derived, toy};
+use crate::metrics::toy;
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
 use crate::refused_step::{halted, refused};
@@ -198,8 +198,7 @@ impl Task for DecompositionTask {
             _ => &mut self.evaluation,
         };
         let mut found = evaluation.measure(owner, store, held_out, check_stop)?;
-        let derived = derived(&found, &self.decomposition.run);
-        found.extend(derived);
+        found.extend(run.eval.metrics.derived(&found));
         let known = toy::known_sites(self, store)?;
         let known = toy::values(&known).into_iter();
         found.extend(known.map(|(name, value)| (format!("eval/{name}"), value)));

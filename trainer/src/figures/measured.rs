@@ -14,9 +14,11 @@ use crate::data::{eval_feed, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Interrupt};
-use crate::metrics::known_importance::{identity_order, sum_order};
-use crate::metrics::toy::{self, Answer};
-use crate::run_file::{KnownSolution, Subset, pattern_matches};
+use crate::metrics::known_importance::{KnownSolution, identity_order, sum_order};
+use crate::metrics::{
+    Subset,
+    toy::{self, Answer},
+};
 use crate::strongest::{Context, Strongest};
 use crate::task::CheckStop;
 
@@ -77,11 +79,9 @@ pub(super) fn probe(
 /// The components of a site as they are shown: matched with features where each should have one,
 /// else by their sums.
 fn order(decomposition: &Decomposition, path: &str, importance: &[f32], c: usize) -> Vec<usize> {
-    let mut known = decomposition.run.eval.known.iter();
-    let known = known.find(|known| pattern_matches(&known.pattern, path));
-    match known.map(|known| known.solution) {
-        Some(KnownSolution::Identity { .. }) => identity_order(importance, importance.len() / c, c),
-        Some(KnownSolution::Dense { .. }) | None => sum_order(importance, c),
+    match decomposition.run.eval.metrics.known.solution(path) {
+        Some(KnownSolution::Identity(_)) => identity_order(importance, importance.len() / c, c),
+        Some(KnownSolution::Dense(_)) | None => sum_order(importance, c),
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) fn sums(
         clippy::cast_possible_truncation,
         reason = "a threshold is rounded to f32"
     )]
-    let alive = run.eval.alive_threshold as f32;
+    let alive = run.eval.metrics.active.alive_threshold as f32;
     if run.eval.components > 0 && different > 0 {
         for (number, site) in (0..).zip(&mut sites) {
             let seed = run.seed;
@@ -148,7 +148,7 @@ pub(super) fn sums(
     })?;
     Ok(Sums {
         sites,
-        subsets: run.eval.subsets,
+        subsets: run.eval.metrics.subsets.rows,
     })
 }
 

@@ -34,7 +34,7 @@ mod unmasked_recon;
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, brief};
@@ -47,8 +47,8 @@ pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGra
 pub use recon::{divergence, divergence_and_cross_entropy};
 #[cfg(test)]
 pub use remembered::Remembered;
-pub use rows::{Loss, Measure};
-pub(crate) use rows::{read, read_measure};
+pub use rows::Loss;
+pub(crate) use rows::read;
 use state::state_name;
 pub use state::{Sharing, StateTensor};
 pub(crate) use state::{add_state, start_state};
@@ -67,8 +67,7 @@ use crate::sites::Site;
 macro_rules! losses {
     ($($Struct:ident { $($word:literal: $sites:ident = $class:literal),+ })*) => {
         /// A loss with its settings.
-        #[derive(Debug, Clone, PartialEq, Serialize)]
-        #[serde(untagged)]
+        #[derive(Debug, Clone, PartialEq)]
         #[expect(missing_docs, reason = "each struct has its own")]
         pub enum Term {
             $($Struct($Struct),)*
@@ -89,7 +88,8 @@ macro_rules! losses {
         pub(crate) const CLASSES: &[(&str, &str)] = &[$($(($class, $word),)+)*];
 
         impl Kind {
-            fn read(self, table: &mut Table<'_>) -> Option<Term> {
+            /// Reads its keys.
+            pub(crate) fn read(self, table: &mut Table<'_>) -> Option<Term> {
                 match self {
                     $(Self::$Struct(sites) => $Struct::read(table, sites).map(Term::$Struct),)*
                 }
@@ -137,7 +137,26 @@ macro_rules! losses {
                 })
             }
         }
+
+        /// Its word and its keys.
+        impl Serialize for Term {
+            fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+                let kind = self.name();
+                match self {
+                    $(Self::$Struct(keys) => Row { kind, keys }.serialize(to),)*
+                    #[cfg(test)]
+                    Self::Remembered(keys) => Row { kind, keys }.serialize(to),
+                }
+            }
+        }
     };
+}
+
+#[derive(Serialize)]
+struct Row<'t, K> {
+    kind: &'static str,
+    #[serde(flatten)]
+    keys: &'t K,
 }
 
 impl Kind {
@@ -366,17 +385,14 @@ impl LossInputs<'_> {
         b.persistent(self.store, slot.expect("made by `add_state`"))
     }
 
-    /// The terms that a run only measures, by name, in order.
-    pub(crate) fn measures(
+    /// The terms that a run only measures, in order.
+    pub(crate) fn measures<'t>(
         mut self,
         b: &mut Builder,
-        measures: &[Measure],
-    ) -> Result<Vec<(String, Value)>> {
+        terms: impl Iterator<Item = &'t Term>,
+    ) -> Result<Vec<Value>> {
         self.first_sample = FIRST_MEASURE;
-        let measures = measures.iter();
-        measures
-            .map(|measure| Ok((measure.name.clone(), self.next_value(b, &measure.term)?)))
-            .collect()
+        terms.map(|term| self.next_value(b, term)).collect()
     }
 
     /// The value of the next loss, which has the next samples.

@@ -86,7 +86,8 @@ mod tests {
     use super::*;
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
-    use crate::losses::{Measure, Term};
+    use crate::losses::Term;
+    use crate::metrics::Measure;
     use crate::parameters::HALT;
 
     /// The term's value at the starting values, over sites that match `pattern`.
@@ -94,7 +95,7 @@ mod tests {
         let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
         run.decomposition.sites[0].pattern = pattern.into();
         let term = Term::StochasticHiddenActsRecon(StochasticHiddenActsRecon);
-        run.eval.losses.push(Measure {
+        run.eval.metrics.terms.rows.push(Measure {
             name: "hidden".into(),
             slow: false,
             term: term.clone(),

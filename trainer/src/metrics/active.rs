@@ -1,35 +1,36 @@
-//! L0: components that are active in a row, on average. `l0/<site>`; and `l0/<subset>`, of all
-//! sites of an `[[eval.subset]]`.
+//! L0: components that are active in a row, on average. `l0/<site>`.
+//!
+//! # Keys of `[eval]`
+//!
+//! - `alive_threshold` | 0 | `ci_alive_threshold` | importance above which a component is active,
+//!   from 0 to 1
 
+use serde::Serialize;
+use spd_configs::{reader::Table, values::Number};
 use spd_engine::{Builder, Result};
 
-use super::{Evaluated, Mean, Metric};
-use crate::run_file::Subset;
-use crate::task::Measured;
+use super::{Before, Evaluated, Mean, Metric};
 
-pub(super) const METRIC: Metric = Metric {
-    means,
-    derived: |means, run| derived(means, &run.eval.subsets),
-};
-
-fn means(_b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
-    let sites = on.decomposition.sites.iter().zip(&on.clean_pass.sites);
-    let means = sites.map(|(site, values)| Mean {
-        name: format!("l0/{}", site.path()),
-        value: values.active,
-        count: values.rows,
-    });
-    Ok(means.collect())
+/// Active components.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Active {
+    /// A component counts as active above this importance.
+    pub alive_threshold: f64,
 }
 
-/// Sums over the sites of each subset.
-fn derived(means: &[(String, f64)], subsets: &[Subset]) -> Measured {
-    let sum = |subset: &Subset| {
-        let sites = means.iter().filter_map(|(name, l0)| {
-            let path = name.strip_prefix("eval/l0/")?;
-            subset.has(path).then_some(l0)
+impl Metric for Active {
+    fn read(table: &mut Table<'_>, _: &Before<'_>) -> Option<Self> {
+        let alive_threshold = table.or("alive_threshold", Number::FRACTION, 0.0)?;
+        Some(Self { alive_threshold })
+    }
+
+    fn means(&self, _: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
+        let sites = on.from.model.sites.iter().zip(&on.from.clean_pass.sites);
+        let means = sites.map(|(site, values)| Mean {
+            name: format!("l0/{}", site.path()),
+            value: values.active,
+            count: values.rows,
         });
-        (format!("eval/l0/{}", subset.name), sites.sum())
-    };
-    subsets.iter().map(sum).collect()
+        Ok(means.collect())
+    }
 }

@@ -1,8 +1,168 @@
 //! How far is a toy from the solution that is known? Importances on single-feature inputs against a
-//! pattern, and the directions of `V` and `U` against those of the weight.
+//! pattern. The patterns and their counts of errors are the reference's ("target CI error").
 //!
-//! The patterns and their counts of errors are the reference's ("target CI error"); the two numbers
-//! about directions are table 1 of the SPD paper.
+//! # Keys of `[eval]`
+//!
+//! - `known` | none | `IdentityCIError`: `identity_ci`, `dense_ci` | rows `{ pattern, identity =
+//!   FEATURES }` or `{ pattern, dense = COLUMNS }`; toys only
+
+use serde::Serialize;
+use spd_configs::{
+    reader::Table,
+    values::{Size, Text},
+};
+
+use super::{Before, Metric};
+use crate::run_file::{
+    decomposition::{Decomposition, surely_meant},
+    pattern::{is_literal, pattern_matches},
+};
+use crate::sites::Site;
+
+/// Solutions that are known.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Known {
+    /// In the order of the file.
+    #[serde(rename = "known")]
+    pub rows: Vec<KnownImportance>,
+}
+
+/// The known importances of a site on single-feature inputs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KnownImportance {
+    /// Sites, as in `SitePattern`.
+    pub pattern: String,
+    /// The known solution.
+    #[serde(flatten)]
+    pub solution: KnownSolution,
+}
+
+/// A known pattern of importances, rows are features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KnownSolution {
+    /// One component for each of so many features, up to a permutation.
+    Identity(usize),
+    /// So many of the largest columns are in use, the others are off.
+    Dense(usize),
+}
+
+impl Metric for Known {
+    fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Self> {
+        let rows = table.rows_or_none("known", |known| read(known, before));
+        if let (Some(name), Some([_, ..])) = (before.target.of_tokens(), rows.as_deref()) {
+            let message = format!(
+                "expected a tms or resid_mlp target, whose features are known, found {name}"
+            );
+            table.refuse::<()>("known", message);
+        }
+        Some(Self { rows: rows? })
+    }
+}
+
+fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<KnownImportance> {
+    let pattern = table.need("pattern", Text::ANY);
+    let identity = table.maybe("identity", Size::at_least(1));
+    let dense = table.maybe("dense", Size::at_least(1));
+    let solution = match (table.has("identity"), table.has("dense")) {
+        (true, false) => identity?.map(KnownSolution::Identity),
+        (false, true) => dense?.map(KnownSolution::Dense),
+        (true, true) => table.refuse("dense", "expected either `identity` or `dense`, found both"),
+        (false, false) => {
+            table.refuse_table("expected `identity = FEATURES` or `dense = COLUMNS`, found neither")
+        }
+    };
+    let known = KnownImportance {
+        pattern: pattern?,
+        solution: solution?,
+    };
+    if let (KnownSolution::Identity(n), Some(features)) =
+        (known.solution, before.target.n_features())
+        && n != features
+    {
+        let message = format!("expected the target's {features} features, found {n}");
+        table.refuse::<()>("identity", message);
+    } else if let Some(decomposition) = before.decomposition {
+        check(table, &known, decomposition);
+    }
+    Some(known)
+}
+
+/// A solution cannot use more components than its site has, nor be one of no site.
+fn check(table: &mut Table<'_>, known: &KnownImportance, decomposition: &Decomposition) {
+    let (key, in_use) = match known.solution {
+        KnownSolution::Identity(n) => ("identity", n),
+        KnownSolution::Dense(k) => ("dense", k),
+    };
+    let sites = decomposition.all_sites();
+    let mut meant = surely_meant(&sites, &known.pattern).peekable();
+    if meant.peek().is_none() && sites.iter().all(|site| is_literal(&site.pattern)) {
+        let sites: Vec<_> = sites
+            .iter()
+            .map(|site| format!("{:?}", site.pattern))
+            .collect();
+        let message = format!(
+            "expected one of the sites {}, found {:?}",
+            sites.join(", "),
+            known.pattern
+        );
+        table.refuse::<()>("pattern", message);
+    }
+    if let Some(site) = meant.find(|site| site.components < in_use) {
+        let message = format!(
+            "expected at most C = {} of {:?}, found {in_use}",
+            site.components, site.pattern
+        );
+        table.refuse::<()>(key, message);
+    }
+}
+
+/// Distances from 0 and 1 that still count as right, and what a value at each of them is called
+/// after.
+pub(super) const TOLERANCES: [(f32, &str); 2] = [(0.1, ""), (0.2, "_0p2")];
+
+/// Importances against a known solution, on rows with one feature of 0.75 each.
+pub(crate) struct Against {
+    /// The solution.
+    pub(crate) solution: KnownSolution,
+    /// The reference's "target CI error" at each tolerance.
+    pub(crate) errors: [usize; 2],
+    /// Features with a component of their own, or columns in use, at each tolerance.
+    pub(crate) matched: [usize; 2],
+}
+
+impl Known {
+    /// The known solution of a site.
+    pub(crate) fn solution(&self, path: &str) -> Option<KnownSolution> {
+        let mut rows = self.rows.iter();
+        let known = rows.find(|known| pattern_matches(&known.pattern, path))?;
+        Some(known.solution)
+    }
+
+    /// The importances of a site against its known solution.
+    ///
+    /// - `importance`: row-major `[features, c]`
+    pub(super) fn against(
+        &self,
+        site: &Site,
+        importance: &[f32],
+        features: usize,
+    ) -> Option<Against> {
+        let solution = self.solution(site.path())?;
+        let c = site.components;
+        let [errors, matched] = match solution {
+            KnownSolution::Identity(_) => [identity_error, matched_features]
+                .map(|count| TOLERANCES.map(|(within, _)| count(importance, features, c, within))),
+            KnownSolution::Dense(k) => [dense_error, columns_in_use]
+                .map(|count| TOLERANCES.map(|(within, _)| count(importance, c, k, within))),
+        };
+        Some(Against {
+            solution,
+            errors,
+            matched,
+        })
+    }
+}
 
 /// From this many features and components on, the reference matches greedily instead of optimally.
 const GREEDY_FROM: usize = 500;
@@ -16,11 +176,6 @@ const GREEDY_FROM: usize = 500;
 /// - `importance`: row-major `[features, c]`; with fewer components than features, the last
 ///   features stay unmatched
 pub fn identity_error(importance: &[f32], features: usize, c: usize, tolerance: f32) -> usize {
-    assert_eq!(
-        importance.len(),
-        features * c,
-        "importances are [features, c]"
-    );
     let matched = matches(importance, features, c);
     let mut errors = 0;
     for (feature, row) in importance.chunks(c.max(1)).enumerate() {
@@ -41,11 +196,6 @@ pub fn identity_error(importance: &[f32], features: usize, c: usize, tolerance: 
 ///
 /// - `importance`: row-major `[features, c]`
 pub fn matched_features(importance: &[f32], features: usize, c: usize, tolerance: f32) -> usize {
-    assert_eq!(
-        importance.len(),
-        features * c,
-        "importances are [features, c]"
-    );
     let matched = matches(importance, features, c);
     let own = matched.iter().enumerate().filter(|&(feature, &component)| {
         let row = &importance[feature * c..][..c];
@@ -64,14 +214,8 @@ pub fn matched_features(importance: &[f32], features: usize, c: usize, tolerance
 /// least `1 - tolerance`, or an entry of another column above `tolerance`.
 ///
 /// - `importance`: row-major `[features, c]`
-pub fn dense_error(
-    importance: &[f32],
-    features: usize,
-    c: usize,
-    k: usize,
-    tolerance: f32,
-) -> usize {
-    let columns = by_sum(importance, features, c);
+pub fn dense_error(importance: &[f32], c: usize, k: usize, tolerance: f32) -> usize {
+    let columns = by_sum(importance, c);
     let (used, unused) = columns.split_at(k.min(c));
     let active = unused.iter().flatten().filter(|g| **g > tolerance);
     used.len() - strong(used, tolerance) + active.count()
@@ -80,14 +224,8 @@ pub fn dense_error(
 /// Of the `k` columns of largest sum, those with an entry of at least `1 - tolerance`.
 ///
 /// - `importance`: row-major `[features, c]`
-pub fn columns_in_use(
-    importance: &[f32],
-    features: usize,
-    c: usize,
-    k: usize,
-    tolerance: f32,
-) -> usize {
-    let columns = by_sum(importance, features, c);
+pub fn columns_in_use(importance: &[f32], c: usize, k: usize, tolerance: f32) -> usize {
+    let columns = by_sum(importance, c);
     strong(&columns[..k.min(c)], tolerance)
 }
 
@@ -97,61 +235,9 @@ fn strong(columns: &[Vec<f32>], tolerance: f32) -> usize {
 }
 
 /// The columns, of largest sum first.
-fn by_sum(importance: &[f32], features: usize, c: usize) -> Vec<Vec<f32>> {
-    assert_eq!(
-        importance.len(),
-        features * c,
-        "importances are [features, c]"
-    );
+fn by_sum(importance: &[f32], c: usize) -> Vec<Vec<f32>> {
     let column = |at: usize| importance.iter().skip(at).step_by(c).copied().collect();
     sum_order(importance, c).into_iter().map(column).collect()
-}
-
-/// Do the components of a matrix point where its columns do, and how long are they? Mean max cosine
-/// similarity and mean L2 ratio, both 1 for a perfect decomposition of an embedding.
-///
-/// Component `c` contributes `v[j, c] u[c, :]` to column `j` of `w`. For each column the component
-/// of largest cosine with it is taken: the means are of that cosine, and of the contribution's
-/// length over the column's. A contribution or a column of length 0 counts as cosine 0, ratio 0.
-///
-/// - `w_hf`: `[hidden, features]`; `v_fc`: `[features, c]`; `u_ch`: `[c, hidden]`, all row-major
-pub fn mmcs_ml2r(w_hf: &[f32], v_fc: &[f32], u_ch: &[f32], features: usize) -> (f64, f64) {
-    let (hidden, c) = (w_hf.len() / features, v_fc.len() / features);
-    assert_eq!(
-        (w_hf.len(), v_fc.len(), u_ch.len()),
-        (hidden * features, features * c, c * hidden),
-        "w is [hidden, features], v [features, c], u [c, hidden]"
-    );
-    let length = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
-    let u_ch: Vec<Vec<f64>> = u_ch
-        .chunks(hidden)
-        .map(|row| row.iter().map(|&x| x.into()).collect())
-        .collect();
-    let (mut cosines, mut ratios) = (0.0, 0.0);
-    for (feature, v_c) in v_fc.chunks(c).enumerate() {
-        let w_h: Vec<f64> = w_hf
-            .iter()
-            .skip(feature)
-            .step_by(features)
-            .map(|&x| x.into())
-            .collect();
-        let of_w = length(&w_h);
-        let (mut best, mut ratio) = (f64::NEG_INFINITY, 0.0);
-        for (&v, u_h) in v_c.iter().zip(&u_ch) {
-            let v = f64::from(v);
-            let dot: f64 = u_h.iter().zip(&w_h).map(|(u, w)| v * u * w).sum();
-            let of_component = v.abs() * length(u_h);
-            let both = of_component * of_w;
-            let cosine = if both > 0.0 { dot / both } else { 0.0 };
-            if cosine > best {
-                best = cosine;
-                ratio = if both > 0.0 { of_component / of_w } else { 0.0 };
-            }
-        }
-        cosines += best;
-        ratios += ratio;
-    }
-    (cosines / features as f64, ratios / features as f64)
 }
 
 /// All components, in the order in which they are shown beside features: the one matched with each
@@ -182,6 +268,11 @@ pub fn sum_order(importance: &[f32], c: usize) -> Vec<usize> {
 
 /// The component of each of the first `min(features, c)` features.
 fn matches(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
+    assert_eq!(
+        importance.len(),
+        features * c,
+        "importances are [features, c]"
+    );
     if features.min(c) < GREEDY_FROM {
         best_match(importance, features, c)
     } else {
@@ -352,25 +443,13 @@ mod tests {
     #[test]
     fn dense_columns_are_those_of_largest_sum() {
         let importance = [0.5, 1.0, 0.5, 1.0, 0.0, 0.0];
-        assert_eq!(dense_error(&importance, 2, 3, 2, 0.1), 1);
-        assert_eq!(dense_error(&importance, 2, 3, 3, 0.1), 1);
-        assert_eq!(dense_error(&importance, 2, 3, 1, 0.1), 2);
-        assert_eq!(dense_error(&[0.5, 0.5], 2, 1, 1, 0.1), 1);
-        assert_eq!(columns_in_use(&importance, 2, 3, 3, 0.1), 2);
-        assert_eq!(columns_in_use(&importance, 2, 3, 1, 0.1), 1);
-        assert_eq!(columns_in_use(&[0.85, 0.5], 2, 1, 9, 0.1), 0);
-        assert_eq!(columns_in_use(&[0.85, 0.5], 2, 1, 9, 0.2), 1);
-    }
-
-    // Column 0 is (3, 4), column 1 (0, 2). The first component is half of column 0, the second is
-    // column 1 itself or, with the other sign, its opposite; then the first, which does not reach
-    // column 1, has the larger cosine: 0.
-    #[test]
-    fn directions_and_lengths_are_those_of_the_best_component() {
-        let w_hf = [3., 0., 4., 2.];
-        let (v_fc, u_ch) = ([0.5, 0., 0., -1.], [3., 4., 0., -2.]);
-        assert_eq!(mmcs_ml2r(&w_hf, &v_fc, &u_ch, 2), (1.0, 0.75));
-        let (v_fc, u_ch) = ([0.5, 0., 0., 1.], [3., 4., 0., -2.]);
-        assert_eq!(mmcs_ml2r(&w_hf, &v_fc, &u_ch, 2), (0.5, 0.25));
+        assert_eq!(dense_error(&importance, 3, 2, 0.1), 1);
+        assert_eq!(dense_error(&importance, 3, 3, 0.1), 1);
+        assert_eq!(dense_error(&importance, 3, 1, 0.1), 2);
+        assert_eq!(dense_error(&[0.5, 0.5], 1, 1, 0.1), 1);
+        assert_eq!(columns_in_use(&importance, 3, 3, 0.1), 2);
+        assert_eq!(columns_in_use(&importance, 3, 1, 0.1), 1);
+        assert_eq!(columns_in_use(&[0.85, 0.5], 1, 9, 0.1), 0);
+        assert_eq!(columns_in_use(&[0.85, 0.5], 1, 9, 0.2), 1);
     }
 }

@@ -7,30 +7,39 @@
 //! Unlike a squared error, it compares across targets whose outputs differ in size. It is left out
 //! where the components make no difference, as the quotient has no meaning there.
 
-use super::Metric;
-use crate::task::Measured;
+use serde::Serialize;
+use spd_configs::reader::Table;
 
-pub(super) const METRIC: Metric = Metric {
-    means: |_, _| Ok(Vec::new()),
-    derived: |means, _| derived(means),
-};
+use super::{Before, Measured, Metric};
 
-fn derived(means: &[(String, f64)]) -> Measured {
-    let errors = means
-        .iter()
-        .filter_map(|(name, mse)| Some((name.strip_prefix("eval/mse/")?, *mse)));
-    let mut zeros = errors.clone().filter(|(mask, _)| *mask == "zero");
-    let Some((_, zero)) = zeros.next().filter(|(_, zero)| *zero > 0.0) else {
-        return Vec::new();
-    };
-    errors
-        .filter(|(mask, _)| *mask != "zero")
-        .map(|(mask, mse)| (format!("eval/mse_unrecovered/{mask}"), mse / zero))
-        .collect()
+/// The part of the output that is lost.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MseUnrecovered;
+
+impl Metric for MseUnrecovered {
+    fn read(_: &mut Table<'_>, _: &Before<'_>) -> Option<Self> {
+        Some(Self)
+    }
+
+    fn derived(&self, means: &[(String, f64)]) -> Measured {
+        let errors = means
+            .iter()
+            .filter_map(|(name, mse)| Some((name.strip_prefix("eval/mse/")?, *mse)));
+        let mut zeros = errors.clone().filter(|(mask, _)| *mask == "zero");
+        let Some((_, zero)) = zeros.next().filter(|(_, zero)| *zero > 0.0) else {
+            return Vec::new();
+        };
+        errors
+            .filter(|(mask, _)| *mask != "zero")
+            .map(|(mask, mse)| (format!("eval/mse_unrecovered/{mask}"), mse / zero))
+            .collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     // By hand: 0.5 / 2 and 0 / 2.
     #[test]
     fn errors_are_parts_of_the_error_without_components() {
@@ -47,8 +56,8 @@ mod tests {
             ("eval/mse_unrecovered/stochastic".to_owned(), 0.25),
             ("eval/mse_unrecovered/unmasked".to_owned(), 0.0),
         ];
-        assert_eq!(super::derived(&means(2.0)), expected);
-        assert!(super::derived(&means(0.0)).is_empty());
-        assert!(super::derived(&means(2.0)[..3]).is_empty());
+        assert_eq!(MseUnrecovered.derived(&means(2.0)), expected);
+        assert!(MseUnrecovered.derived(&means(0.0)).is_empty());
+        assert!(MseUnrecovered.derived(&means(2.0)[..3]).is_empty());
     }
 }

@@ -16,14 +16,15 @@ use spd_engine::Store;
 use spd_tracker::{Cursor, Kind, Read, Reader};
 
 use super::bigram::bigram_cross_entropy;
+use super::known_importance::KnownSolution;
 use super::toy::{KnownSite, known_sites, values as known_values};
+use super::{Measure, Subset};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Interrupt;
 use crate::figures;
-use crate::losses::Measure;
 use crate::memory::Peak;
 use crate::networks::{Input, LEAKY, SolvedWhen, Target};
-use crate::run_file::{KnownSolution, Run, Subset};
+use crate::run_file::Run;
 use crate::target;
 use crate::task::{CheckStop, Measured};
 
@@ -128,9 +129,10 @@ pub(crate) fn text(
         last: last.iter().cloned().collect(),
     };
     let mut values = shown.last.clone();
-    let mut tables = vec![masks_table(&run.eval.subsets, &shown)];
-    if !run.eval.losses.is_empty() {
-        tables.push(terms_table(&run.eval.losses, &shown));
+    let metrics = &run.eval.metrics;
+    let mut tables = vec![masks_table(&metrics.subsets.rows, &shown)];
+    if !metrics.terms.rows.is_empty() {
+        tables.push(terms_table(&metrics.terms.rows, &shown));
     }
     let mut lines: Vec<(String, String)> = Vec::new();
     if let Input::Tokens { vocab, .. } = run.target.model.input()
@@ -309,7 +311,8 @@ fn sites_table(task: &DecompositionTask, shown: &Shown) -> Table {
         row(&subset.name, sites.map(|site| site.components).sum())
     };
     let of_sites = sites.iter().map(|site| row(site.path(), site.components));
-    let of_subsets = task.decomposition.run.eval.subsets.iter().map(of_subset);
+    let subsets = &task.decomposition.run.eval.metrics.subsets;
+    let of_subsets = subsets.rows.iter().map(of_subset);
     let rows = of_sites.chain(of_subsets).collect();
     ("active components a position (L0)".into(), columns, rows)
 }
@@ -327,8 +330,8 @@ fn known_table(sites: &[KnownSite]) -> Table {
             match &site.importance {
                 Some(known) => {
                     let (solution, of) = match known.solution {
-                        KnownSolution::Identity { n } => (format!("one of {n} each"), n),
-                        KnownSolution::Dense { k } => (format!("{k} in use"), k),
+                        KnownSolution::Identity(n) => (format!("one of {n} each"), n),
+                        KnownSolution::Dense(k) => (format!("{k} in use"), k),
                     };
                     row.push(solution);
                     row.extend(known.errors.map(|errors| errors.to_string()));

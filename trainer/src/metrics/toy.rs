@@ -1,24 +1,18 @@
-//! Metrics of toys: importances and components against the known solution.
+//! Metrics of toys: importances against the known solution, and the directions of `V` and `U`
+//! against those of the weight, two numbers of table 1 of the SPD paper.
 
 use spd_engine::Store;
 
-use super::known_importance::{
-    columns_in_use, dense_error, identity_error, matched_features, mmcs_ml2r,
-};
+use super::known_importance::{Against, KnownSolution, TOLERANCES};
 use crate::arena::in_arena_of;
-use crate::decomposition::Decomposition;
+use crate::component_model::transposed;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::networks::{FeatureDirections, Input, Target};
-use crate::run_file::{KnownSolution, pattern_matches};
 use crate::sites::Site;
 
 /// Magnitude of the single feature in each probing row.
 const PROBE: f32 = 0.75;
-
-/// Distances from 0 and 1 that still count as right, and what a value at each of them is called
-/// after.
-const TOLERANCES: [(f32, &str); 2] = [(0.1, ""), (0.2, "_0p2")];
 
 /// One site against what is known of it.
 pub(crate) struct KnownSite {
@@ -37,16 +31,6 @@ impl KnownSite {
     }
 }
 
-/// Importances against a known solution, on rows with one feature of 0.75 each.
-pub(crate) struct Against {
-    /// The solution.
-    pub(crate) solution: KnownSolution,
-    /// The reference's "target CI error" at each tolerance.
-    pub(crate) errors: [usize; 2],
-    /// Features with a component of their own, or columns in use, at each tolerance.
-    pub(crate) matched: [usize; 2],
-}
-
 /// The known solution of each site of a toy; empty for other targets.
 pub(crate) fn known_sites(
     task: &mut DecompositionTask,
@@ -58,10 +42,11 @@ pub(crate) fn known_sites(
     let answers = probe(task, store)?.unwrap_or_default();
     store.fetch()?;
     let decomposition = &task.decomposition;
+    let solutions = &decomposition.run.eval.metrics.known;
     let sites = decomposition.sites.iter().zip(&answers);
     let known = sites.map(|(site, answer)| KnownSite {
         path: site.path().to_owned(),
-        importance: against(decomposition, site, &answer.importance, features),
+        importance: solutions.against(site, &answer.importance, features),
         directions: directions(&*decomposition.target, store, site, features),
     });
     Ok(known.collect())
@@ -84,7 +69,7 @@ pub(crate) fn values(sites: &[KnownSite]) -> Vec<(String, f64)> {
         }
         let of_features = known
             .iter()
-            .filter(|(_, known)| matches!(known.solution, KnownSolution::Identity { .. }));
+            .filter(|(_, known)| matches!(known.solution, KnownSolution::Identity(_)));
         if let Some(least) = of_features.map(|(_, known)| known.matched[at]).min() {
             values.push((format!("matched{suffix}"), least as f64));
         }
@@ -109,28 +94,6 @@ pub(crate) fn values(sites: &[KnownSite]) -> Vec<(String, f64)> {
     values
 }
 
-fn against(
-    decomposition: &Decomposition,
-    site: &Site,
-    importance: &[f32],
-    features: usize,
-) -> Option<Against> {
-    let mut known = decomposition.run.eval.known.iter();
-    let known = known.find(|known| pattern_matches(&known.pattern, site.path()))?;
-    let c = site.components;
-    let [errors, matched] = match known.solution {
-        KnownSolution::Identity { .. } => [identity_error, matched_features]
-            .map(|count| TOLERANCES.map(|(within, _)| count(importance, features, c, within))),
-        KnownSolution::Dense { k } => [dense_error, columns_in_use]
-            .map(|count| TOLERANCES.map(|(within, _)| count(importance, features, c, k, within))),
-    };
-    Some(Against {
-        solution: known.solution,
-        errors,
-        matched,
-    })
-}
-
 /// MMCS and ML2R of a site whose input is the features, or the stream that they are embedded in:
 /// the columns of `W`, or those of `W W_E^T`, which is what the layer makes of each feature, and
 /// the contributions `V` or `W_E V` of the components to them.
@@ -143,22 +106,64 @@ fn directions(
     let get = |name: &str| Some(store.read(store.slot(name)?));
     let weight = get(&format!("target_model.{}.weight", site.path()))?;
     let (v, u) = (get(&site.v_name())?, get(&site.u_name())?);
-    let (mmcs, ml2r) = match target.reads_features(site.path())? {
-        FeatureDirections::Elements => mmcs_ml2r(&weight, &v, &u, features),
+    let [w_hf, v_fc] = match target.reads_features(site.path())? {
+        FeatureDirections::Elements => [weight, v],
         FeatureDirections::RowsOf(embedding) => {
-            let d = site.layer.d_in;
+            let (d, d_out) = (site.layer.d_in, site.layer.d_out);
             let embedding_fd = get(&format!("target_model.{embedding}"))?;
-            let weight_fm = product(&embedding_fd, &transposed(&weight, d), d);
+            let w_fh = product(&embedding_fd, &transposed(&weight, d_out, d), d);
             let v_fc = product(&embedding_fd, &v, d);
-            mmcs_ml2r(
-                &transposed(&weight_fm, site.layer.d_out),
-                &v_fc,
-                &u,
-                features,
-            )
+            [transposed(&w_fh, features, d_out).into(), v_fc.into()]
         }
     };
-    Some([mmcs, ml2r])
+    Some(mmcs_ml2r(&w_hf, &v_fc, &u, features).into())
+}
+
+/// Do the components of a matrix point where its columns do, and how long are they? Mean max cosine
+/// similarity and mean L2 ratio, both 1 for a perfect decomposition of an embedding.
+///
+/// Component `c` contributes `v[j, c] u[c, :]` to column `j` of `w`. For each column the component
+/// of largest cosine with it is taken: the means are of that cosine, and of the contribution's
+/// length over the column's. A contribution or a column of length 0 counts as cosine 0, ratio 0.
+///
+/// - `w_hf`: `[hidden, features]`; `v_fc`: `[features, c]`; `u_ch`: `[c, hidden]`, all row-major
+fn mmcs_ml2r(w_hf: &[f32], v_fc: &[f32], u_ch: &[f32], features: usize) -> (f64, f64) {
+    let (hidden, c) = (w_hf.len() / features, v_fc.len() / features);
+    assert_eq!(
+        (w_hf.len(), v_fc.len(), u_ch.len()),
+        (hidden * features, features * c, c * hidden),
+        "w is [hidden, features], v [features, c], u [c, hidden]"
+    );
+    let length = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let u_ch: Vec<Vec<f64>> = u_ch
+        .chunks(hidden)
+        .map(|row| row.iter().map(|&x| x.into()).collect())
+        .collect();
+    let (mut cosines, mut ratios) = (0.0, 0.0);
+    for (feature, v_c) in v_fc.chunks(c).enumerate() {
+        let w_h: Vec<f64> = w_hf
+            .iter()
+            .skip(feature)
+            .step_by(features)
+            .map(|&x| x.into())
+            .collect();
+        let of_w = length(&w_h);
+        let (mut best, mut ratio) = (f64::NEG_INFINITY, 0.0);
+        for (&v, u_h) in v_c.iter().zip(&u_ch) {
+            let v = f64::from(v);
+            let dot: f64 = u_h.iter().zip(&w_h).map(|(u, w)| v * u * w).sum();
+            let of_component = v.abs() * length(u_h);
+            let both = of_component * of_w;
+            let cosine = if both > 0.0 { dot / both } else { 0.0 };
+            if cosine > best {
+                best = cosine;
+                ratio = if both > 0.0 { of_component / of_w } else { 0.0 };
+            }
+        }
+        cosines += best;
+        ratios += ratio;
+    }
+    (cosines / features as f64, ratios / features as f64)
 }
 
 /// The product of two row-major matrices; `inner` is the length of a row of the first.
@@ -178,11 +183,6 @@ fn product(left: &[f32], right: &[f32], inner: usize) -> Vec<f32> {
         .flat_map(row)
         .map(|sum| sum as f32)
         .collect()
-}
-
-fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
-    let column = |at: usize| matrix.iter().skip(at).step_by(columns).copied();
-    (0..columns).flat_map(column).collect()
 }
 
 /// Importances and logits of a site on rows of one feature each.
@@ -222,4 +222,21 @@ pub(crate) fn probe(
         };
         Ok(Some(paths.iter().map(answer).collect()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mmcs_ml2r;
+
+    // Column 0 is (3, 4), column 1 (0, 2). The first component is half of column 0, the second is
+    // column 1 itself or, with the other sign, its opposite; then the first, which does not reach
+    // column 1, has the larger cosine: 0.
+    #[test]
+    fn directions_and_lengths_are_those_of_the_best_component() {
+        let w_hf = [3., 0., 4., 2.];
+        let (v_fc, u_ch) = ([0.5, 0., 0., -1.], [3., 4., 0., -2.]);
+        assert_eq!(mmcs_ml2r(&w_hf, &v_fc, &u_ch, 2), (1.0, 0.75));
+        let (v_fc, u_ch) = ([0.5, 0., 0., 1.], [3., 4., 0., -2.]);
+        assert_eq!(mmcs_ml2r(&w_hf, &v_fc, &u_ch, 2), (0.5, 0.25));
+    }
 }

@@ -23,8 +23,9 @@ use toml::de::DeTable;
 
 use crate::component_model;
 use crate::losses;
+use crate::metrics;
 use crate::run_file::{
-    Run, Target, data, decomposition, eval,
+    Run, Target, data, decomposition,
     huggingface::{self, LookUp},
     reference,
     run::{Checkpoint, Log, Precision},
@@ -351,7 +352,12 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
         train::read(table, &facts, terms)
     });
     let eval = file.table_or_empty("eval", |table| {
-        eval::read(table, &facts, decomposition.as_ref(), train.as_ref())
+        let before = metrics::Before {
+            target: &facts,
+            decomposition: decomposition.as_ref(),
+            train: train.as_ref(),
+        };
+        metrics::read(table, &before)
     });
     let checkpoint = file.table_or_empty("checkpoint", |table| {
         let every = table.or("every", Whole::at_least(1), 1000);

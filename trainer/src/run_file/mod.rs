@@ -14,30 +14,24 @@
 pub(crate) mod config_json;
 mod data;
 pub(crate) mod decomposition;
-pub(crate) mod eval;
 mod huggingface;
-pub(crate) mod known;
 mod load;
-mod pattern;
+pub(crate) mod pattern;
 pub(crate) mod reference;
 mod resolved;
 mod run;
 mod schedule;
-pub(crate) mod subset;
-mod target;
+pub(crate) mod target;
 #[cfg(test)]
 mod tests;
 mod train;
 
 pub use data::{Active, Data, EvalData, Ids};
 pub use decomposition::{SitePattern, TiedUpdate};
-pub use eval::Eval;
 pub use huggingface::{LookUp, OnDisk, OnHub};
-pub use known::{KnownImportance, KnownSolution};
 pub use pattern::pattern_matches;
 pub use reference::{TargetFiles, WeightsFile, Written};
 pub use run::{Checkpoint, Log, Precision, Run};
 pub use schedule::{Schedule, Shape};
-pub use subset::Subset;
 pub use target::{Dtype, Target, TargetTrain};
 pub use train::{FaithfulnessWarmup, OutputLoss, Reduction, Train};

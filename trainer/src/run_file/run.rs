@@ -16,10 +16,10 @@ use spd_configs::Tracker;
 
 use crate::component_model::Importance;
 use crate::losses::Loss;
+use crate::metrics::Eval;
 use crate::run_file::{
     data::Data,
     decomposition::Decomposition,
-    eval::Eval,
     target::Target,
     train::{Train, no_shards},
 };

@@ -41,7 +41,7 @@ fn made(dir: &Path, threads: usize) -> (DecompositionTask, Store) {
     };
     run.decomposition.sites = SITES.map(site).to_vec();
     (run.eval.components, run.eval.batches, run.eval.batch_size) = (5, 3, 3);
-    run.eval.alive_threshold = 0.3;
+    run.eval.metrics.active.alive_threshold = 0.3;
     let processor = Processor::Cpu(Arc::new(Pool::new(threads).unwrap()));
     let sources = data::open(&run).unwrap();
     let mut store = Store::new();

@@ -159,12 +159,9 @@ fn check_shipped(theirs: &Run, text: &str, name: &str, target: &str) {
     same.checkpoint = ours.checkpoint;
     // A set of components is the same in any order of their patterns, and a subset of sites in any
     // order of names.
-    same.eval.subsets.sort_by_key(|subset| {
-        ours.eval
-            .subsets
-            .iter()
-            .position(|own| own.name == subset.name)
-    });
+    let own = ours.eval.metrics.subsets.rows.iter();
+    let subsets = &mut same.eval.metrics.subsets.rows;
+    subsets.sort_by_key(|subset| own.clone().position(|own| own.name == subset.name));
     assert!(text.contains("max_seq_len: 512"), "{name}");
     assert_eq!(same.to_toml(), ours.to_toml(), "{name}");
 }
@@ -209,7 +206,7 @@ fn check_file(path: &Path, name: &str, is_dev: bool) {
                     run.train.batch_size,
                     run.decomposition.sites.len(),
                     run.losses.len(),
-                    run.eval.losses.len(),
+                    run.eval.metrics.terms.rows.len(),
                 );
                 assert_eq!(found, *numbers, "{name}");
             }

@@ -61,14 +61,14 @@ fn a_row_of_a_list_may_be_named() {
 fn subsets_of_sites_are_masked_where_there_are_tokens() {
     let subset = "eval.subset=[{ name = 'rest', all_but = ['*.c_fc'] }]";
     let run = load(GPT2.as_bytes(), &[subset]).unwrap();
-    let of = &run.eval.subsets[0];
+    let of = &run.eval.metrics.subsets.rows[0];
     assert!(of.masked && of.has("h.0.mlp.c_proj") && !of.has("h.0.mlp.c_fc"));
     assert_written_and_read_again(&run);
     let run = load(
         TMS.as_bytes(),
         &["eval.subset=[{ name = 'a', sites = ['linear1'] }]"],
     );
-    let of = &run.as_ref().unwrap().eval.subsets[0];
+    let of = &run.as_ref().unwrap().eval.metrics.subsets.rows[0];
     assert!(!of.masked && of.has("linear1") && !of.has("linear2"));
     assert_written_and_read_again(&run.unwrap());
 }
@@ -237,14 +237,8 @@ fn features_are_on_by_chance_in_groups_or_exactly_so_many() {
 #[test]
 fn a_known_solution_may_be_that_of_an_identity_matrix() {
     let known = "eval.known=[{ pattern = 'layers.0.mlp_in.pre_identity', dense = 6 }]";
-    assert_eq!(
-        load(RESID_MLP.as_bytes(), &[known])
-            .unwrap()
-            .eval
-            .known
-            .len(),
-        1
-    );
+    let run = load(RESID_MLP.as_bytes(), &[known]).unwrap();
+    assert_eq!(run.eval.metrics.known.rows.len(), 1);
 }
 
 #[test]
@@ -360,7 +354,7 @@ fn optional_values_are_written_when_present() {
     .unwrap();
     assert_written_and_read_again(&run);
     assert_eq!(run.train.clip_components, Some(0.01));
-    assert_eq!(run.eval.known.len(), 2);
+    assert_eq!(run.eval.metrics.known.rows.len(), 2);
     assert!(!run.decomposition.tied);
     let pgd = PgdRecon {
         routing: Routing::All,
@@ -372,12 +366,8 @@ fn optional_values_are_written_when_present() {
     let half = Term::StochasticRecon(StochasticRecon {
         routing: Routing::Probability(0.5),
     });
-    let measured: Vec<_> = run
-        .eval
-        .losses
-        .iter()
-        .map(|m| (&*m.name, &m.term))
-        .collect();
+    let measured = run.eval.metrics.terms.rows.iter();
+    let measured: Vec<_> = measured.map(|m| (&*m.name, &m.term)).collect();
     assert_eq!(
         measured,
         [("pgd_recon", &Term::PgdRecon(pgd)), ("half", &half)]

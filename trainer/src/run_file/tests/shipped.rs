@@ -13,8 +13,9 @@ use spd_configs::Faults;
 
 use crate::component_model::Routing;
 use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, Term};
+use crate::metrics::known_importance::KnownSolution;
 use crate::run_file::tests::{CONFIGS, huggingface, load, reference};
-use crate::run_file::{KnownSolution, Run, Shape, TiedUpdate};
+use crate::run_file::{Run, Shape, TiedUpdate};
 
 /// Name and text of each run file beside the crate. Weights that are to be had elsewhere are in
 /// `house`, as far as their sizes go.
@@ -241,16 +242,22 @@ fn the_toys_have_the_numbers_of_the_reference() {
         };
         assert_eq!((penalty.p, penalty.p_final), (exponent, None), "{name}");
         let (n, columns) = toy.known;
-        let known = run.eval.known.iter().map(|known| known.solution);
+        let known = run
+            .eval
+            .metrics
+            .known
+            .rows
+            .iter()
+            .map(|known| known.solution);
         let (identity, dense): (Vec<_>, Vec<_>) =
-            known.partition(|solution| matches!(solution, KnownSolution::Identity { .. }));
+            known.partition(|solution| matches!(solution, KnownSolution::Identity(_)));
         assert!(
             identity
                 .iter()
-                .all(|solution| *solution == KnownSolution::Identity { n })
+                .all(|solution| *solution == KnownSolution::Identity(n))
         );
         assert!(!identity.is_empty(), "{name}");
-        let columns = columns.map(|k| KnownSolution::Dense { k });
+        let columns = columns.map(KnownSolution::Dense);
         assert_eq!(dense, Vec::from_iter(columns), "{name}");
     }
 }
@@ -312,12 +319,8 @@ fn the_adversaries_of_resid_mlp2_are_those_of_the_reference() {
         })
     };
     assert_eq!(run.losses[2].term, pgd(Routing::UniformK, 1, 1.0));
-    let watched: Vec<_> = run
-        .eval
-        .losses
-        .iter()
-        .map(|measure| &measure.term)
-        .collect();
+    let watched = run.eval.metrics.terms.rows.iter();
+    let watched: Vec<_> = watched.map(|measure| &measure.term).collect();
     assert_eq!(watched, [&pgd(Routing::All, 20, 0.1)]);
 }
 

@@ -108,7 +108,7 @@ pub(super) fn known_importances() -> Outcome {
                 "dense" => {
                     let k = words[2].strip_prefix('k').expect("columns");
                     let k = k.parse().expect("a number");
-                    dense_error(&importance, features, c, k, tolerance().expect("a number"))
+                    dense_error(&importance, c, k, tolerance().expect("a number"))
                 }
                 _ => continue,
             };

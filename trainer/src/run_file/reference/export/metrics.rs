@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::component_model::Routing;
-use crate::losses::{CLASSES, Loss, Measure, Term};
-use crate::run_file::known::KnownSolution;
+use crate::losses::{CLASSES, Loss, Term};
+use crate::metrics::{Measure, known_importance::KnownSolution};
 use crate::run_file::{Data, Run};
 
 pub(super) fn losses(losses: &[Loss], left_out: &mut Vec<String>) -> Vec<Value> {
@@ -43,10 +43,10 @@ fn row(coeff: Option<f64>, term: &Term) -> Option<Value> {
 }
 
 pub(super) fn evals(run: &Run, left_out: &mut Vec<String>) -> Vec<Value> {
-    let eval = &run.eval;
+    let eval = &run.eval.metrics;
     let mut rows = Vec::new();
     let (mut groups, mut include, mut exclude) = (Map::new(), Map::new(), Map::new());
-    for subset in &eval.subsets {
+    for subset in &eval.subsets.rows {
         let (into, patterns) = match (subset.masked, subset.all_but.is_empty()) {
             (true, true) => (&mut include, &subset.sites),
             (true, false) => (&mut exclude, &subset.all_but),
@@ -63,7 +63,7 @@ pub(super) fn evals(run: &Run, left_out: &mut Vec<String>) -> Vec<Value> {
         false => map.into(),
     };
     if matches!(run.data, Data::Tokens { .. }) {
-        let threshold = eval.rounding_threshold;
+        let threshold = eval.masked_output.rounding_threshold;
         rows.push(json!({ "classname": "CEandKLLosses", "rounding_threshold": threshold }));
     }
     rows.push(json!({ "classname": "CI_L0", "groups": of(groups) }));
@@ -75,16 +75,16 @@ pub(super) fn evals(run: &Run, left_out: &mut Vec<String>) -> Vec<Value> {
         }));
     }
     let (mut identity, mut dense) = (Vec::new(), Vec::new());
-    for known in &eval.known {
+    for known in &eval.known.rows {
         let pattern = &known.pattern;
         match known.solution {
-            KnownSolution::Identity { n } => {
+            KnownSolution::Identity(n) => {
                 identity.push(json!({ "layer_pattern": pattern, "n_features": n }));
             }
-            KnownSolution::Dense { k } => dense.push(json!({ "layer_pattern": pattern, "k": k })),
+            KnownSolution::Dense(k) => dense.push(json!({ "layer_pattern": pattern, "k": k })),
         }
     }
-    if !eval.known.is_empty() {
+    if !eval.known.rows.is_empty() {
         let rows_or_null = |rows: Vec<Value>| match rows.is_empty() {
             true => Value::Null,
             false => rows.into(),
@@ -95,7 +95,7 @@ pub(super) fn evals(run: &Run, left_out: &mut Vec<String>) -> Vec<Value> {
             "dense_ci": rows_or_null(dense),
         }));
     }
-    let measures = eval.losses.iter().filter_map(|measure: &Measure| {
+    let measures = eval.terms.rows.iter().filter_map(|measure: &Measure| {
         let row = row(None, &measure.term);
         if row.is_none() {
             left_out.push(format!("[[eval.loss]] {}", measure.name));

@@ -153,7 +153,7 @@ impl Run {
                 "slow_eval_freq": slow.div_ceil(every).saturating_mul(every),
                 "n_eval_steps": eval.batches,
                 "save_freq": self.checkpoint.every,
-                "ci_alive_threshold": eval.alive_threshold,
+                "ci_alive_threshold": eval.metrics.active.alive_threshold,
                 "eval_metric_configs": metrics::evals(self, left_out),
             }),
         );
