@@ -1,32 +1,20 @@
 //! `mlp`: a network for each component, from its own activation `x V` to its logit. Exact GELU
 //! between layers.
 
-use serde::Serialize;
 use spd_engine::ops::{ComponentMlpWeights, GeluKind};
 use spd_engine::{Builder, Result, Value};
 
-use super::site_mlp::{MlpShape, SiteMlp, values};
+use super::site_mlp::{MlpShape, SiteFunction, values};
 use super::{MlpLayer, SeenSite};
 use crate::sites::Site;
 
 /// Per component a scalar MLP of its own activation `x V`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Mlp {
-    /// Widths of the hidden layers.
-    pub hidden: Vec<usize>,
-}
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mlp;
 
-impl SiteMlp for Mlp {
+impl SiteFunction for Mlp {
     const NAME: &'static str = "mlp";
     const READS_EMBEDDINGS: bool = true;
-
-    fn new(hidden: Vec<usize>) -> Self {
-        Self { hidden }
-    }
-
-    fn hidden(&self) -> &[usize] {
-        &self.hidden
-    }
 
     fn shape(site: &Site) -> MlpShape {
         MlpShape {

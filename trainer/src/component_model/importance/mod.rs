@@ -43,6 +43,7 @@ use spd_engine::{Builder, Result, Store, Value};
 pub use global_shared_mlp::GlobalSharedMlp;
 pub use mlp::Mlp;
 pub use shared_mlp::SharedMlp;
+pub use site_mlp::SiteMlp;
 pub use vector_mlp::VectorMlp;
 
 use super::components::{SiteValues, stream};
@@ -52,34 +53,34 @@ use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
 
 macro_rules! functions {
-    ($($word:literal => $Struct:ident;)*) => {
+    ($($word:literal => $Name:ident($Function:ty);)*) => {
         /// An importance function by its word in a run file.
         #[derive(Debug, Clone, PartialEq, Serialize)]
         #[serde(tag = "kind")]
         #[expect(missing_docs, reason = "each struct has its own")]
         pub enum ImportanceKind {
-            $(#[serde(rename = $word)] $Struct($Struct),)*
+            $(#[serde(rename = $word)] $Name($Function),)*
         }
 
         /// The same without its numbers.
         #[derive(Clone, Copy, PartialEq)]
         pub(crate) enum Kind {
-            $($Struct,)*
+            $($Name,)*
         }
 
-        pub(crate) const KINDS: OneOf<Kind> = OneOf(&[$(($word, Kind::$Struct),)*]);
+        pub(crate) const KINDS: OneOf<Kind> = OneOf(&[$(($word, Kind::$Name),)*]);
 
         impl Kind {
             fn read(self, table: &mut Table<'_>) -> Option<ImportanceKind> {
                 match self {
-                    $(Self::$Struct => $Struct::read(table).map(ImportanceKind::$Struct),)*
+                    $(Self::$Name => <$Function>::read(table).map(ImportanceKind::$Name),)*
                 }
             }
 
             /// Whether it is one network over all sites.
             pub(crate) fn is_over_all_sites(self) -> bool {
                 match self {
-                    $(Self::$Struct => $Struct::is_over_all_sites(),)*
+                    $(Self::$Name => <$Function>::is_over_all_sites(),)*
                 }
             }
         }
@@ -88,13 +89,13 @@ macro_rules! functions {
             /// The word without its numbers.
             pub(crate) fn kind(&self) -> Kind {
                 match self {
-                    $(Self::$Struct(_) => Kind::$Struct,)*
+                    $(Self::$Name(_) => Kind::$Name,)*
                 }
             }
 
             fn function(&self) -> &dyn ImportanceFunction {
                 match self {
-                    $(Self::$Struct(function) => function,)*
+                    $(Self::$Name(function) => function,)*
                 }
             }
         }
@@ -102,10 +103,10 @@ macro_rules! functions {
 }
 
 functions! {
-    "mlp" => Mlp;
-    "vector_mlp" => VectorMlp;
-    "shared_mlp" => SharedMlp;
-    "global_shared_mlp" => GlobalSharedMlp;
+    "mlp" => Mlp(SiteMlp<Mlp>);
+    "vector_mlp" => VectorMlp(SiteMlp<VectorMlp>);
+    "shared_mlp" => SharedMlp(SiteMlp<SharedMlp>);
+    "global_shared_mlp" => GlobalSharedMlp(GlobalSharedMlp);
 }
 
 impl ImportanceKind {

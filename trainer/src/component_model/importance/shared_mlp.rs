@@ -1,31 +1,19 @@
 //! `shared_mlp`: one network for each site, from its input `x` to the logits of all its components.
 //! Exact GELU between layers.
 
-use serde::Serialize;
 use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
-use super::site_mlp::{MlpShape, SiteMlp};
+use super::site_mlp::{MlpShape, SiteFunction};
 use super::{MlpLayer, SeenSite};
 use crate::sites::Site;
 
 /// One MLP from `x` to all components.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SharedMlp {
-    /// Widths of the hidden layers.
-    pub hidden: Vec<usize>,
-}
+#[derive(Debug, Clone, PartialEq)]
+pub struct SharedMlp;
 
-impl SiteMlp for SharedMlp {
+impl SiteFunction for SharedMlp {
     const NAME: &'static str = "shared_mlp";
-
-    fn new(hidden: Vec<usize>) -> Self {
-        Self { hidden }
-    }
-
-    fn hidden(&self) -> &[usize] {
-        &self.hidden
-    }
 
     fn shape(site: &Site) -> MlpShape {
         MlpShape {

@@ -1,5 +1,8 @@
 //! An importance function that has an MLP, or one a component, for each site.
 
+use std::marker::PhantomData;
+
+use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
 use spd_configs::values::Widths;
@@ -18,17 +21,20 @@ pub(super) struct MlpShape {
 }
 
 /// An importance function of MLPs by site. Its only key is `hidden`.
-pub(super) trait SiteMlp: Sized {
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SiteMlp<F> {
+    /// Widths of the hidden layers.
+    pub hidden: Vec<usize>,
+    #[serde(skip)]
+    function: PhantomData<F>,
+}
+
+/// The MLP of a site, or of each of its components.
+pub(super) trait SiteFunction {
     /// Its word in run files, here and in the SPD reference.
     const NAME: &'static str;
     /// Whether it takes embeddings for sites.
     const READS_EMBEDDINGS: bool = false;
-
-    /// One with these widths of hidden layers.
-    fn new(hidden: Vec<usize>) -> Self;
-
-    /// Widths of the hidden layers.
-    fn hidden(&self) -> &[usize];
 
     /// Widths of the MLP at both ends.
     fn shape(site: &Site) -> MlpShape;
@@ -42,8 +48,8 @@ pub(super) trait SiteMlp: Sized {
     ) -> Result<Value>;
 }
 
-fn layers(function: &impl SiteMlp, site: &Site, shape: &MlpShape) -> Vec<MlpLayer> {
-    mlp_layers(&site.dashed(), shape.d_in, function.hidden(), shape.d_out)
+fn layers(hidden: &[usize], site: &Site, shape: &MlpShape) -> Vec<MlpLayer> {
+    mlp_layers(&site.dashed(), shape.d_in, hidden, shape.d_out)
 }
 
 /// Weights and biases of all layers.
@@ -58,21 +64,24 @@ pub(super) fn values(
         .collect()
 }
 
-impl<M: SiteMlp> ImportanceFunction for M {
+impl<F: SiteFunction> ImportanceFunction for SiteMlp<F> {
     fn read(table: &mut Table<'_>) -> Option<Self> {
-        table.need("hidden", Widths).map(Self::new)
+        Some(Self {
+            hidden: table.need("hidden", Widths)?,
+            function: PhantomData,
+        })
     }
 
     fn details(&self) -> String {
-        format!("{:?}", self.hidden())
+        format!("{:?}", self.hidden)
     }
 
     fn to_reference(&self) -> Json {
-        json!({ "ci_fn_type": Self::NAME, "ci_fn_hidden_dims": self.hidden() })
+        json!({ "ci_fn_type": F::NAME, "ci_fn_hidden_dims": self.hidden })
     }
 
     fn refuses(&self, site: &Site) -> Option<String> {
-        (!Self::READS_EMBEDDINGS && site.layer.kind == LayerKind::Embedding).then(|| {
+        (!F::READS_EMBEDDINGS && site.layer.kind == LayerKind::Embedding).then(|| {
             format!(
                 "reads the input vectors of a site, and `{}` is an embedding, which reads tokens; \"mlp\" reads what they are looked up to",
                 site.path()
@@ -82,8 +91,8 @@ impl<M: SiteMlp> ImportanceFunction for M {
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
         let of_site = |(index, site)| {
-            let shape = Self::shape(site);
-            mlp_tensors(layers(self, site, &shape), shape.components, index)
+            let shape = F::shape(site);
+            mlp_tensors(layers(&self.hidden, site, &shape), shape.components, index)
         };
         sites.iter().enumerate().flat_map(of_site).collect()
     }
@@ -95,8 +104,8 @@ impl<M: SiteMlp> ImportanceFunction for M {
         seen: &[SeenSite<'_>],
     ) -> Result<Vec<Value>> {
         let of_site = |seen: &SeenSite<'_>| {
-            let layers = layers(self, seen.site, &Self::shape(seen.site));
-            <Self as SiteMlp>::logits(b, weight, &layers, seen)
+            let layers = layers(&self.hidden, seen.site, &F::shape(seen.site));
+            F::logits(b, weight, &layers, seen)
         };
         seen.iter().map(of_site).collect()
     }

@@ -1,31 +1,19 @@
 //! `vector_mlp`: a network for each component, from the site's input `x` to its logit. Exact GELU
 //! between layers.
 
-use serde::Serialize;
 use spd_engine::{Builder, Result, Value};
 
 use super::mlp::per_component;
-use super::site_mlp::{MlpShape, SiteMlp, values};
+use super::site_mlp::{MlpShape, SiteFunction, values};
 use super::{MlpLayer, SeenSite};
 use crate::sites::Site;
 
 /// Per component an MLP of the site's input `x`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct VectorMlp {
-    /// Widths of the hidden layers.
-    pub hidden: Vec<usize>,
-}
+#[derive(Debug, Clone, PartialEq)]
+pub struct VectorMlp;
 
-impl SiteMlp for VectorMlp {
+impl SiteFunction for VectorMlp {
     const NAME: &'static str = "vector_mlp";
-
-    fn new(hidden: Vec<usize>) -> Self {
-        Self { hidden }
-    }
-
-    fn hidden(&self) -> &[usize] {
-        &self.hidden
-    }
 
     fn shape(site: &Site) -> MlpShape {
         MlpShape {
