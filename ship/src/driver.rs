@@ -170,13 +170,13 @@ impl<'r, S: Sink> Driver<'r, S> {
 
     /// Makes the run known to the server, however long that takes.
     async fn open(&mut self) -> Result<(), String> {
-        loop {
+        let is_anew = loop {
             let opened = self.sink.open(self.run, &mut self.place.state).await;
             match opened {
-                Ok(()) => break,
+                Ok(is_anew) => break is_anew,
                 Err(refusal) => self.pause(&refusal).await?,
             }
-        }
+        };
         self.worked();
         self.is_open = true;
         if let Some(page) = self.sink.page(&self.place.state)
@@ -184,7 +184,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         {
             (self.link.say)(&format!("{}: {page}", S::NAME));
         }
-        if self.sink.starts_anew() {
+        if is_anew {
             self.start_anew();
         } else if self.is_partial {
             return Ok(());

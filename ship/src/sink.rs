@@ -38,14 +38,10 @@ pub(crate) trait Sink {
     const ROWS: usize;
 
     /// Makes the run known to the server, or finds it there. Called at the start, and again after
-    /// the server lost the run or refused the credentials, which are then read again.
-    async fn open(&mut self, run: &RunInfo, state: &mut Self::State) -> Result<(), Refusal>;
-
-    /// Whether the last `open` made a run without the rows that were sent before, in place of a
-    /// lost one. The driver then sends all rows again.
-    fn starts_anew(&self) -> bool {
-        false
-    }
+    /// the server lost the run or refused the credentials, which are then read again. Returns
+    /// whether it made a run without the rows that were sent before, in place of a lost one. The
+    /// driver then sends all rows again.
+    async fn open(&mut self, run: &RunInfo, state: &mut Self::State) -> Result<bool, Refusal>;
 
     /// The address of the run's page, once it is known.
     fn page(&self, _state: &Self::State) -> Option<String> {

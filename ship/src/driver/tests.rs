@@ -24,7 +24,6 @@ struct Server {
     opened: u32,
     /// It loses the run at this many calls from now, of any kind.
     loses: Option<u32>,
-    is_anew: bool,
     went_back: Vec<RollBack>,
     closed: Option<End>,
 }
@@ -81,18 +80,14 @@ impl Sink for Fake {
     const EVERY: Duration = Duration::from_millis(10);
     const ROWS: usize = 5;
 
-    async fn open(&mut self, _: &RunInfo, state: &mut Sent) -> Result<(), Refusal> {
+    async fn open(&mut self, _: &RunInfo, state: &mut Sent) -> Result<bool, Refusal> {
         let mut server = self.0.borrow_mut();
         server.opened += 1;
-        server.is_anew = server.loses == Some(0) && server.lines.is_empty();
-        if server.is_anew {
+        let is_anew = server.loses == Some(0) && server.lines.is_empty();
+        if is_anew {
             (server.loses, *state) = (None, Sent::default());
         }
-        Ok(())
-    }
-
-    fn starts_anew(&self) -> bool {
-        self.0.borrow().is_anew
+        Ok(is_anew)
     }
 
     async fn send_metrics(

@@ -69,7 +69,6 @@ pub(crate) struct Mlflow {
     /// Replaces the environment of the process.
     environment: Option<Environment>,
     server: Option<Server>,
-    anew: bool,
 }
 
 impl Mlflow {
@@ -270,7 +269,7 @@ impl Sink for Mlflow {
 
     const ROWS: usize = 200;
 
-    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<bool, Refusal> {
         let environment = self.environment.clone();
         let address = Address::of(&environment.unwrap_or_else(Environment::of_process));
         let server = address.and_then(Server::new);
@@ -290,13 +289,9 @@ impl Sink for Mlflow {
         }
         self.set_status(&known, "RUNNING", None).await?;
         self.describe(run, &mut known).await?;
-        self.anew = !is_there && !state.run.is_empty();
+        let is_anew = !is_there && !state.run.is_empty();
         *state = known;
-        Ok(())
-    }
-
-    fn starts_anew(&self) -> bool {
-        self.anew
+        Ok(is_anew)
     }
 
     async fn send_metrics(

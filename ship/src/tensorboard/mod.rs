@@ -44,7 +44,6 @@ pub(crate) struct State {
 #[derive(Debug, Default)]
 pub(crate) struct TensorBoard {
     files: Option<Segment>,
-    anew: bool,
 }
 
 impl TensorBoard {
@@ -110,20 +109,14 @@ impl Sink for TensorBoard {
 
     const ROWS: usize = 1000;
 
-    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
-        self.anew = false;
+    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<bool, Refusal> {
         let opened = self.open_files(run, state);
         if let Err(Refusal::Gone { .. }) = opened {
             *state = State::default();
             self.open_files(run, state)?;
-            self.anew = true;
-            return Ok(());
+            return Ok(true);
         }
-        opened
-    }
-
-    fn starts_anew(&self) -> bool {
-        self.anew
+        opened.map(|()| false)
     }
 
     async fn send_metrics(

@@ -84,8 +84,7 @@ impl Story {
             let file = spd_files::open_with(OpenOptions::new().write(true), path).unwrap();
             file.set_len(kept).unwrap();
         }
-        self.scratch.restart();
-        if self.scratch.sink.starts_anew() {
+        if self.scratch.restart() {
             self.sent = 0;
         }
     }

@@ -37,15 +37,15 @@ impl Scratch {
         crate::run::tests::run(self.dir.path())
     }
 
-    /// A new process with the written state.
-    pub(super) fn restart(&mut self) {
+    /// A new process with the written state. Returns whether it makes the run anew.
+    pub(super) fn restart(&mut self) -> bool {
         let state = serde_json::to_string(&self.state).unwrap();
         self.state = serde_json::from_str(&state).unwrap();
         self.sink = TensorBoard::default();
-        self.open().unwrap();
+        self.open().unwrap()
     }
 
-    pub(super) fn open(&mut self) -> Result<(), Refusal> {
+    pub(super) fn open(&mut self) -> Result<bool, Refusal> {
         let run = self.run();
         wait(self.sink.open(&run, &mut self.state))
     }
@@ -168,13 +168,11 @@ fn changed_file_is_replaced_by_a_new_one() {
         } else {
             atomic::write_file(&path, &[&whole, &whole[..torn]]).unwrap();
         }
-        scratch.restart();
-        assert!(scratch.sink.starts_anew(), "{torn}");
+        assert!(scratch.restart(), "{torn}");
         scratch.send(&losses(0..5));
         assert_eq!(scratch.loss(), counted(0..5), "{torn}");
         assert_eq!(scratch.files().len(), 1);
-        scratch.restart();
-        assert!(!scratch.sink.starts_anew(), "{torn}");
+        assert!(!scratch.restart(), "{torn}");
     }
 }
 
@@ -211,8 +209,7 @@ fn a_run_of_an_earlier_version_is_listed_once() {
     let old = scratch.dir.path().join("tensorboard/system");
     std::fs::create_dir(&old).unwrap();
     atomic::write_file(&old.join("events.out.tfevents.1"), &[b"x"]).unwrap();
-    scratch.restart();
-    assert!(scratch.sink.starts_anew() && !old.is_dir());
+    assert!(scratch.restart() && !old.is_dir());
     scratch.send(&losses(0..3));
     assert_eq!((scratch.loss(), scratch.files().len()), (counted(0..3), 1));
 }
@@ -229,13 +226,11 @@ fn missing_files_are_made_again() {
             "remove" => atomic::remove(&path).unwrap(),
             _ => scratch.state = State::default(),
         }
-        scratch.restart();
         // Without a written state, the driver begins at the first row by itself.
-        assert_eq!(scratch.sink.starts_anew(), harm != "forget", "{harm}");
+        assert_eq!(scratch.restart(), harm != "forget", "{harm}");
         scratch.send(&losses(0..4));
         assert_eq!(scratch.loss(), counted(0..4), "{harm}");
-        scratch.restart();
-        assert!(!scratch.sink.starts_anew());
+        assert!(!scratch.restart());
         assert_eq!(scratch.files().len(), 1);
         scratch.roll_back(0);
     }

@@ -92,7 +92,6 @@ pub(crate) struct Wandb {
     rest: Option<Instant>,
     /// Figures that were drawn for their hashes, until they are uploaded or not needed.
     drawn: BTreeMap<String, Vec<u8>>,
-    is_anew: bool,
     gap: Duration,
     silence: Duration,
     patience: Duration,
@@ -111,7 +110,6 @@ impl Wandb {
             closed: 0,
             rest: None,
             drawn: BTreeMap::new(),
-            is_anew: false,
             gap: GAP,
             silence: SILENCE,
             patience: open::PATIENCE,
@@ -199,21 +197,17 @@ impl Sink for Wandb {
     const EVERY: Duration = Duration::from_secs(15);
     const ROWS: usize = 2000;
 
-    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<bool, Refusal> {
         if let Some(why) = self.off() {
             return Err(Refusal::Unauthorized { why });
         }
         self.server = None;
         let server = Arc::new(Server::find(&self.environment)?);
         let mut next = state.clone();
-        self.is_anew = self.make_known(&server, run, &mut next).await?;
+        let is_anew = self.make_known(&server, run, &mut next).await?;
         self.server = Some(server);
         *state = next;
-        Ok(())
-    }
-
-    fn starts_anew(&self) -> bool {
-        self.is_anew
+        Ok(is_anew)
     }
 
     fn page(&self, state: &State) -> Option<String> {

@@ -229,8 +229,7 @@ fn bad_addresses_are_reported_at_once() {
 fn deleted_run_is_made_again() {
     let fake = Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
-    scratch.open().unwrap();
-    assert!(!scratch.sink.starts_anew());
+    assert_eq!(scratch.open(), Ok(false));
     scratch.send(&losses(0..5)).unwrap();
     fake.kept().runs.get_mut("run0").unwrap().deleted = true;
     let found = scratch.send(&losses(5..6));
@@ -238,13 +237,11 @@ fn deleted_run_is_made_again() {
     // A lost answer in between changes nothing.
     fake.fail("config.json", Fault::LostAnswer);
     scratch.open().unwrap_err();
-    scratch.open().unwrap();
-    assert!(scratch.sink.starts_anew());
+    assert_eq!(scratch.open(), Ok(true));
     assert_eq!(scratch.state.run, "run1");
     scratch.send(&losses(0..6)).unwrap();
     assert_eq!(fake.kept().runs["run1"].history("loss"), counted(0..6));
-    scratch.open().unwrap();
-    assert!(!scratch.sink.starts_anew());
+    assert_eq!(scratch.open(), Ok(false));
 }
 
 #[test]

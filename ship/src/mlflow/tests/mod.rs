@@ -61,7 +61,7 @@ impl Scratch {
         self.dir.path()
     }
 
-    fn open(&mut self) -> Result<(), Refusal> {
+    fn open(&mut self) -> Result<bool, Refusal> {
         wait(self.sink.open(&self.info, &mut self.state))
     }
 

@@ -282,8 +282,7 @@ fn a_real_server_has_every_row_once() {
     mine.call("runs/delete", Some(json!({"run_id": next})));
     let found = scratch.send(&losses(10..11));
     assert!(matches!(found, Err(Refusal::Gone { .. })), "{found:?}");
-    scratch.open().unwrap();
-    assert!(scratch.sink.starts_anew());
+    assert_eq!(scratch.open(), Ok(true));
     assert_ne!(scratch.state.run, next);
     scratch.send(&losses(0..11)).unwrap();
     assert_eq!(

@@ -330,11 +330,9 @@ fn a_deleted_run_is_made_again_under_another_name() {
         let run = a_run(folder.path());
         let mut driver = Driver::new(server.sink());
         on_runtime(async {
-            driver.open(&run).await;
-            assert!(!driver.sink.starts_anew());
+            assert!(!driver.open(&run).await);
             driver.metrics(&run, &rows(0..3)).await;
-            driver.open(&run).await;
-            assert!(driver.sink.starts_anew());
+            assert!(driver.open(&run).await);
             driver.metrics(&run, &rows(0..5)).await;
         });
         assert_eq!(steps(&server.run("abcd1234-2")), [0, 1, 2, 3, 4]);
@@ -371,8 +369,7 @@ fn a_server_that_lost_the_run_gets_all_rows_again() {
             other => other,
         };
         assert!(matches!(refused, Err(Refusal::Gone { .. })), "{refused:?}");
-        driver.open(&run).await;
-        assert!(driver.sink.starts_anew());
+        assert!(driver.open(&run).await);
         driver.metrics(&run, &rows(0..4)).await;
     });
     let found = server.run("abcd1234");

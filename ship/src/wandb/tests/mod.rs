@@ -287,9 +287,12 @@ impl Driver {
         }
     }
 
-    async fn open(&mut self, run: &RunInfo) {
-        while let Err(refusal) = self.sink.open(run, &mut self.state).await {
-            self.refused(refusal);
+    async fn open(&mut self, run: &RunInfo) -> bool {
+        loop {
+            match self.sink.open(run, &mut self.state).await {
+                Ok(is_anew) => return is_anew,
+                Err(refusal) => self.refused(refusal),
+            }
         }
     }
 
