@@ -37,7 +37,7 @@ pub fn prune(root: &Path, keep: NonZeroUsize) -> Result<Vec<PathBuf>, Checkpoint
 mod tests {
     use std::fs;
 
-    use spd_faults::Then;
+    use spd_testing::faults::{self, Then};
 
     use super::*;
     use crate::{Snapshot, newest, write};
@@ -90,7 +90,7 @@ mod tests {
             for operation in 0.. {
                 let root = root_with(&[1, 2, 3]);
                 let (outcome, fired) =
-                    spd_faults::at(operation, then, || prune(root.path(), NonZeroUsize::MIN));
+                    faults::at(operation, then, || prune(root.path(), NonZeroUsize::MIN));
                 assert_eq!(outcome.is_err(), fired);
                 for step in steps(root.path()).unwrap() {
                     verify(&step_path(root.path(), step)).unwrap();

@@ -253,7 +253,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
-    use spd_faults::Then;
+    use spd_testing::faults::{self, Then};
 
     use super::*;
     use crate::latest::steps;
@@ -312,7 +312,7 @@ mod tests {
             for operation in 0.. {
                 let root = tempfile::tempdir().unwrap();
                 write(root.path(), &old).unwrap();
-                let (outcome, fired) = spd_faults::at(operation, then, || write(root.path(), &new));
+                let (outcome, fired) = faults::at(operation, then, || write(root.path(), &new));
                 let left = atomic::sweep(root.path()).unwrap();
                 let found = newest(root.path()).unwrap();
 
@@ -344,7 +344,7 @@ mod tests {
         let to = root.path().to_path_buf();
         let mut writer = Writer::start(move |snapshot, outcomes| {
             let stop = if snapshot.step == 2 { 4 } else { usize::MAX };
-            let (written, _) = spd_faults::at(stop, Then::Fail, || write(&to, snapshot));
+            let (written, _) = faults::at(stop, Then::Fail, || write(&to, snapshot));
             outcomes.send(written).unwrap();
         })
         .unwrap();

@@ -240,7 +240,7 @@ fn sync_dir(dir: &Path) -> Result<(), DataError> {
 
 #[cfg(test)]
 mod tests {
-    use spd_faults::Then;
+    use spd_testing::faults::{self, Then};
 
     use super::*;
 
@@ -308,7 +308,7 @@ mod tests {
                 let out = parent.path().join("data");
                 publish_one(&out, b"old", false).unwrap();
                 let (outcome, fired) =
-                    spd_faults::at(operation, then, || publish_one(&out, b"new", true));
+                    faults::at(operation, then, || publish_one(&out, b"new", true));
                 // The next process finds the old or the new datasets.
                 let error = publish_one(&out, b"third", false).unwrap_err().to_string();
                 assert!(error.ends_with(

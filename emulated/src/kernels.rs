@@ -89,7 +89,7 @@ pub(crate) struct Operand {
 pub(crate) fn is_there() -> bool {
     let is_there = compile("").is_some();
     if !is_there {
-        spd_skips::skip("g++");
+        spd_testing::skip("g++");
     }
     is_there
 }

@@ -5,10 +5,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use spd_faults::Then;
 use spd_files::atomic::{
     NewFile, cut_file, names, remove, unfinished, write_dir, write_file, write_shared,
 };
+use spd_testing::faults::{self, Then};
 
 fn files(content: &[u8]) -> Vec<NewFile<'_>> {
     vec![
@@ -29,7 +29,7 @@ fn files(content: &[u8]) -> Vec<NewFile<'_>> {
 fn content_is_synced_before_the_rename_and_the_directory_after() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dir");
-    let ((), first) = spd_faults::record(|| write_dir(&path, &files(b"old")).unwrap());
+    let ((), first) = faults::record(|| write_dir(&path, &files(b"old")).unwrap());
     assert_eq!(
         first,
         [
@@ -46,7 +46,7 @@ fn content_is_synced_before_the_rename_and_the_directory_after() {
             "sync directory",
         ]
     );
-    let ((), again) = spd_faults::record(|| write_dir(&path, &files(b"new")).unwrap());
+    let ((), again) = faults::record(|| write_dir(&path, &files(b"new")).unwrap());
     assert_eq!(
         again[8..],
         [
@@ -77,7 +77,7 @@ fn an_interrupted_write_leaves_the_old_or_the_new_file() {
     {
         for operation in 0.. {
             write_file(&path, &[b"new ", b"and more"]).unwrap();
-            let (outcome, fired) = spd_faults::at(operation, then, || write(&path));
+            let (outcome, fired) = faults::at(operation, then, || write(&path));
             let found = fs::read(&path).unwrap();
             assert!(
                 found == b"new and more" || found == b"new",

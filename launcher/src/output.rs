@@ -402,7 +402,7 @@ mod tests {
         assert!(output.is_held());
         output.held = None;
         let Some(long_ago) = now.checked_sub(PATIENCE) else {
-            return spd_skips::skip("a machine that has been up for a while");
+            return spd_testing::skip("a machine that has been up for a while");
         };
         output.pass_on(b"two".to_vec(), long_ago);
         output.pass_on(b"three".to_vec(), now);

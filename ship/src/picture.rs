@@ -443,7 +443,7 @@ mod tests {
             std::env::var_os("SPD_FIGURE"),
             std::env::var_os("SPD_PICTURE"),
         ) else {
-            return spd_skips::skip("SPD_FIGURE and SPD_PICTURE");
+            return spd_testing::skip("SPD_FIGURE and SPD_PICTURE");
         };
         let begun = std::time::Instant::now();
         let found = png(&spd_files::read(from.as_ref()).unwrap()).unwrap();

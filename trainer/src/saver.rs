@@ -484,7 +484,7 @@ mod tests {
     fn is_there() -> bool {
         let there = Command::new("g++").arg("--version").output().is_ok();
         if !there {
-            spd_skips::skip("g++");
+            spd_testing::skip("g++");
         }
         there
     }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use spd_dataloader::{Tokenize, Watch, tokenize, tokenize_watched};
-use spd_mutation::{Dice, rounds};
+use spd_testing::mutation::{Dice, rounds};
 
 use crate::inputs::much;
 use crate::spoiled::{FORMATS, all_rows};

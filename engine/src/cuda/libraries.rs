@@ -458,7 +458,7 @@ mod tests {
         let made = library(&in_package, (13, 0))
             .and_then(|()| library(&named.join("libnvrtc.so.12"), (12, 9)));
         if made.is_none() {
-            return spd_skips::skip("cc");
+            return spd_testing::skip("cc");
         }
         let mut places = Places {
             first: Vec::new(),

@@ -25,7 +25,7 @@ pub(crate) fn stand_in() -> Option<Nccl> {
         Some(Nccl::of(found).unwrap())
     });
     if made.is_none() {
-        spd_skips::skip("cc");
+        spd_testing::skip("cc");
     }
     made
 }

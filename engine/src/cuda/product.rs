@@ -403,7 +403,7 @@ mod tests {
     #[test]
     fn our_own_kernels_compile_within_their_budget() {
         if Library::Nvrtc.found().is_none() {
-            return spd_skips::skip("NVRTC");
+            return spd_testing::skip("NVRTC");
         }
         let kernels = cases()
             .into_iter()

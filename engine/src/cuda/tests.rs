@@ -320,7 +320,7 @@ pub(crate) fn uses(log: &str) -> Vec<Use> {
 /// Compiles a program for several GPUs, and asserts that its kernels stay within their budgets.
 pub(crate) fn compiles_within_its_budget(program: &Program) {
     if Library::Nvrtc.found().is_none() {
-        return spd_skips::skip("NVRTC");
+        return spd_testing::skip("NVRTC");
     }
     for arch in ["sm_80", "sm_90", "sm_90a"] {
         let (cubin, log) = explained(&source(&program.kernels), arch).unwrap();
@@ -355,7 +355,7 @@ fn every_kernel_compiles_within_its_budget() {
 #[test]
 fn a_kernel_compiles_without_the_others() {
     if Library::Nvrtc.found().is_none() {
-        return spd_skips::skip("NVRTC");
+        return spd_testing::skip("NVRTC");
     }
     let mut every_op = EveryOp::new(EVEN, false);
     every_op.b.precision = Precision::Bf16;
@@ -374,7 +374,7 @@ fn a_kernel_compiles_without_the_others() {
 #[test]
 fn a_cached_program_is_not_compiled_again() {
     if Library::Nvrtc.found().is_none() {
-        return spd_skips::skip("NVRTC");
+        return spd_testing::skip("NVRTC");
     }
     let cache = std::env::temp_dir().join(format!("spd-cubins-{}", std::process::id()));
     let source = "extern \"C\" __global__ void nothing() {}";
@@ -399,7 +399,7 @@ fn a_cached_program_is_not_compiled_again() {
 #[test]
 fn a_compile_error_is_one_line() {
     if Library::Nvrtc.found().is_none() {
-        return spd_skips::skip("NVRTC");
+        return spd_testing::skip("NVRTC");
     }
     let error = compile("__global__ void f() { x = 1; }", "sm_90", None).unwrap_err();
     let line = error.to_string();
@@ -441,7 +441,7 @@ fn the_program_of_all_ops_launches_every_kernel() {
     let mut sources = 0;
     while let Some(folder) = folders.pop() {
         let Ok(entries) = std::fs::read_dir(&folder) else {
-            return spd_skips::skip("the sources");
+            return spd_testing::skip("the sources");
         };
         for entry in entries {
             let path = entry.unwrap().path();

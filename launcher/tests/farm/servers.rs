@@ -306,7 +306,7 @@ impl Program {
 
 impl Server {
     fn start(program: Program) -> Self {
-        let address = (Ipv4Addr::LOCALHOST, spd_skips::ports::free()).into();
+        let address = (Ipv4Addr::LOCALHOST, spd_testing::ports::free()).into();
         let dir = tempfile::tempdir().unwrap();
         let child = program.command(address, dir.path()).spawn().unwrap();
         let server = Self {

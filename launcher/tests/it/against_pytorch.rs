@@ -33,7 +33,7 @@ fn text() -> Option<PathBuf> {
     let text = shared.join("data/tinyshakespeare.txt");
     let is_there = text.is_file();
     if !is_there {
-        spd_skips::skip("shared/data/tinyshakespeare.txt");
+        spd_testing::skip("shared/data/tinyshakespeare.txt");
     }
     is_there.then_some(text)
 }

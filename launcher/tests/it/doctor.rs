@@ -169,7 +169,7 @@ fn without_a_gpu_nothing_is_probed() {
     let scratch = Scratch::new();
     let plain = launch(scratch.launcher(&["doctor"])).stdout;
     let Some((_, lacks)) = plain.split_once("--gpus 1 is refused here: ") else {
-        return spd_skips::skip("a machine without GPUs");
+        return spd_testing::skip("a machine without GPUs");
     };
     let ended = launch(scratch.launcher(&["doctor", "--deep"]));
     let lacks = lacks.trim_end();

@@ -238,7 +238,7 @@ print(sum(parameter.numel() for parameter in model._components.parameters()))
 fn the_reference_loads_an_export() {
     let names = ["SPD_PYTHON", "SPD_REFERENCE"].map(std::env::var_os);
     let [Some(python), Some(reference)] = names else {
-        return spd_skips::skip("SPD_PYTHON and SPD_REFERENCE");
+        return spd_testing::skip("SPD_PYTHON and SPD_REFERENCE");
     };
     let scratch = toy();
     done(&scratch, &["export", "runs/toy", "--out", "out"]);
@@ -386,7 +386,7 @@ fn tokens(count: usize, factor: usize) -> Vec<u8> {
 #[test]
 fn pytorch_measures_the_same_on_an_export() {
     let Some(python) = std::env::var_os("SPD_PYTHON") else {
-        return spd_skips::skip("SPD_PYTHON");
+        return spd_testing::skip("SPD_PYTHON");
     };
     let scratch = Scratch::new();
     let path = scratch.path();

@@ -41,7 +41,7 @@ fn run(scratch: &Scratch, out: &str, on_gpu: bool) -> Command {
 pub(crate) fn is_there() -> bool {
     let there = Command::new("g++").arg("--version").output().is_ok();
     if !there {
-        spd_skips::skip("g++");
+        spd_testing::skip("g++");
     }
     there
 }
@@ -327,7 +327,7 @@ fn a_machine_without_gpus_names_what_it_lacks() {
     let doctor = launch(scratch.launcher(&["doctor"])).stdout;
     let Some((_, lacks)) = doctor.split_once("--gpus 1 is refused here: ") else {
         assert!(doctor.contains("with --gpus 1 to GPU 0"), "{doctor}");
-        return spd_skips::skip("a machine without GPUs");
+        return spd_testing::skip("a machine without GPUs");
     };
     let lacks = lacks.trim_end().trim_end_matches('.');
     for arguments in [&["tms_5-2"][..], &["bench", "tiny-tms"]] {
@@ -356,7 +356,7 @@ fn kernels_are_compiled_once_and_without_a_gpu() {
     };
     let first = compiled();
     if first.code == Some(1) && first.error().contains("was not found: ") {
-        return spd_skips::skip("NVRTC");
+        return spd_testing::skip("NVRTC");
     }
     let total = |ended: &Ended| {
         let words: Vec<&str> = ended.stdout.split_whitespace().collect();

@@ -15,7 +15,7 @@ use crate::scratch::{Running, Scratch, assert_goes, end, send, start, wait_until
 pub(crate) fn nccl() -> Option<Scratch> {
     let libraries = Scratch::new();
     if !make_nccl(&libraries.path().join("libnccl.so.2")) {
-        spd_skips::skip("cc");
+        spd_testing::skip("cc");
         return None;
     }
     is_there().then_some(libraries)

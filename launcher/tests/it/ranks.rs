@@ -388,7 +388,7 @@ impl Drop for Group {
 #[test]
 fn a_lack_of_memory_is_reported() {
     let Some(group) = Group::of_memory(60 << 20) else {
-        return spd_skips::skip("control groups");
+        return spd_testing::skip("control groups");
     };
     let scratch = Scratch::new();
     let mut inner = scratch.real("tms_40-10.toml", "r", &["target.train.steps=50"]);
@@ -411,7 +411,7 @@ fn a_lack_of_memory_is_reported() {
 #[test]
 fn a_lack_of_threads_is_reported() {
     let Some(group) = Group::of("pids", "pids.max", 3) else {
-        return spd_skips::skip("control groups");
+        return spd_testing::skip("control groups");
     };
     let scratch = Scratch::new();
     let mut command = group.around(scratch.real("tms_5-2.toml", "r", &["target.train.steps=50"]));

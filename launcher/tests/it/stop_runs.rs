@@ -133,7 +133,7 @@ fn another_user_reads_the_name_of_the_owner() {
     };
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
     if as_nobody("--version").code != Some(0) {
-        return spd_skips::skip("root, setpriv and a program that every user may run");
+        return spd_testing::skip("root, setpriv and a program that every user may run");
     }
     let child = start(scratch.run("polite", &[]));
     scratch.rank_pid();
@@ -179,7 +179,7 @@ fn a_launcher_that_has_just_started_is_asked() {
     let mut command = Command::new("flock");
     command.arg("-F").arg(&lock).args(["sleep", "600"]);
     let Ok(holds) = Running::try_of(command.stdin(Stdio::null())) else {
-        return spd_skips::skip("flock");
+        return spd_testing::skip("flock");
     };
     wait_until("the lock", || Lock::holder(&logs).unwrap().unwrap().is_held);
     let named = format!("process {} on {}\n", holds.id(), Lock::host());

@@ -225,7 +225,7 @@ fn stale(scratch: &Scratch, file: &str, from: u32) -> Ended {
 #[test]
 fn a_file_lost_on_a_network_disk_is_named_and_the_run_continues_later() {
     if Command::new("strace").arg("-V").output().is_err() {
-        return spd_skips::skip("strace");
+        return spd_testing::skip("strace");
     }
     let scratch = scratch();
     let line = "ids.bin: cannot read: Stale file handle (os error 116); the server has the file that was opened no more: was it replaced \

@@ -36,10 +36,10 @@ impl Recorder {
         );
         let script = shared.join("reference/tracker/wandb_recorder.py");
         if !script.is_file() {
-            spd_skips::skip("shared/reference/tracker/wandb_recorder.py");
+            spd_testing::skip("shared/reference/tracker/wandb_recorder.py");
             return None;
         }
-        let port = spd_skips::ports::free();
+        let port = spd_testing::ports::free();
         let mut command = Command::new("python3");
         command
             .arg(script)

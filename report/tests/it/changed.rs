@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use spd_mutation::{Dice, rounds};
 use spd_report::Book;
+use spd_testing::mutation::{Dice, rounds};
 
 use crate::sample::{data, sweep};
 

@@ -32,7 +32,7 @@ impl Chromium {
         let usual = ["chromium", "chromium-browser", "google-chrome"]
             .map(|name| Path::new("/usr/bin").join(name));
         let Some(program) = named.into_iter().chain(usual).find(|path| path.is_file()) else {
-            spd_skips::skip("chromium");
+            spd_testing::skip("chromium");
             return None;
         };
         let profile = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use spd_files::atomic;
-use spd_mutation::{Dice, rounds};
+use spd_testing::mutation::{Dice, rounds};
 use spd_tracker::Row;
 
 use super::event::{self, Held};

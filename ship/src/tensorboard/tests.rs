@@ -322,7 +322,7 @@ fn every_kind_of_value_is_written() {
 #[test]
 fn tensorboard_reads_every_row_once() {
     let Some(packages) = std::env::var_os("SPD_TENSORBOARD") else {
-        return spd_skips::skip("SPD_TENSORBOARD");
+        return spd_testing::skip("SPD_TENSORBOARD");
     };
     let scratch = everything();
     let dir = scratch.dir.path().join("tensorboard");

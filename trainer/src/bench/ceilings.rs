@@ -335,7 +335,7 @@ pub(super) mod tests {
             .output()
             .is_err()
         {
-            spd_skips::skip("g++");
+            spd_testing::skip("g++");
             return None;
         }
         Some(spd_emulated::device())

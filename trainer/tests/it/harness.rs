@@ -45,7 +45,7 @@ pub(crate) fn run(tests: Vec<Test>) -> ExitCode {
                 Err(why) => vec![why],
             };
             for Skipped { what, absent } in skipped {
-                spd_skips::skip_test(&what, &absent);
+                spd_testing::skip_test(&what, &absent);
             }
             Ok(())
         })

@@ -109,7 +109,7 @@ fn a_graph_that_overwrites_a_staged_state_is_detected() {
 #[test]
 fn probes_are_compiled_without_a_gpu() {
     if Library::Nvrtc.found().is_none() {
-        return spd_skips::skip("NVRTC");
+        return spd_testing::skip("NVRTC");
     }
     let cache = std::env::temp_dir().join(format!("spd-probes-{}", std::process::id()));
     for (arch, new) in [("sm_80", true), ("sm_90", true), ("sm_90", false)] {

@@ -343,7 +343,7 @@ fn memory_traffic_matches_the_table_of_kernels() {
 #[test]
 fn kernels_of_sites_compile_within_their_budget() {
     if Library::Nvrtc.found().is_none() {
-        return spd_skips::skip("NVRTC");
+        return spd_testing::skip("NVRTC");
     }
     // One block of 256 threads has all registers and shared memory of a multiprocessor, and spills
     // nothing.

@@ -30,11 +30,11 @@ impl Mine {
     /// Without the packages the test is skipped.
     fn new() -> Option<Self> {
         if std::env::var_os("SPD_MLFLOW").is_none() {
-            spd_skips::skip("SPD_MLFLOW");
+            spd_testing::skip("SPD_MLFLOW");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let port = spd_skips::ports::free();
+        let port = spd_testing::ports::free();
         let uri = format!("http://127.0.0.1:{port}");
         let child = begin(dir.path(), port);
         let mine = Self {

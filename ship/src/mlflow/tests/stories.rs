@@ -1,7 +1,7 @@
 //! Runs that are killed at any moment and roll back to any step, with a server that loses answers,
 //! fails and loses runs.
 
-use spd_mutation::{Dice, rounds};
+use spd_testing::mutation::{Dice, rounds};
 
 use super::fake::{Fake, Fault};
 use super::*;

@@ -65,7 +65,7 @@ impl Recorder {
     /// A server with faults, and further options.
     fn with(faults: &Json, options: &[&str]) -> Option<Self> {
         let Some(shared) = shared() else {
-            spd_skips::skip("shared/reference");
+            spd_testing::skip("shared/reference");
             return None;
         };
         let script = shared.join("tracker/wandb_recorder.py");
@@ -75,7 +75,7 @@ impl Recorder {
         let mut all = vec!["--faults".to_string(), listed.display().to_string()];
         all.extend(options.iter().map(|option| option.to_string()));
         let log = folder.path().join("log");
-        let port = spd_skips::ports::free();
+        let port = spd_testing::ports::free();
         let process = spawn(&script, port, &log, &all);
         Some(Self {
             process,

@@ -46,7 +46,7 @@ impl Python {
         let has = |packages: &OsString, name| Path::new(packages).join(name).is_dir();
         let found = packages.filter(|packages| has(packages, "wandb") && has(packages, "PIL"));
         if found.is_none() {
-            spd_skips::skip("SPD_WANDB");
+            spd_testing::skip("SPD_WANDB");
         }
         found.map(Self)
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ::safetensors::Dtype;
 use ::safetensors::tensor::TensorView;
-use spd_mutation::{Dice, rounds};
+use spd_testing::mutation::{Dice, rounds};
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use super::*;

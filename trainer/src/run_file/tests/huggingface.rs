@@ -7,7 +7,7 @@
 
 use std::{fs, path::Path};
 
-use spd_mutation::{Dice, rounds};
+use spd_testing::mutation::{Dice, rounds};
 
 use crate::networks::{Model, RopeScaling};
 use crate::run_file::{OnDisk, Run};

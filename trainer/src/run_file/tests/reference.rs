@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path};
 
-use spd_mutation::{Dice, rounds};
+use spd_testing::mutation::{Dice, rounds};
 
 use crate::networks::{Custom, Model};
 use crate::run_file::{Run, WeightsFile};

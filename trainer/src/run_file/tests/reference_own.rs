@@ -116,7 +116,7 @@ const TRANSLATED: &[(&str, Numbers)] = &[
 #[test]
 fn the_files_of_the_reference_are_read() {
     let Ok(root) = std::env::var("SPD_REFERENCE") else {
-        return spd_skips::skip("SPD_REFERENCE");
+        return spd_testing::skip("SPD_REFERENCE");
     };
     let experiments = Path::new(&root).join("spd/experiments");
     let toy = fs::read_to_string(experiments.join("tms/tms_5-2_config.yaml")).expect("a checkout");

@@ -27,7 +27,7 @@ impl Captured {
         let path = shared().map(|shared| shared.join(format!("wandb_capture/{name}.json")));
         let text = path.and_then(|path| spd_files::read_to_string(&path).ok());
         let Some(text) = text else {
-            spd_skips::skip(&format!("shared/reference/wandb_capture/{name}.json"));
+            spd_testing::skip(&format!("shared/reference/wandb_capture/{name}.json"));
             return None;
         };
         let mut read = plain(&text);

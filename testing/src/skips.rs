@@ -1,8 +1,6 @@
 //! Tests whose tool is missing. `cargo test` counts them as passed, so they are named on stderr at
 //! the end of their test program, by tool, and appended to the file that [`LIST`] names.
 
-pub mod ports;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -87,7 +85,7 @@ mod tests {
             return;
         }
         let list = std::env::temp_dir().join(format!("spd-skips-{}", std::process::id()));
-        let this = "tests::skipped_tests_are_named_after_the_last_test_and_listed";
+        let this = "skips::tests::skipped_tests_are_named_after_the_last_test_and_listed";
         let child = Command::new(std::env::current_exe().expect("a program"))
             .args([this, "--exact", "--test-threads=2"])
             .env(CHILD, "1")

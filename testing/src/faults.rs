@@ -1,4 +1,4 @@
-//! Stops the disk before a chosen operation of a thread, for tests of what is left then.
+//! Stops the disk before a chosen operation of a thread.
 
 use std::cell::RefCell;
 

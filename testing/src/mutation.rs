@@ -1,4 +1,4 @@
-//! Corrupted bytes, for tests of readers of foreign files.
+//! Corrupted bytes, for readers of foreign files.
 //!
 //! The suite tries some in seconds. With `SPD_FUZZ_MINUTES=10` each test runs for ten minutes.
 
