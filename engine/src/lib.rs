@@ -1,6 +1,6 @@
-//! Static programs for training steps, with fused ops for what SPD adds to a network: component
-//! sites with masks, deltas and routing (`ops/site`), causal importances and their frequency
-//! penalty (`ops/importance`).
+//! Static programs for training steps, which know two things of SPD: component sites with their
+//! masks, deltas, routes and adversaries (`ops/site`; fused in `cuda/sites`, reordered in
+//! `association`), and causal importances with their frequency penalty (`ops/importance`).
 //!
 //! A step is built once as a list of coarse ops over planned buffers, and replayed:
 //!
