@@ -54,7 +54,7 @@ pub(crate) trait Sink {
         run: &RunInfo,
         state: &mut Self::State,
         rows: &[Stamped],
-    ) -> Result<(), Refusal>;
+    ) -> Taken;
 
     /// Sends rows of [`spd_tracker::Kind::System`], `Event` and `Alert`.
     async fn send_system(
@@ -62,16 +62,11 @@ pub(crate) trait Sink {
         run: &RunInfo,
         state: &mut Self::State,
         rows: &[Stamped],
-    ) -> Result<(), Refusal>;
+    ) -> Taken;
 
     /// Fills the place of metrics rows that the server refuses one by one, if the server counts
     /// rows.
-    async fn skip(
-        &mut self,
-        run: &RunInfo,
-        state: &mut Self::State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal>;
+    async fn skip(&mut self, run: &RunInfo, state: &mut Self::State, rows: &[Stamped]) -> Taken;
 
     /// Rolls back: rows from `to` on were sent, and the run has made others since.
     async fn roll_back(
@@ -83,15 +78,10 @@ pub(crate) trait Sink {
 
     /// Sends a heartbeat, if the server expects one. Called when nothing was sent for
     /// [`Sink::EVERY`].
-    async fn idle(&mut self, run: &RunInfo, state: &mut Self::State) -> Result<(), Refusal>;
+    async fn idle(&mut self, run: &RunInfo, state: &mut Self::State) -> Taken;
 
     /// Sends the end of the run. If the run continues later, `open` is called again.
-    async fn close(
-        &mut self,
-        run: &RunInfo,
-        state: &mut Self::State,
-        end: End,
-    ) -> Result<(), Refusal>;
+    async fn close(&mut self, run: &RunInfo, state: &mut Self::State, end: End) -> Taken;
 }
 
 /// A sink that run files name by [`Sink::NAME`].
@@ -128,6 +118,9 @@ pub(crate) struct End {
     /// Exit code of the launcher: 0 done, 3 stopped on request.
     pub(crate) code: u8,
 }
+
+/// The answer of a server.
+pub(crate) type Taken = Result<(), Refusal>;
 
 /// The reason why a server refused a request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,6 +10,7 @@ use spd_tracker::{Kind, Mark, Row, Spool};
 
 use super::*;
 use crate::run;
+use crate::sink::Taken;
 
 /// A server that keeps lines by number, as W&B does, and answers as scripted.
 #[derive(Default)]
@@ -36,7 +37,7 @@ struct Sent {
 struct Fake(Rc<RefCell<Server>>);
 
 impl Fake {
-    fn lose(&self) -> Result<(), Refusal> {
+    fn lose(&self) -> Taken {
         let mut server = self.0.borrow_mut();
         if let Some(calls) = server.loses {
             if calls == 0 {
@@ -49,7 +50,7 @@ impl Fake {
         Ok(())
     }
 
-    fn put(&self, state: &mut Sent, rows: &[Stamped], bad: Option<u64>) -> Result<(), Refusal> {
+    fn put(&self, state: &mut Sent, rows: &[Stamped], bad: Option<u64>) -> Taken {
         self.lose()?;
         let mut server = self.0.borrow_mut();
         let why = || "no".to_owned();
@@ -90,22 +91,12 @@ impl Sink for Fake {
         Ok(is_anew)
     }
 
-    async fn send_metrics(
-        &mut self,
-        _: &RunInfo,
-        state: &mut Sent,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_metrics(&mut self, _: &RunInfo, state: &mut Sent, rows: &[Stamped]) -> Taken {
         let bad = self.0.borrow().bad;
         self.put(state, rows, bad)
     }
 
-    async fn send_system(
-        &mut self,
-        _: &RunInfo,
-        _: &mut Sent,
-        _: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_system(&mut self, _: &RunInfo, _: &mut Sent, _: &[Stamped]) -> Taken {
         let why = "no".to_owned();
         if self.0.borrow().takes_no_system_rows {
             return Err(Refusal::Invalid { why });
@@ -113,12 +104,7 @@ impl Sink for Fake {
         Ok(())
     }
 
-    async fn skip(
-        &mut self,
-        _: &RunInfo,
-        state: &mut Sent,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn skip(&mut self, _: &RunInfo, state: &mut Sent, rows: &[Stamped]) -> Taken {
         self.put(state, rows, None)
     }
 
@@ -135,11 +121,11 @@ impl Sink for Fake {
         Ok(After::GoOn)
     }
 
-    async fn idle(&mut self, _: &RunInfo, _: &mut Sent) -> Result<(), Refusal> {
+    async fn idle(&mut self, _: &RunInfo, _: &mut Sent) -> Taken {
         Ok(())
     }
 
-    async fn close(&mut self, _: &RunInfo, _: &mut Sent, end: End) -> Result<(), Refusal> {
+    async fn close(&mut self, _: &RunInfo, _: &mut Sent, end: End) -> Taken {
         self.lose()?;
         self.0.borrow_mut().closed = Some(end);
         Ok(())

@@ -25,7 +25,7 @@ use spd_tracker::{Kind, Value, now};
 use crate::credentials::Environment;
 use crate::cursor::Files;
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken, Tracker};
 use about::tag;
 use address::Address;
 use batch::Metric;
@@ -78,7 +78,7 @@ impl Mlflow {
         })
     }
 
-    async fn send(&self, state: &State, metrics: &[Metric]) -> Result<(), Refusal> {
+    async fn send(&self, state: &State, metrics: &[Metric]) -> Taken {
         for request in batch::requests(&state.run, metrics) {
             self.server()?.tell("runs/log-batch", &request).await?;
         }
@@ -87,7 +87,7 @@ impl Mlflow {
 
     /// Stores a file of the run. A file that the server refuses is named in a tag, and delays
     /// nothing.
-    async fn store(&self, state: &State, path: &str, file: Vec<u8>) -> Result<(), Refusal> {
+    async fn store(&self, state: &State, path: &str, file: Vec<u8>) -> Taken {
         let stored = match &state.files {
             Some(files) => self.server()?.put(&format!("{files}/{path}"), file).await,
             None => return Ok(()),
@@ -100,18 +100,13 @@ impl Mlflow {
         }
     }
 
-    async fn lacks(&self, state: &State, path: &str, why: &str) -> Result<(), Refusal> {
+    async fn lacks(&self, state: &State, path: &str, why: &str) -> Taken {
         let tags = [tag("spd.not-stored", &format!("{path}: {why}"))];
         self.server()?.tag(&state.run, &tags).await
     }
 
     /// Stores a file of the run directory, if it exists.
-    async fn store_if_there(
-        &self,
-        run: &RunInfo,
-        state: &State,
-        path: &str,
-    ) -> Result<(), Refusal> {
+    async fn store_if_there(&self, run: &RunInfo, state: &State, path: &str) -> Taken {
         match run.file(path) {
             Ok(file) => self.store(state, path, file).await,
             Err(_) => Ok(()),
@@ -120,7 +115,7 @@ impl Mlflow {
 
     /// Sends the description of the run. Parameters are sent once, since the server accepts no
     /// other values for them.
-    async fn describe(&self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+    async fn describe(&self, run: &RunInfo, state: &mut State) -> Taken {
         let server = self.server()?;
         let mut tags = about::tags(run);
         if state.files.is_none() {
@@ -158,7 +153,7 @@ impl Mlflow {
     }
 
     /// Shows a run of a sweep below the run of the sweep, if that exists.
-    async fn join_sweep(&self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+    async fn join_sweep(&self, run: &RunInfo, state: &mut State) -> Taken {
         let Some(sweep) = run.sweep.as_deref().filter(|_| !state.has_parent) else {
             return Ok(());
         };
@@ -174,7 +169,7 @@ impl Mlflow {
     }
 
     /// Records names that the server would refuse.
-    async fn note_names(&self, state: &mut State, metrics: &[Metric]) -> Result<(), Refusal> {
+    async fn note_names(&self, state: &mut State, metrics: &[Metric]) -> Taken {
         let changed = metrics.iter().filter_map(|metric| {
             let taken = names::taken(&metric.name);
             (taken != metric.name).then(|| (taken, metric.name.clone()))
@@ -227,7 +222,7 @@ impl Mlflow {
     /// Deletes empty runs of the same key. The server makes a run at every request: the request of
     /// a killed process may be served after the next process has looked for the run and made its
     /// own.
-    async fn delete_copies(&self, run: &RunInfo, state: &State) -> Result<(), Refusal> {
+    async fn delete_copies(&self, run: &RunInfo, state: &State) -> Taken {
         let server = self.server()?;
         let experiment = server.run(&state.run).await?.info.experiment_id;
         let key = key(run, state.generation);
@@ -240,12 +235,7 @@ impl Mlflow {
         Ok(())
     }
 
-    async fn set_status(
-        &self,
-        state: &State,
-        status: &str,
-        end: Option<i64>,
-    ) -> Result<(), Refusal> {
+    async fn set_status(&self, state: &State, status: &str, end: Option<i64>) -> Taken {
         let mut body = json!({"run_id": state.run, "status": status});
         if let Some(end) = end {
             body["end_time"] = json!(end);
@@ -294,12 +284,7 @@ impl Sink for Mlflow {
         Ok(is_anew)
     }
 
-    async fn send_metrics(
-        &mut self,
-        run: &RunInfo,
-        state: &mut State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_metrics(&mut self, run: &RunInfo, state: &mut State, rows: &[Stamped]) -> Taken {
         let metrics: Vec<Metric> = rows.iter().flat_map(batch::of_row).collect();
         self.note_names(state, &metrics).await?;
         self.send(state, &metrics).await?;
@@ -322,12 +307,7 @@ impl Sink for Mlflow {
         Ok(())
     }
 
-    async fn send_system(
-        &mut self,
-        run: &RunInfo,
-        state: &mut State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_system(&mut self, run: &RunInfo, state: &mut State, rows: &[Stamped]) -> Taken {
         let told = |row: &&Stamped| row.row.kind == Kind::System;
         let metrics = rows.iter().filter(told);
         let metrics: Vec<Metric> = metrics
@@ -345,7 +325,7 @@ impl Sink for Mlflow {
         Ok(())
     }
 
-    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Result<(), Refusal> {
+    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Taken {
         Ok(())
     }
 
@@ -379,11 +359,11 @@ impl Sink for Mlflow {
         Ok(After::FromStart)
     }
 
-    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Result<(), Refusal> {
+    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Taken {
         Ok(())
     }
 
-    async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Result<(), Refusal> {
+    async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Taken {
         self.store_if_there(run, state, "summary.json").await?;
         let events = about::events(run);
         if !events.is_empty() {

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use super::address::Address;
 use crate::http::{self, Answer};
-use crate::sink::Refusal;
+use crate::sink::{Refusal, Taken};
 
 /// Prefix of all calls.
 const CALLS: [&str; 3] = ["api", "2.0", "mlflow"];
@@ -167,7 +167,7 @@ impl Server {
     }
 
     /// Sends a request whose answer has no data.
-    pub(super) async fn tell(&self, call: &str, body: &Json) -> Result<(), Refusal> {
+    pub(super) async fn tell(&self, call: &str, body: &Json) -> Taken {
         taken(
             &self
                 .ask(self.client.post(self.call(call)).json(body))
@@ -176,13 +176,13 @@ impl Server {
     }
 
     /// Gives a run tags, at most 100.
-    pub(super) async fn tag(&self, run: &str, tags: &[Json]) -> Result<(), Refusal> {
+    pub(super) async fn tag(&self, run: &str, tags: &[Json]) -> Taken {
         let body = json!({"run_id": run, "tags": tags});
         self.tell("runs/log-batch", &body).await
     }
 
     /// Stores a file, replacing an older one.
-    pub(super) async fn put(&self, path: &str, bytes: Vec<u8>) -> Result<(), Refusal> {
+    pub(super) async fn put(&self, path: &str, bytes: Vec<u8>) -> Taken {
         let at = self.address.at(FILES.into_iter().chain(path.split('/')));
         let request = self.client.request(Method::PUT, at).body(bytes);
         let request = request.header("content-type", "application/octet-stream");
@@ -231,7 +231,7 @@ fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Refusal> {
 }
 
 /// The meaning of an answer without data.
-fn taken(answer: &Answer) -> Result<(), Refusal> {
+fn taken(answer: &Answer) -> Taken {
     match answer.is_receipt() {
         true => Ok(()),
         false if answer.status.is_success() => Err(answer.nonsense(STRANGE)),

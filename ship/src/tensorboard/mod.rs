@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use spd_tracker::Kind;
 
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken, Tracker};
 use crate::system_row;
 use segment::{Segment, Written};
 
@@ -52,12 +52,7 @@ impl TensorBoard {
         self.files.get_or_insert_with(files)
     }
 
-    fn write_rows(
-        &mut self,
-        run: &RunInfo,
-        written: &mut Written,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    fn write_rows(&mut self, run: &RunInfo, written: &mut Written, rows: &[Stamped]) -> Taken {
         let segment = self.files(run);
         let mut records = Vec::new();
         for Stamped { row, time } in rows {
@@ -72,7 +67,7 @@ impl TensorBoard {
         segment.append(written, &records)
     }
 
-    fn open_files(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+    fn open_files(&mut self, run: &RunInfo, state: &mut State) -> Taken {
         let old = run.dir.join(DIR).join(SYSTEM);
         if old.is_dir() {
             let why = |found: std::io::Error| Refusal::Later {
@@ -119,12 +114,7 @@ impl Sink for TensorBoard {
         opened.map(|()| false)
     }
 
-    async fn send_metrics(
-        &mut self,
-        run: &RunInfo,
-        state: &mut State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_metrics(&mut self, run: &RunInfo, state: &mut State, rows: &[Stamped]) -> Taken {
         let before = state.metrics.clone();
         let written = self.write_rows(run, &mut state.metrics, rows);
         if written.is_err() {
@@ -134,12 +124,7 @@ impl Sink for TensorBoard {
         written
     }
 
-    async fn send_system(
-        &mut self,
-        run: &RunInfo,
-        state: &mut State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_system(&mut self, run: &RunInfo, state: &mut State, rows: &[Stamped]) -> Taken {
         let mut records = Vec::new();
         for row in rows {
             let step = system_row::step(run, row);
@@ -156,7 +141,7 @@ impl Sink for TensorBoard {
         self.files(run).append(&mut state.metrics, &records)
     }
 
-    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Result<(), Refusal> {
+    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Taken {
         Ok(())
     }
 
@@ -171,11 +156,11 @@ impl Sink for TensorBoard {
         Ok(After::FromStart)
     }
 
-    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Result<(), Refusal> {
+    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Taken {
         Ok(())
     }
 
-    async fn close(&mut self, _: &RunInfo, _: &mut State, _: End) -> Result<(), Refusal> {
+    async fn close(&mut self, _: &RunInfo, _: &mut State, _: End) -> Taken {
         self.files = None;
         Ok(())
     }

@@ -13,7 +13,7 @@ use spd_files::atomic;
 use spd_tracker::now;
 
 use super::event;
-use crate::sink::Refusal;
+use crate::sink::{Refusal, Taken};
 
 /// Prefix of the names of all event files.
 const PREFIX: &str = "events.out.tfevents.";
@@ -118,7 +118,7 @@ impl Segment {
     }
 
     /// Begins a new file, which voids older ones.
-    fn begin(&mut self, written: &mut Written) -> Result<(), Refusal> {
+    fn begin(&mut self, written: &mut Written) -> Taken {
         self.file = None;
         let time = now();
         let head = event::head(time);
@@ -134,7 +134,7 @@ impl Segment {
     }
 
     /// Appends records, and syncs.
-    pub(super) fn append(&mut self, written: &mut Written, records: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn append(&mut self, written: &mut Written, records: &[u8]) -> Taken {
         if self.file.is_none() {
             self.open(written)?;
         }

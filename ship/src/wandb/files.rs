@@ -9,7 +9,7 @@ use super::media;
 use super::server::{Denied, Server, Slot};
 use super::state::{Owed, Remote, State};
 use crate::run::RunInfo;
-use crate::sink::Refusal;
+use crate::sink::{Refusal, Taken};
 
 /// Files whose addresses are requested together.
 const TOGETHER: usize = 50;
@@ -39,7 +39,7 @@ impl Wandb {
         }
     }
 
-    async fn send_all_files(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+    async fn send_all_files(&mut self, run: &RunInfo, state: &mut State) -> Taken {
         let (server, Some(remote)) = (self.server()?, state.remote.clone()) else {
             return Ok(());
         };
@@ -66,7 +66,7 @@ impl Wandb {
         run: &RunInfo,
         state: &mut State,
         (owed, slot): (Owed, Option<&Slot>),
-    ) -> Result<(), Refusal> {
+    ) -> Taken {
         let Owed { name, from } = owed;
         let drawn = self.drawn.remove(&name);
         let Some(bytes) = drawn.or_else(|| media::bytes(run, &from, &name)) else {

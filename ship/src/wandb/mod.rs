@@ -50,7 +50,7 @@ use self::state::State;
 use self::stream::{CONSOLE, EVENTS, HISTORY, chunk, summary};
 use crate::credentials::Environment;
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Tracker};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken, Tracker};
 
 /// Time between two requests; servers accept two a second.
 const GAP: Duration = Duration::from_millis(500);
@@ -136,7 +136,7 @@ impl Wandb {
         state: &mut State,
         rows: &[Stamped],
         line: impl Fn(&[Stamped], Option<u64>) -> Line,
-    ) -> Result<(), Refusal> {
+    ) -> Taken {
         let (mut next, mut lines) = (state.clone(), Vec::new());
         for rows in lines::steps(rows) {
             let line = line(rows, next.last_step);
@@ -214,12 +214,7 @@ impl Sink for Wandb {
         Some(self.server.as_ref()?.page(state.remote.as_ref()?))
     }
 
-    async fn send_metrics(
-        &mut self,
-        run: &RunInfo,
-        state: &mut State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_metrics(&mut self, run: &RunInfo, state: &mut State, rows: &[Stamped]) -> Taken {
         let sent = self
             .send_history(state, rows, |rows, last| Line::of(rows, last, run))
             .await;
@@ -231,12 +226,7 @@ impl Sink for Wandb {
         sent
     }
 
-    async fn send_system(
-        &mut self,
-        run: &RunInfo,
-        state: &mut State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn send_system(&mut self, run: &RunInfo, state: &mut State, rows: &[Stamped]) -> Taken {
         let (mut events, mut console) = (Vec::new(), Vec::new());
         for stamped in rows {
             match stamped.row.kind {
@@ -263,12 +253,7 @@ impl Sink for Wandb {
         Ok(())
     }
 
-    async fn skip(
-        &mut self,
-        run: &RunInfo,
-        state: &mut State,
-        rows: &[Stamped],
-    ) -> Result<(), Refusal> {
+    async fn skip(&mut self, run: &RunInfo, state: &mut State, rows: &[Stamped]) -> Taken {
         self.send_history(state, rows, |rows, last| Line::placeholder(rows, last, run))
             .await
     }
@@ -282,7 +267,7 @@ impl Sink for Wandb {
         self.take_back(run, state, to).await
     }
 
-    async fn idle(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+    async fn idle(&mut self, run: &RunInfo, state: &mut State) -> Taken {
         self.send_files(run, state, FILES).await;
         let spoke = |spoken: Instant| spoken.elapsed() < self.silence;
         if state.untold.is_empty() && self.spoken.is_some_and(spoke) {
@@ -291,7 +276,7 @@ impl Sink for Wandb {
         self.send(state, Vec::new(), None).await
     }
 
-    async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Result<(), Refusal> {
+    async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Taken {
         let mut next = state.clone();
         for name in RUN_FILES {
             if run.dir.join(name).is_file() {

@@ -10,7 +10,7 @@ use super::server::{Denied, Server};
 use super::state::{Remote, State};
 use super::stream::Body;
 use crate::run::RunInfo;
-use crate::sink::{After, Refusal, RollBack};
+use crate::sink::{After, Refusal, RollBack, Taken};
 
 const TAG: &str = "mutation UpsertBucket($name: String, $project: String, $entity: String, $tags: [String!]) {
   upsertBucket(input: { name: $name, modelName: $project, entityName: $entity, tags: $tags }) { bucket { id } }
@@ -60,7 +60,7 @@ impl Wandb {
         run: &RunInfo,
         state: &State,
         (old, new): (&Remote, &Remote),
-    ) -> Result<(), Refusal> {
+    ) -> Taken {
         let mut tags = Labels::of(run, &self.environment).tags;
         tags.extend(
             state

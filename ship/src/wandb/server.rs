@@ -10,7 +10,7 @@ use super::state::Remote;
 use crate::credentials::Environment;
 use crate::http;
 use crate::netrc;
-use crate::sink::Refusal;
+use crate::sink::{Refusal, Taken};
 
 /// The server of W&B itself.
 const ADDRESS: &str = "https://api.wandb.ai";
@@ -175,7 +175,7 @@ impl Server {
     }
 
     /// Uploads a file. The address is signed, and the key is not sent there.
-    pub(super) async fn put(&self, slot: &Slot, bytes: Vec<u8>) -> Result<(), Refusal> {
+    pub(super) async fn put(&self, slot: &Slot, bytes: Vec<u8>) -> Taken {
         let mut request = self.client.put(&slot.url).timeout(FILE).body(bytes);
         for (name, value) in &slot.headers {
             request = request.header(name, value);

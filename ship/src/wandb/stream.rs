@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Wandb;
 use super::json::{number, object, string};
 use super::state::{Remote, State};
-use crate::sink::Refusal;
+use crate::sink::{Refusal, Taken};
 
 /// Lines of metrics.
 pub(super) const HISTORY: &str = "wandb-history.jsonl";
@@ -79,7 +79,7 @@ impl Wandb {
         state: &mut State,
         chunks: Vec<Chunk>,
         ended: Option<u8>,
-    ) -> Result<(), Refusal> {
+    ) -> Taken {
         let Some(remote) = state.remote.clone() else {
             let why = "the run is not known to the server".into();
             return Err(Refusal::Gone { why });
@@ -99,12 +99,7 @@ impl Wandb {
     }
 
     /// Sends a request, some time after the one before.
-    async fn post(
-        &mut self,
-        state: &mut State,
-        remote: &Remote,
-        body: &Body,
-    ) -> Result<(), Refusal> {
+    async fn post(&mut self, state: &mut State, remote: &Remote, body: &Body) -> Taken {
         if let Some(spoken) = self.spoken {
             tokio::time::sleep(self.gap.saturating_sub(spoken.elapsed())).await;
         }

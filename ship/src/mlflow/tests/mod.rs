@@ -65,11 +65,11 @@ impl Scratch {
         wait(self.sink.open(&self.info, &mut self.state))
     }
 
-    fn send(&mut self, rows: &[Stamped]) -> Result<(), Refusal> {
+    fn send(&mut self, rows: &[Stamped]) -> Taken {
         wait(self.sink.send_metrics(&self.info, &mut self.state, rows))
     }
 
-    fn system(&mut self, rows: &[Stamped]) -> Result<(), Refusal> {
+    fn system(&mut self, rows: &[Stamped]) -> Taken {
         wait(self.sink.send_system(&self.info, &mut self.state, rows))
     }
 
@@ -82,7 +82,7 @@ impl Scratch {
         wait(self.sink.roll_back(&self.info, &mut self.state, to))
     }
 
-    fn close(&mut self, code: u8) -> Result<(), Refusal> {
+    fn close(&mut self, code: u8) -> Taken {
         wait(self.sink.close(&self.info, &mut self.state, End { code }))
     }
 }
