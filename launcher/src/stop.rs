@@ -109,12 +109,9 @@ impl Stop {
                 .into_iter()
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
-        let limit = Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
+        let limit = Timespec::try_from(limit).ok();
         // Interruption by a signal is fine.
-        let _ = poll(&mut fds, Some(&limit));
+        let _ = poll(&mut fds, limit.as_ref());
         while matches!((&self.woken).read(&mut [0; 64]), Ok(1..)) {}
     }
 

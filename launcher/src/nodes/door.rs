@@ -57,12 +57,9 @@ impl Door {
         let mut fds: Vec<PollFd<'_>> = fds
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        let limit = Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
+        let limit = Timespec::try_from(limit).ok();
         // All are tried again, whatever the result.
-        let _ = poll(&mut fds, Some(&limit));
+        let _ = poll(&mut fds, limit.as_ref());
     }
 
     /// Returns the connections that were proven since the last call, each with the name of its
