@@ -10,6 +10,7 @@ use spd_trainer::Fault;
 
 use crate::exit::Exit;
 use crate::screen::plain;
+use crate::track::Track;
 
 /// A launch that holds its run directory.
 pub(crate) struct Launched {
@@ -26,9 +27,9 @@ impl Launched {
         }
     }
 
-    /// Records the result and the first line about it in the lock file, before the last page is
-    /// made, which reads it. The directory is held until the lock is dropped.
-    pub(crate) fn leave(self, ended: &Result<(Exit, String), Fault>) -> Lock {
+    /// Records the result and the first line about it in the lock file, then ends trackers and
+    /// makes the last page, which reads it. The directory is held until then.
+    pub(crate) fn leave(self, ended: &Result<(Exit, String), Fault>, track: Option<Track>) {
         let (state, note) = match ended {
             Ok((exit, said)) => (state(*exit), said.clone()),
             Err(fault) => (State::Failed, fault.to_string()),
@@ -41,7 +42,9 @@ impl Launched {
         };
         // If the disk refuses, the launcher counts as killed.
         let _ = self.lock.leave(&word.line());
-        self.lock
+        if let Some(track) = track {
+            track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
+        }
     }
 }
 

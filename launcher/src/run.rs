@@ -102,11 +102,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let launched = Launched::now(hold);
     let mut track = None;
     let ended = launch(asked, &node, (&run, &run_dir), &run_plan, &mut track);
-    let lock = launched.leave(&ended);
-    if let Some(track) = track {
-        track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
-    }
-    drop(lock);
+    launched.leave(&ended, track);
     let (exit, _) = ended?;
     if exit == Exit::Done {
         show_end(&run_dir).map_err(Fault::Failed)?;

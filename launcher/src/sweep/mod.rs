@@ -175,11 +175,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         Exit::Done if has_failed => (Exit::Failed, String::new()),
         exit => (exit, String::new()),
     });
-    let lock = launched.leave(&ended);
-    if let Some(track) = track {
-        track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
-    }
-    drop(lock);
+    launched.leave(&ended, track);
     written.map_err(Fault::Failed)?;
     let (table, dir) = (report::text(&sweep.name, &members), sweep.root.path());
     let page = dir.join(PAGE);
