@@ -4,17 +4,13 @@
 use super::axes::Axes;
 use super::histogram::{Histogram, histogram, spread};
 use super::measured::{SiteSums, Sums};
-use super::panel::{Panel, Steps, grid};
+use super::panel::Panel;
 use super::{Drawn, Figure};
 use crate::fault::Fault;
 
-pub(super) const FIGURE: Figure<Sums> = Figure {
-    name: "activation_density",
-    is_drawn: |_| true,
-    draw,
-};
+pub(super) const FIGURE: Figure<Sums> = Figure::new("activation_density", draw);
 
-fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
+fn draw(sums: &Sums) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| {
         let parts = site.active.iter();
         let parts = parts.map(|&active| (active as f64 / site.positions as f64, 1));
@@ -24,10 +20,8 @@ fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
     let all: Vec<Histogram> = sums.sites.iter().map(of_site).collect();
     let panels = all.iter().map(|histogram| {
         let axes = Axes::new(&histogram.site, "part of the positions", "components");
-        Panel::Steps(axes, Steps::of(histogram))
+        Panel::Steps(axes, histogram.clone())
     });
-    let title =
-        format!("components by the part of the positions on which they are active ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 1)?;
-    Drawn::new(&all, svg)
+    let title = "components by the part of the positions on which they are active";
+    Drawn::new(title, &all, panels, 1)
 }

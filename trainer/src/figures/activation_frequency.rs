@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::axes::Axes;
 use super::measured::{SiteSums, Sums};
-use super::panel::{Panel, Trace, grid};
+use super::panel::Panel;
 use super::{Drawn, Figure};
 use crate::fault::Fault;
 
@@ -25,11 +25,7 @@ struct Frequencies {
     frequencies: Vec<f64>,
 }
 
-pub(super) const FIGURE: Figure<Sums> = Figure {
-    name: "activation_frequency",
-    is_drawn: |_| true,
-    draw,
-};
+pub(super) const FIGURE: Figure<Sums> = Figure::new("activation_frequency", draw);
 
 fn frequencies(site: &str, active: &[u64], positions: u64) -> Frequencies {
     let mut order: Vec<usize> = (0..active.len()).collect();
@@ -51,22 +47,19 @@ impl Frequencies {
     }
 }
 
-fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
+fn draw(sums: &Sums) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| frequencies(&site.site, &site.active, site.positions);
     let all: Vec<Frequencies> = sums.sites.iter().map(of_site).collect();
     let panels = all.iter().flat_map(|site| {
         let axes = |title: &str| Axes::new(title, "component, most frequent first", "frequency");
-        let trace = || Trace {
-            values: site.frequencies.clone(),
-        };
+        let values = || site.frequencies.clone();
         [
-            Panel::Trace(axes(&site.title()), trace()),
-            Panel::Trace(axes(&format!("{}, log scale", site.site)).log(), trace()),
+            Panel::Trace(axes(&site.title()), values()),
+            Panel::Trace(axes(&format!("{}, log scale", site.site)).log(), values()),
         ]
     });
-    let title = format!("part of the positions on which each component is active ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
-    Drawn::new(&all, svg)
+    let title = "part of the positions on which each component is active";
+    Drawn::new(title, &all, panels, 2)
 }
 
 #[cfg(test)]
@@ -93,7 +86,7 @@ mod tests {
             sites: vec![site],
             subsets: Vec::new(),
         };
-        let svg = draw(&sums, "toy, step 1").unwrap().svg;
+        let svg = draw(&sums).unwrap().svg("toy, step 1").unwrap();
         assert!(svg.contains("linear1: L0 1.25, 1 of 4 dead"));
     }
 }

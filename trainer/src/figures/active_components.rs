@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::axes::Axes;
 use super::bars::Bars;
 use super::measured::Sums;
-use super::panel::{Panel, grid};
+use super::panel::Panel;
 use super::{Drawn, Figure};
 use crate::fault::Fault;
 
@@ -31,13 +31,9 @@ struct Bar {
     sites: Vec<Active>,
 }
 
-pub(super) const FIGURE: Figure<Sums> = Figure {
-    name: "active_components",
-    is_drawn: |_| true,
-    draw,
-};
+pub(super) const FIGURE: Figure<Sums> = Figure::new("active_components", draw);
 
-fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
+fn draw(sums: &Sums) -> Result<Drawn, Fault> {
     let sites = sums.sites.iter().map(|site| Active {
         name: site.site.clone(),
         components: site.active.len(),
@@ -75,7 +71,6 @@ fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
         .collect();
     let sites = all.sites.chunks(BARS);
     panels.extend(sites.map(|bars| panel("sites", bars, most(&all.sites))));
-    let title = format!("components that are active at a position (of so many), mean ({when})");
-    let svg = grid(&title, &panels, 1)?;
-    Drawn::new(&all, svg)
+    let title = "components that are active at a position (of so many), mean";
+    Drawn::new(title, &all, panels, 1)
 }

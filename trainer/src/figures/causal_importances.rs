@@ -5,7 +5,7 @@
 use super::axes::Axes;
 use super::matrix::{MOST_SPARSE, Matrix};
 use super::measured::{Probe, Probed};
-use super::panel::{Heat, Panel, grid};
+use super::panel::{Heat, Panel};
 use super::{Drawn, Figure};
 use crate::component_model::Sigmoid;
 use crate::fault::Fault;
@@ -13,19 +13,17 @@ use crate::fault::Fault;
 /// Slope of the upper gate above 1.
 const LEAK: f32 = 0.01;
 
-pub(super) const OF_MASKS: Figure<Probe> = Figure {
-    name: "causal_importances",
-    is_drawn: |_| true,
-    draw: |probe, when| draw(probe, when, |site, at| site.answer.importance[at]),
-};
+pub(super) const OF_MASKS: Figure<Probe> = Figure::new("causal_importances", |probe| {
+    draw(probe, |site, at| site.answer.importance[at])
+});
 
 pub(super) const OF_PENALTY: Figure<Probe> = Figure {
     name: "causal_importances_upper_leaky",
     is_drawn: |run| run.importance.sigmoid == Sigmoid::LeakyHard,
-    draw: |probe, when| draw(probe, when, |site, at| upper_leaky(site.answer.logits[at])),
+    draw: |probe| draw(probe, |site, at| upper_leaky(site.answer.logits[at])),
 };
 
-fn draw(probe: &Probe, when: &str, value: impl Fn(&Probed, usize) -> f32) -> Result<Drawn, Fault> {
+fn draw(probe: &Probe, value: impl Fn(&Probed, usize) -> f32) -> Result<Drawn, Fault> {
     let matrix = |site: &Probed| {
         let c = site.order.len();
         let rows = site.answer.importance.len() / c;
@@ -37,9 +35,7 @@ fn draw(probe: &Probe, when: &str, value: impl Fn(&Probed, usize) -> f32) -> Res
         let axes = Axes::new(&site.site, "component, reordered", "feature that is on");
         Panel::Heat(axes, Heat::from_zero(site))
     });
-    let title = format!("causal importances ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 1)?;
-    Drawn::new(&sites, svg)
+    Drawn::new("causal importances", &sites, panels, 1)
 }
 
 /// The upper one of the pair of leaky hard sigmoids.

@@ -8,7 +8,7 @@ use serde::Serialize;
 const BINS: usize = 50;
 
 /// How values are distributed over bins of one width.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct Histogram {
     /// Site, or site and kind.
     pub(super) site: String,

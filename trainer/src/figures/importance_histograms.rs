@@ -6,7 +6,7 @@ use spd_tracker::Value;
 use super::axes::Axes;
 use super::histogram::{Histogram, histogram, spread};
 use super::measured::{SiteSums, Sums};
-use super::panel::{Panel, Steps, grid};
+use super::panel::Panel;
 use super::{Drawn, Figure};
 use crate::fault::Fault;
 
@@ -25,13 +25,9 @@ pub(super) fn values(sums: &Sums) -> Vec<(String, Value)> {
     sums.sites.iter().map(value).collect()
 }
 
-pub(super) const FIGURE: Figure<Sums> = Figure {
-    name: "importance_histograms",
-    is_drawn: |_| true,
-    draw,
-};
+pub(super) const FIGURE: Figure<Sums> = Figure::new("importance_histograms", draw);
 
-fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
+fn draw(sums: &Sums) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| {
         let (name, logits) = (format!("{} logit", site.site), site.logits.values());
         [importances(site), histogram(name, spread(&logits), &logits)]
@@ -40,9 +36,8 @@ fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
     let labels = ["importance", "logit before the gate"].into_iter().cycle();
     let panels = all.iter().zip(labels).map(|(histogram, what)| {
         let axes = Axes::new(&histogram.site, what, "values");
-        Panel::Steps(axes.log(), Steps::of(histogram))
+        Panel::Steps(axes.log(), histogram.clone())
     });
-    let title = format!("causal importances of all positions and components ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
-    Drawn::new(&all, svg)
+    let title = "causal importances of all positions and components";
+    Drawn::new(title, &all, panels, 2)
 }

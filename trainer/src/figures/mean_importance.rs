@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::axes::Axes;
 use super::measured::{SiteSums, Sums};
-use super::panel::{Panel, Trace, grid};
+use super::panel::Panel;
 use super::{Drawn, Figure};
 use crate::fault::Fault;
 
@@ -20,13 +20,9 @@ struct Means {
     means: Vec<f64>,
 }
 
-pub(super) const FIGURE: Figure<Sums> = Figure {
-    name: "mean_importance",
-    is_drawn: |_| true,
-    draw,
-};
+pub(super) const FIGURE: Figure<Sums> = Figure::new("mean_importance", draw);
 
-fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
+fn draw(sums: &Sums) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| {
         let mut order: Vec<usize> = (0..site.sums.len()).collect();
         order.sort_by(|&a, &b| site.sums[b].total_cmp(&site.sums[a]).then(a.cmp(&b)));
@@ -40,15 +36,11 @@ fn draw(sums: &Sums, when: &str) -> Result<Drawn, Fault> {
     let all: Vec<Means> = sums.sites.iter().map(of_site).collect();
     let panels = all.iter().flat_map(|site| {
         let axes = |title: &str| Axes::new(title, "component, largest first", "mean importance");
-        let trace = || Trace {
-            values: site.means.clone(),
-        };
+        let values = || site.means.clone();
         [
-            Panel::Trace(axes(&site.site), trace()),
-            Panel::Trace(axes(&format!("{}, log scale", site.site)).log(), trace()),
+            Panel::Trace(axes(&site.site), values()),
+            Panel::Trace(axes(&format!("{}, log scale", site.site)).log(), values()),
         ]
     });
-    let title = format!("mean causal importance of each component ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
-    Drawn::new(&all, svg)
+    Drawn::new("mean causal importance of each component", &all, panels, 2)
 }

@@ -269,7 +269,7 @@ mod tests {
             subsets: Vec::new(),
         };
         for Figure { name, draw, .. } in super::super::OF_ALL {
-            let svg = draw(&sites, "now").unwrap().svg;
+            let svg = draw(&sites).unwrap().svg("now").unwrap();
             assert!(svg.len() < 1 << 20, "{name}: {}", svg.len());
             let pixels = |key: &str| {
                 let text = svg.split_once(key).unwrap().1;

@@ -51,6 +51,7 @@ use spd_engine::Store;
 use spd_tracker::Value;
 
 use self::measured::{Probe, Sums, probe, sums};
+use self::panel::{Panel, grid};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Interrupt};
 use crate::run_file::Run;
@@ -82,20 +83,49 @@ struct Figure<M> {
     name: &'static str,
     /// Whether a run has it.
     is_drawn: fn(&Run) -> bool,
-    /// Draws it; the second argument is a part of its title.
-    draw: fn(&M, &str) -> Result<Drawn, Fault>,
+    /// Draws it.
+    draw: fn(&M) -> Result<Drawn, Fault>,
+}
+
+impl<M> Figure<M> {
+    /// A figure that every run has.
+    const fn new(name: &'static str, draw: fn(&M) -> Result<Drawn, Fault>) -> Self {
+        Self {
+            name,
+            is_drawn: |_| true,
+            draw,
+        }
+    }
 }
 
 /// A picture, and the numbers that it shows.
 struct Drawn {
+    title: &'static str,
     json: Vec<u8>,
-    svg: String,
+    panels: Vec<Panel>,
+    /// Panels that follow each other and are of one site.
+    together: usize,
 }
 
 impl Drawn {
-    fn new(numbers: &impl Serialize, svg: String) -> Result<Self, Fault> {
-        let json = serde_json::to_vec(numbers).context("the data of a figure")?;
-        Ok(Self { json, svg })
+    fn new(
+        title: &'static str,
+        numbers: &impl Serialize,
+        panels: impl IntoIterator<Item = Panel>,
+        together: usize,
+    ) -> Result<Self, Fault> {
+        Ok(Self {
+            title,
+            json: serde_json::to_vec(numbers).context("the data of a figure")?,
+            panels: panels.into_iter().collect(),
+            together,
+        })
+    }
+
+    /// The text of the SVG file; `when` is a part of its title.
+    fn svg(&self, when: &str) -> Result<String, Fault> {
+        let title = format!("{} ({when})", self.title);
+        grid(&title, &self.panels, self.together)
     }
 }
 
@@ -196,8 +226,9 @@ fn save_all<'f, M: 'f>(
 ) -> Result<(), Interrupt> {
     for Figure { name, draw, .. } in figures {
         check_stop()?;
-        let Drawn { json, svg } = draw(measured, when)?;
-        write_file(&to.join(format!("{name}.json")), &json)?;
+        let drawn = draw(measured)?;
+        let svg = drawn.svg(when)?;
+        write_file(&to.join(format!("{name}.json")), &drawn.json)?;
         write_file(&to.join(format!("{name}.svg")), svg.as_bytes())?;
     }
     Ok(())

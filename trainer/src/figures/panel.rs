@@ -31,8 +31,9 @@ const POINTS: usize = 150;
 /// One plot.
 pub(super) enum Panel {
     Heat(Axes, Heat),
-    Steps(Axes, Steps),
-    Trace(Axes, Trace),
+    Steps(Axes, Histogram),
+    /// Values in the order to be shown.
+    Trace(Axes, Vec<f64>),
     Bars(Axes, Bars),
 }
 
@@ -43,18 +44,6 @@ pub(super) struct Heat {
     each: [usize; 2],
     low: f32,
     high: f32,
-}
-
-/// A histogram.
-pub(super) struct Steps {
-    low: f64,
-    high: f64,
-    counts: Vec<u64>,
-}
-
-/// Values in the order to be shown.
-pub(super) struct Trace {
-    pub(super) values: Vec<f64>,
 }
 
 impl Heat {
@@ -194,15 +183,7 @@ impl Heat {
     }
 }
 
-impl Steps {
-    pub(super) fn of(histogram: &Histogram) -> Self {
-        Self {
-            low: histogram.low,
-            high: histogram.high,
-            counts: histogram.counts.clone(),
-        }
-    }
-
+impl Histogram {
     fn draw(&self, area: &Area<'_>, axes: &Axes) -> Drawn {
         let most = self.counts.iter().copied().max().unwrap_or(0).max(1) as f64;
         let width = (self.high - self.low) / self.counts.len() as f64;
@@ -233,43 +214,41 @@ impl Steps {
     }
 }
 
-impl Trace {
-    fn draw(&self, area: &Area<'_>, axes: &Axes) -> Drawn {
-        let most = self.values.iter().copied().fold(FLOOR, f64::max);
-        let least = self.values.iter().copied().fold(most, f64::min).max(FLOOR);
-        let last = self.values.len() as f64;
-        let count = self.values.len();
-        let shown = count.min(POINTS);
-        // Of more values than pixels, some; the first and the last are among them.
-        let rank = |point: usize| point * (count - 1) / (shown - 1).max(1);
-        let points = || {
-            (0..shown).map(rank).map(|rank| {
-                let floor = if axes.log { FLOOR } else { 0.0 };
-                (rank as f64 + 0.5, self.values[rank].max(floor))
-            })
-        };
-        let dots = || {
-            let few = points().take(if count > shown { 0 } else { shown });
-            few.map(|point| Circle::new(point, 2, INK.filled()))
-        };
-        let mut builder = titled(area, axes);
-        if axes.log {
-            // From one power of ten to another, so that both ends have a tick.
-            let decade = |value: f64, round: fn(f64) -> f64| 10_f64.powf(round(value.log10()));
-            let (low, high) = (decade(least, f64::floor), decade(most, f64::ceil));
-            let y = (low..high.max(10.0 * low)).log_scale();
-            let mut chart = builder.build_cartesian_2d(0.0..last, y)?;
-            mesh(&mut chart, axes, (Labels::Whole, Labels::Numbers))?;
-            chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
-            chart.draw_series(dots())?;
-        } else {
-            let mut chart = builder.build_cartesian_2d(0.0..last, 0.0..most * 1.05)?;
-            mesh(&mut chart, axes, (Labels::Whole, Labels::Numbers))?;
-            chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
-            chart.draw_series(dots())?;
-        }
-        Ok(())
+fn draw_trace(values: &[f64], area: &Area<'_>, axes: &Axes) -> Drawn {
+    let most = values.iter().copied().fold(FLOOR, f64::max);
+    let least = values.iter().copied().fold(most, f64::min).max(FLOOR);
+    let last = values.len() as f64;
+    let count = values.len();
+    let shown = count.min(POINTS);
+    // Of more values than pixels, some; the first and the last are among them.
+    let rank = |point: usize| point * (count - 1) / (shown - 1).max(1);
+    let points = || {
+        (0..shown).map(rank).map(|rank| {
+            let floor = if axes.log { FLOOR } else { 0.0 };
+            (rank as f64 + 0.5, values[rank].max(floor))
+        })
+    };
+    let dots = || {
+        let few = points().take(if count > shown { 0 } else { shown });
+        few.map(|point| Circle::new(point, 2, INK.filled()))
+    };
+    let mut builder = titled(area, axes);
+    if axes.log {
+        // From one power of ten to another, so that both ends have a tick.
+        let decade = |value: f64, round: fn(f64) -> f64| 10_f64.powf(round(value.log10()));
+        let (low, high) = (decade(least, f64::floor), decade(most, f64::ceil));
+        let y = (low..high.max(10.0 * low)).log_scale();
+        let mut chart = builder.build_cartesian_2d(0.0..last, y)?;
+        mesh(&mut chart, axes, (Labels::Whole, Labels::Numbers))?;
+        chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
+        chart.draw_series(dots())?;
+    } else {
+        let mut chart = builder.build_cartesian_2d(0.0..last, 0.0..most * 1.05)?;
+        mesh(&mut chart, axes, (Labels::Whole, Labels::Numbers))?;
+        chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
+        chart.draw_series(dots())?;
     }
+    Ok(())
 }
 
 /// The panels under a title, as the text of an SVG file: a picture about as wide as it is high.
@@ -300,7 +279,7 @@ pub(super) fn grid(title: &str, panels: &[Panel], together: usize) -> Result<Str
             match panel {
                 Panel::Heat(axes, heat) => heat.draw(area, axes, &mut cells),
                 Panel::Steps(axes, steps) => steps.draw(area, axes),
-                Panel::Trace(axes, trace) => trace.draw(area, axes),
+                Panel::Trace(axes, values) => draw_trace(values, area, axes),
                 Panel::Bars(axes, bars) => bars.draw(area, axes),
             }?;
         }
@@ -359,14 +338,10 @@ mod tests {
         let trace = |log: bool| {
             let axes = Axes::new("a <b> & c", "x", "y");
             let axes = if log { axes.log() } else { axes };
-            Panel::Trace(
-                axes,
-                Trace {
-                    values: vec![1.0, 0.5, 0.0],
-                },
-            )
+            Panel::Trace(axes, vec![1.0, 0.5, 0.0])
         };
-        let steps = Steps {
+        let steps = Histogram {
+            site: "a".into(),
             low: 0.0,
             high: 1.0,
             counts: vec![0, 3],

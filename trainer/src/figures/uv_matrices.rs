@@ -4,17 +4,13 @@
 use super::axes::Axes;
 use super::matrix::Matrix;
 use super::measured::Probe;
-use super::panel::{Heat, Panel, grid};
+use super::panel::{Heat, Panel};
 use super::{Drawn, Figure};
 use crate::fault::Fault;
 
-pub(super) const FIGURE: Figure<Probe> = Figure {
-    name: "uv_matrices",
-    is_drawn: |_| true,
-    draw,
-};
+pub(super) const FIGURE: Figure<Probe> = Figure::new("uv_matrices", draw);
 
-fn draw(probe: &Probe, when: &str) -> Result<Drawn, Fault> {
+fn draw(probe: &Probe) -> Result<Drawn, Fault> {
     let all = probe.sites.iter().flat_map(|site| &site.components);
     let all: Vec<&Matrix> = all.collect();
     let panels = all.iter().zip(["input", "output"].into_iter().cycle());
@@ -22,7 +18,5 @@ fn draw(probe: &Probe, when: &str) -> Result<Drawn, Fault> {
         let axes = Axes::new(&matrix.site, "component, reordered", label);
         Panel::Heat(axes, Heat::around_zero(matrix))
     });
-    let title = format!("components ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
-    Drawn::new(&all, svg)
+    Drawn::new("components", &all, panels, 2)
 }
