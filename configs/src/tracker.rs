@@ -17,7 +17,8 @@ use serde::Serialize;
 
 use crate::{
     reader::Table,
-    values::{OneOf, Text, Words},
+    values::{Text, Words},
+    words,
 };
 
 /// Destinations of a run's metrics. Credentials and server addresses come from the environment.
@@ -47,49 +48,32 @@ pub struct Tracker {
     pub on_rollback: OnRollback,
 }
 
-/// A tracker that metrics are sent to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Destination {
-    /// Weights & Biases, or a server that speaks as it does.
-    Wandb,
-    /// An MLflow tracking server.
-    Mlflow,
-    /// Event files in the run directory.
-    Tensorboard,
-}
-
-impl Destination {
-    /// All, by their names.
-    pub const ALL: [(&'static str, Self); 3] = [
-        (Self::Wandb.name(), Self::Wandb),
-        (Self::Mlflow.name(), Self::Mlflow),
-        (Self::Tensorboard.name(), Self::Tensorboard),
-    ];
-
-    /// Its name in run files and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Wandb => "wandb",
-            Self::Mlflow => "mlflow",
-            Self::Tensorboard => "tensorboard",
-        }
+words! {
+    /// A tracker that metrics are sent to.
+    pub enum Destination {
+        /// Weights & Biases, or a server that speaks as it does.
+        Wandb = "wandb",
+        /// An MLflow tracking server.
+        Mlflow = "mlflow",
+        /// Event files in the run directory.
+        Tensorboard = "tensorboard",
     }
 }
 
-/// Treatment, at a server that cannot take rows back, of rows that the run made otherwise after it
-/// went back to a checkpoint. Rows that it makes again to the same bits, as it does unless it was
-/// changed, are simply kept.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnRollback {
-    /// A new run at the server, with all rows that hold; the old one is marked as superseded.
-    #[default]
-    NewRun,
-    /// W&B's own rewind of the run, or a new run where the server refuses that.
-    Rewind,
-    /// The same run goes on behind the rows that no longer hold.
-    Keep,
+words! {
+    /// Treatment, at a server that cannot take rows back, of rows that the run made otherwise
+    /// after it went back to a checkpoint. Rows that it makes again to the same bits, as it does
+    /// unless it was changed, are simply kept.
+    #[derive(Default)]
+    pub enum OnRollback {
+        /// A new run at the server, with all rows that hold; the old one is marked as superseded.
+        #[default]
+        NewRun = "new_run",
+        /// W&B's own rewind of the run, or a new run where the server refuses that.
+        Rewind = "rewind",
+        /// The same run goes on behind the rows that no longer hold.
+        Keep = "keep",
+    }
 }
 
 impl Tracker {
@@ -99,20 +83,12 @@ impl Tracker {
     }
 }
 
-const DESTINATIONS: OneOf<Destination> = OneOf(&Destination::ALL);
-
-const ON_ROLLBACK: OneOf<OnRollback> = OneOf(&[
-    ("new_run", OnRollback::NewRun),
-    ("rewind", OnRollback::Rewind),
-    ("keep", OnRollback::Keep),
-]);
-
 /// Reads the table `[tracker]`.
 pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
     let to = table.or("to", Words, Vec::new()).and_then(|words| {
         let mut to = Vec::new();
         for word in words {
-            let found = DESTINATIONS.0.iter().find(|(name, _)| *name == word);
+            let found = Destination::WORDS.0.iter().find(|(name, _)| *name == word);
             match found {
                 Some((_, destination)) if !to.contains(destination) => to.push(*destination),
                 Some(_) => return table.refuse("to", format!("found {word:?} twice")),
@@ -132,7 +108,7 @@ pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
     let name = table.maybe("name", Text::ANY);
     let tags = table.or("tags", Words, Vec::new());
     let notes = table.maybe("notes", Text::ANY);
-    let on_rollback = table.or("on_rollback", ON_ROLLBACK, OnRollback::default());
+    let on_rollback = table.or("on_rollback", OnRollback::WORDS, OnRollback::default());
     Some(Tracker {
         to: to?,
         project: project?,

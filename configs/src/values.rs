@@ -319,6 +319,38 @@ impl<T: Copy> Kind for OneOf<'_, T> {
     }
 }
 
+/// Declares an enum of words, `Variant = "word"`. It serialises as its word, and `WORDS` reads it.
+#[macro_export]
+macro_rules! words {
+    ($(#[$of_enum:meta])* $vis:vis enum $Name:ident {
+        $($(#[$of_variant:meta])* $Variant:ident = $word:literal,)+
+    }) => {
+        $(#[$of_enum])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        $vis enum $Name { $($(#[$of_variant])* $Variant,)+ }
+
+        impl $Name {
+            /// Its words in run files.
+            $vis const WORDS: $crate::values::OneOf<'static, Self> =
+                $crate::values::OneOf(&[$(($word, Self::$Variant),)+]);
+
+            /// Its word.
+            $vis fn word(self) -> &'static str {
+                Self::WORDS.word(self)
+            }
+        }
+
+        impl ::serde::Serialize for $Name {
+            fn serialize<S: ::serde::Serializer>(
+                &self,
+                to: S,
+            ) -> ::std::result::Result<S::Ok, S::Error> {
+                to.serialize_str(self.word())
+            }
+        }
+    };
+}
+
 /// Widths of layers, at least one.
 pub struct Widths;
 

@@ -49,7 +49,7 @@ impl Shipper {
             .tracker
             .to
             .iter()
-            .map(|to| (to.name(), Arc::default()))
+            .map(|to| (to.word(), Arc::default()))
             .collect();
         let (over, is_over) = watch::channel(None);
         let stop = Arc::default();

@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn run_files_name_every_tracker() {
-        let named = Destination::ALL.map(|(name, _)| name);
-        assert_eq!(TRACKERS.map(|tracker| tracker.name), named);
+        let named = Destination::WORDS.0.iter().map(|(name, _)| *name);
+        assert!(named.eq(TRACKERS.map(|tracker| tracker.name)));
     }
 }

@@ -59,7 +59,7 @@ pub(super) fn shipped() -> PossibleValuesParser {
 }
 
 pub(super) fn tracker(text: &str) -> Result<Destination, String> {
-    let found = Destination::ALL.iter().find(|(name, _)| *name == text);
+    let found = Destination::WORDS.0.iter().find(|(name, _)| *name == text);
     let found = found.map(|(_, destination)| *destination);
     found.ok_or_else(|| "expected wandb, mlflow or tensorboard".to_owned())
 }

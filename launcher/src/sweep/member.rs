@@ -137,7 +137,7 @@ impl Member {
         }
         // A continued run has the trackers of its first start in its file.
         for tracker in &asked.tracker {
-            command.args(["--tracker", tracker.name()]);
+            command.args(["--tracker", tracker.word()]);
         }
         if let Some(path) = &asked.rank_program {
             command.arg(with("--rank-program=", path));

@@ -34,7 +34,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use spd_configs::reader::Table;
-use spd_configs::values::{Number, OneOf, Size, brief};
+use spd_configs::values::{Number, Size, brief};
+use spd_configs::words;
 use spd_draws::Purpose;
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
@@ -61,41 +62,30 @@ pub struct PgdRecon {
     pub scope: PgdScope,
 }
 
-/// Initial sources of an adversary.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PgdInit {
-    /// Uniform in `[0, 1)`.
-    Random,
-    /// 1: nothing is ablated.
-    Ones,
-    /// 0: everything but the importances is.
-    Zeroes,
+words! {
+    /// Initial sources of an adversary.
+    pub enum PgdInit {
+        /// Uniform in `[0, 1)`.
+        Random = "random",
+        /// 1: nothing is ablated.
+        Ones = "ones",
+        /// 0: everything but the importances is.
+        Zeroes = "zeroes",
+    }
 }
 
-/// Sharing of an adversary's sources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PgdScope {
-    /// Each position has its own.
-    UniquePerDatapoint,
-    /// All positions of the batch. The more there are, the weaker the adversary.
-    SharedAcrossBatch,
+words! {
+    /// Sharing of an adversary's sources.
+    pub enum PgdScope {
+        /// Each position has its own.
+        UniquePerDatapoint = "unique_per_datapoint",
+        /// All positions of the batch. The more there are, the weaker the adversary.
+        SharedAcrossBatch = "shared_across_batch",
+    }
 }
-
-const INITS: OneOf<PgdInit> = OneOf(&[
-    ("random", PgdInit::Random),
-    ("ones", PgdInit::Ones),
-    ("zeroes", PgdInit::Zeroes),
-]);
 
 /// Each step of the ascent is written out in the program.
 const STEPS: Size = Size::between(1, 1000);
-
-const SCOPES: OneOf<PgdScope> = OneOf(&[
-    ("unique_per_datapoint", PgdScope::UniquePerDatapoint),
-    ("shared_across_batch", PgdScope::SharedAcrossBatch),
-]);
 
 /// A site that an adversary masks.
 #[derive(Debug, Clone, Copy)]
@@ -129,11 +119,11 @@ pub struct Ascent {
 impl LossTerm for PgdRecon {
     fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self> {
         let routing = Routing::read(table, sites);
-        let init = table.or("init", INITS, PgdInit::Random);
+        let init = table.or("init", PgdInit::WORDS, PgdInit::Random);
         let steps = table.need("steps", STEPS);
         // Sources lie in [0, 1]: a larger step goes no further.
         let step_size = table.need("step_size", Number::PROBABILITY);
-        let scope = table.need("scope", SCOPES);
+        let scope = table.need("scope", PgdScope::WORDS);
         Some(Self {
             routing: routing?,
             init: init?,
@@ -166,10 +156,10 @@ impl LossTerm for PgdRecon {
         let steps = if self.steps == 1 { "step" } else { "steps" };
         let mut details = vec![
             format!("{} {steps} of {}", self.steps, brief(self.step_size)),
-            SCOPES.word(self.scope).to_owned(),
+            self.scope.word().to_owned(),
         ];
         if self.init != PgdInit::Random {
-            details.push(format!("from {}", INITS.word(self.init)));
+            details.push(format!("from {}", self.init.word()));
         }
         details
     }

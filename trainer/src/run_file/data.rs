@@ -24,6 +24,7 @@ use serde::Serialize;
 use spd_configs::{
     reader::Table,
     values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text, brief},
+    words,
 };
 use toml::de::DeValue;
 
@@ -78,14 +79,14 @@ pub enum EvalData {
     },
 }
 
-/// How ids are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ids {
-    /// Two bytes an id.
-    U16,
-    /// Four bytes an id.
-    U32,
+words! {
+    /// How ids are stored.
+    pub enum Ids {
+        /// Two bytes an id.
+        U16 = "u16",
+        /// Four bytes an id.
+        U32 = "u32",
+    }
 }
 
 /// Which features of a generated vector are on.
@@ -237,7 +238,7 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
         table.need("eval", DatasetOrPart).map(EvalData::Dataset)
     };
     let seq_len = table.need("seq_len", Size::at_least(1));
-    let dtype = table.maybe("dtype", IDS);
+    let dtype = table.maybe("dtype", Ids::WORDS);
     let cross_documents = table.or("cross_documents", Flag, true);
     let document_end = table.maybe("document_end", Size::at_least(0));
     let make = table.maybe("make", Text::ANY);
@@ -264,8 +265,6 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
         make: make?,
     })
 }
-
-const IDS: OneOf<Ids> = OneOf(&[("u16", Ids::U16), ("u32", Ids::U32)]);
 
 /// A path, where a table would do too.
 struct DatasetOrPart;

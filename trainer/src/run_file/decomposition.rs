@@ -16,7 +16,8 @@
 use serde::Serialize;
 use spd_configs::{
     reader::Table,
-    values::{Flag, OneOf, Size, Text},
+    values::{Flag, Size, Text},
+    words,
 };
 
 use crate::networks::pre_identity;
@@ -44,15 +45,15 @@ pub struct Decomposition {
     pub tied_update: TiedUpdate,
 }
 
-/// Updates of components that two sites share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TiedUpdate {
-    /// One, by the sum of both gradients.
-    Summed,
-    /// Two, one after the other, each by the gradient and the moments of one site, as in the SPD
-    /// reference.
-    Separate,
+words! {
+    /// Updates of components that two sites share.
+    pub enum TiedUpdate {
+        /// One, by the sum of both gradients.
+        Summed = "summed",
+        /// Two, one after the other, each by the gradient and the moments of one site, as in the
+        /// SPD reference.
+        Separate = "separate",
+    }
 }
 
 impl TiedUpdate {
@@ -106,9 +107,9 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
             _ => Some(()),
         };
     }
-    let tied_update = table.or("tied_update", TIED_UPDATES, TiedUpdate::Summed);
+    let tied_update = table.or("tied_update", TiedUpdate::WORDS, TiedUpdate::Summed);
     if let (Some(false), Some(said), true) = (tied, tied_update, table.has("tied_update")) {
-        let said = TIED_UPDATES.word(said);
+        let said = said.word();
         table.refuse::<()>(
             "tied_update",
             format!("expected it to be left out, as no components are tied, found \"{said}\""),
@@ -171,8 +172,3 @@ pub(crate) fn surely_meant<'s>(
             || is_literal(pattern) && pattern_matches(&site.pattern, pattern)
     })
 }
-
-const TIED_UPDATES: OneOf<TiedUpdate> = OneOf(&[
-    ("summed", TiedUpdate::Summed),
-    ("separate", TiedUpdate::Separate),
-]);

@@ -16,7 +16,7 @@ use spd_configs::{
     overrides,
     reader::{Table, read_file},
     tracker,
-    values::{OneOf, Size, Text, Whole},
+    values::{Size, Text, Whole},
     yaml,
 };
 use toml::de::DeTable;
@@ -325,17 +325,11 @@ fn translated(source: &Source<'_>) -> Result<reference::Translated, Faults> {
     Ok(reference::translate(&theirs, source.file))
 }
 
-const PRECISIONS: OneOf<Precision> = OneOf(&[
-    ("f32", Precision::F32),
-    ("tf32", Precision::Tf32),
-    ("bf16", Precision::Bf16),
-]);
-
 /// The tables in the order of a run file; each is checked against those before it.
 fn read(file: &mut Table<'_>) -> Option<Run> {
     let name = file.need("name", Text::RUN_NAME);
     let seed = file.or("seed", Whole::ANY, 0);
-    let precision = file.or("precision", PRECISIONS, Precision::F32);
+    let precision = file.or("precision", Precision::WORDS, Precision::F32);
 
     let mut facts = Facts::default();
     let target = file.table("target", |table| target::read(table, &mut facts));

@@ -12,7 +12,7 @@
 //! - `every` | 100 | `train_log_freq` | steps between rows
 
 use serde::Serialize;
-use spd_configs::Tracker;
+use spd_configs::{Tracker, words};
 
 use crate::component_model::Importance;
 use crate::losses::Loss;
@@ -57,16 +57,16 @@ pub struct Run {
     pub tracker: Tracker,
 }
 
-/// Arithmetic of the step (DESIGN 5).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Precision {
-    /// Everything in f32.
-    F32,
-    /// GEMM operands in TF32, on a GPU alone; the rest in f32.
-    Tf32,
-    /// GEMM operands in bf16, and on a GPU stored activations; the rest in f32.
-    Bf16,
+words! {
+    /// Arithmetic of the step (DESIGN 5).
+    pub enum Precision {
+        /// Everything in f32.
+        F32 = "f32",
+        /// GEMM operands in TF32, on a GPU alone; the rest in f32.
+        Tf32 = "tf32",
+        /// GEMM operands in bf16, and on a GPU stored activations; the rest in f32.
+        Bf16 = "bf16",
+    }
 }
 
 impl From<Precision> for spd_engine::Precision {

@@ -9,10 +9,7 @@
 //!   1
 
 use serde::Serialize;
-use spd_configs::{
-    reader::Table,
-    values::{Number, OneOf},
-};
+use spd_configs::{reader::Table, values::Number, words};
 
 /// A learning rate over time: `warmup` of the steps rise from zero, the rest follow `shape`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -27,23 +24,17 @@ pub struct Schedule {
     pub final_fraction: f64,
 }
 
-/// Course of a learning rate after its warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Shape {
-    /// Stays.
-    Constant,
-    /// Straight to `final_fraction`.
-    Linear,
-    /// Half a cosine to `final_fraction`.
-    Cosine,
+words! {
+    /// Course of a learning rate after its warm-up.
+    pub enum Shape {
+        /// Stays.
+        Constant = "constant",
+        /// Straight to `final_fraction`.
+        Linear = "linear",
+        /// Half a cosine to `final_fraction`.
+        Cosine = "cosine",
+    }
 }
-
-const SHAPES: OneOf<Shape> = OneOf(&[
-    ("constant", Shape::Constant),
-    ("linear", Shape::Linear),
-    ("cosine", Shape::Cosine),
-]);
 
 pub(crate) fn read(table: &mut Table<'_>, key: &'static str) -> Option<Schedule> {
     if table.has_table(key) {
@@ -60,7 +51,7 @@ pub(crate) fn read(table: &mut Table<'_>, key: &'static str) -> Option<Schedule>
 
 fn read_table(table: &mut Table<'_>) -> Option<Schedule> {
     let start = table.need("start", Number::NOT_NEGATIVE);
-    let shape = table.or("shape", SHAPES, Shape::Constant);
+    let shape = table.or("shape", Shape::WORDS, Shape::Constant);
     let warmup = table.or("warmup", Number::FRACTION, 0.0);
     let natural_end = if shape == Some(Shape::Constant) {
         1.0

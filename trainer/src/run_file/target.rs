@@ -24,7 +24,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use spd_configs::{
     reader::Table,
-    values::{Clip, Flag, Location, Number, OneOf, Size, Text, Whole},
+    values::{Clip, Flag, Location, Number, Size, Text, Whole},
+    words,
 };
 
 use crate::networks::{KINDS, Kind, Model, Reads, Traits};
@@ -51,14 +52,14 @@ pub struct Target {
     pub train: Option<TargetTrain>,
 }
 
-/// Dtype of frozen weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Dtype {
-    /// 32 bits.
-    F32,
-    /// The upper 16 bits of an f32, rounded to the nearest.
-    Bf16,
+words! {
+    /// Dtype of frozen weights.
+    pub enum Dtype {
+        /// 32 bits.
+        F32 = "f32",
+        /// The upper 16 bits of an f32, rounded to the nearest.
+        Bf16 = "bf16",
+    }
 }
 
 /// How a target is trained: AdamW on its own loss.
@@ -132,8 +133,6 @@ impl Facts {
     }
 }
 
-const DTYPES: OneOf<Dtype> = OneOf(&[("f32", Dtype::F32), ("bf16", Dtype::Bf16)]);
-
 pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     let kind = table.need_kind("kind", KINDS)?;
     let (reads, model) = kind.read(table);
@@ -150,7 +149,7 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
         }
         (_, commit) => commit,
     };
-    let dtype = table.or("dtype", DTYPES, Dtype::F32);
+    let dtype = table.or("dtype", Dtype::WORDS, Dtype::F32);
     let allow_leak = table.or("allow_leak", Flag, false);
     let train = table.maybe_table("train", |train| read_train(train, reads));
     match (table.has("weights"), table.has("train")) {

@@ -23,7 +23,8 @@
 use serde::Serialize;
 use spd_configs::{
     reader::Table,
-    values::{Clip, Number, OneOf, Size, Whole},
+    values::{Clip, Number, Size, Whole},
+    words,
 };
 
 use crate::component_model::SAMPLES;
@@ -62,26 +63,27 @@ pub struct Train {
     pub faithfulness_warmup: FaithfulnessWarmup,
 }
 
-/// In which order several GPUs add up blocks of samples.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reduction {
-    /// Along one tree: any number of ranks gives the same bits.
-    #[default]
-    Exact,
-    /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along the
-    /// tree as before.
-    Fast,
+words! {
+    /// In which order several GPUs add up blocks of samples.
+    #[derive(Default)]
+    pub enum Reduction {
+        /// Along one tree: any number of ranks gives the same bits.
+        #[default]
+        Exact = "exact",
+        /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along
+        /// the tree as before.
+        Fast = "fast",
+    }
 }
 
-/// Distance between outputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OutputLoss {
-    /// `KL(target || masked)`, mean over positions.
-    Kl,
-    /// Squared error, mean over elements.
-    Mse,
+words! {
+    /// Distance between outputs.
+    pub enum OutputLoss {
+        /// `KL(target || masked)`, mean over positions.
+        Kl = "kl",
+        /// Squared error, mean over elements.
+        Mse = "mse",
+    }
 }
 
 /// Updates on faithfulness alone before the first step.
@@ -95,11 +97,6 @@ pub struct FaithfulnessWarmup {
     pub weight_decay: f64,
 }
 
-const OUTPUT_LOSSES: OneOf<OutputLoss> = OneOf(&[("kl", OutputLoss::Kl), ("mse", OutputLoss::Mse)]);
-
-const REDUCTIONS: OneOf<Reduction> =
-    OneOf(&[("exact", Reduction::Exact), ("fast", Reduction::Fast)]);
-
 /// Facts of the losses that `[train]` is checked against.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
@@ -112,13 +109,13 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts, losses: Option<Terms>)
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
     let shards = table.maybe("shards", Size::at_least(1));
-    let reduction = table.or("reduction", REDUCTIONS, Reduction::Exact);
+    let reduction = table.or("reduction", Reduction::WORDS, Reduction::Exact);
     let mask_samples = table.or("mask_samples", Size::at_least(1), 1);
     let natural_loss = match target.of_tokens() {
         Some(_) => OutputLoss::Kl,
         None => OutputLoss::Mse,
     };
-    let output_loss = table.or("output_loss", OUTPUT_LOSSES, natural_loss);
+    let output_loss = table.or("output_loss", OutputLoss::WORDS, natural_loss);
     let lr = schedule::read(table, "lr");
     let clip_components = table.or("clip_components", Clip, None);
     let clip_importance = table.or("clip_importance", Clip, None);

@@ -38,6 +38,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use spd_configs::reader::Table;
 use spd_configs::values::OneOf;
+use spd_configs::words;
 use spd_engine::{Builder, Result, Store, Value};
 
 pub use global_shared_mlp::GlobalSharedMlp;
@@ -138,51 +139,38 @@ pub struct Importance {
     pub sampling: Sampling,
 }
 
-/// From logits to importances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Sigmoid {
-    /// Lower-leaky for masks, upper-leaky for the penalty.
-    LeakyHard,
-    /// Logistic.
-    Normal,
-    /// `clamp(z, 0, 1)`.
-    Hard,
-    /// Upper-leaky for both.
-    UpperLeakyHard,
-    /// Smooth hard sigmoid made of two swishes.
-    SwishHard,
+words! {
+    /// From logits to importances.
+    pub enum Sigmoid {
+        /// Lower-leaky for masks, upper-leaky for the penalty.
+        LeakyHard = "leaky_hard",
+        /// Logistic.
+        Normal = "normal",
+        /// `clamp(z, 0, 1)`.
+        Hard = "hard",
+        /// Upper-leaky for both.
+        UpperLeakyHard = "upper_leaky_hard",
+        /// Smooth hard sigmoid made of two swishes.
+        SwishHard = "swish_hard",
+    }
 }
 
-/// How masks are drawn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Sampling {
-    /// Uniform sources.
-    Continuous,
-    /// Fair coins, and noise on the logits.
-    Binomial,
+words! {
+    /// How masks are drawn.
+    pub enum Sampling {
+        /// Uniform sources.
+        Continuous = "continuous",
+        /// Fair coins, and noise on the logits.
+        Binomial = "binomial",
+    }
 }
-
-const SIGMOIDS: OneOf<Sigmoid> = OneOf(&[
-    ("leaky_hard", Sigmoid::LeakyHard),
-    ("normal", Sigmoid::Normal),
-    ("hard", Sigmoid::Hard),
-    ("upper_leaky_hard", Sigmoid::UpperLeakyHard),
-    ("swish_hard", Sigmoid::SwishHard),
-]);
-
-const SAMPLINGS: OneOf<Sampling> = OneOf(&[
-    ("continuous", Sampling::Continuous),
-    ("binomial", Sampling::Binomial),
-]);
 
 /// Reads `[importance]`.
 pub(crate) fn read(table: &mut Table<'_>) -> Option<Importance> {
     let kind = table.need_kind("kind", KINDS);
     let kind = kind.and_then(|kind| kind.read(table));
-    let sigmoid = table.or("sigmoid", SIGMOIDS, Sigmoid::LeakyHard);
-    let sampling = table.or("sampling", SAMPLINGS, Sampling::Continuous);
+    let sigmoid = table.or("sigmoid", Sigmoid::WORDS, Sigmoid::LeakyHard);
+    let sampling = table.or("sampling", Sampling::WORDS, Sampling::Continuous);
     Some(Importance {
         kind: kind?,
         sigmoid: sigmoid?,

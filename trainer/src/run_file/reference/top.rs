@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::{Found, importance, made::Made, metrics, schedule, target};
+use crate::run_file::OutputLoss;
 use spd_configs::{
     reader::Table,
-    values::{Flag, OneOf, Patterns, Text},
+    values::{Flag, Patterns, Text},
     yaml::{Node, Value},
 };
 
@@ -180,15 +181,13 @@ fn of_patterns(table: &mut Table<'_>) -> (Vec<Site>, Vec<Site>) {
     (rows(sites), rows(identity))
 }
 
-const LOSSES: OneOf<&str> = OneOf(&[("kl", "kl"), ("mse", "mse")]);
-
 fn train(table: &mut Table<'_>) -> Made {
     let mut made = Made::default();
     made.need(table, ("steps", "a whole number"), "steps");
     made.need(table, ("batch_size", "a whole number"), "batch_size");
     made.need(table, ("n_mask_samples", "a whole number"), "mask_samples");
-    if let Some(loss) = table.need("output_loss_type", LOSSES) {
-        made.text("output_loss", table.place("output_loss_type"), loss);
+    if let Some(loss) = table.need("output_loss_type", OutputLoss::WORDS) {
+        made.text("output_loss", table.place("output_loss_type"), loss.word());
     }
     schedule::read(table, &mut made);
     made.carry(table, "grad_clip_norm", "clip_components");

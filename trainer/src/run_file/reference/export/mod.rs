@@ -14,7 +14,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::networks::Model;
-use crate::run_file::{Active, Data, OutputLoss, Precision, Run, Schedule};
+use crate::run_file::{Active, Data, Precision, Run, Schedule};
 
 pub use target::{TargetFiles, WeightsFile};
 
@@ -118,10 +118,7 @@ impl Run {
         put(
             config,
             json!({
-                "output_loss_type": match train.output_loss {
-                    OutputLoss::Kl => "kl",
-                    OutputLoss::Mse => "mse",
-                },
+                "output_loss_type": train.output_loss,
                 "lr_schedule": schedule(&train.lr),
                 "steps": train.steps,
                 "batch_size": train.batch_size,
