@@ -14,7 +14,7 @@ mod waits;
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use spd_tracker::{Cursor, METRICS, Read, ReadError, Reader, Start};
@@ -56,6 +56,11 @@ pub(crate) struct Link {
     pub(crate) say: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
+/// A status, also after a thread that held it has panicked.
+pub(crate) fn locked(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
+    status.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Sends until the run is over and all rows are sent. The status holds the reason if it gives up.
 pub(crate) async fn drive<S: Sink>(sink: S, run: &RunInfo, mut link: Link) {
     let status = Arc::clone(&link.status);
@@ -64,8 +69,7 @@ pub(crate) async fn drive<S: Sink>(sink: S, run: &RunInfo, mut link: Link) {
         Err(line) => Err(line),
     };
     if let Err(line) = driven {
-        let mut status = status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.trouble = Some(line);
+        locked(&status).trouble = Some(line);
     }
 }
 
@@ -386,12 +390,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         self.save().await?;
         self.worked();
         self.tell();
-        let mut status = self
-            .link
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        status.is_closed = true;
+        locked(&self.link.status).is_closed = true;
         Ok(true)
     }
 
@@ -404,11 +403,7 @@ impl<'r, S: Sink> Driver<'r, S> {
     }
 
     fn tell(&mut self) {
-        let mut status = self
-            .link
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut status = locked(&self.link.status);
         (status.sent, status.refused) = (self.place.metrics.mark.lines, self.place.refused);
         status.refused_system = self.place.refused_system;
         status.now = self.sent.min(status.sent);

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use spd_tracker::Start;
 use tokio::sync::watch;
 
-use crate::driver::{Link, Status, owed};
+use crate::driver::{Link, Status, locked, owed};
 use crate::run::{About, RunInfo};
 use crate::sink::End;
 use crate::trackers::Registered;
@@ -88,10 +88,10 @@ impl Shipper {
                 thread::sleep(LOOK);
             }
         }
-        let told = self.sinks.iter().map(|(name, status)| {
-            let status = status.lock().unwrap_or_else(PoisonError::into_inner);
-            Told::of(name, &status, &self.dir)
-        });
+        let told = self
+            .sinks
+            .iter()
+            .map(|(name, status)| Told::of(name, &locked(status), &self.dir));
         told.collect()
     }
 }
@@ -155,8 +155,7 @@ impl Work {
     fn run(self) {
         if let Err(line) = self.ship() {
             for (_, status) in &self.sinks {
-                let mut status = status.lock().unwrap_or_else(PoisonError::into_inner);
-                status.trouble = Some(line.clone());
+                locked(status).trouble = Some(line.clone());
             }
         }
     }

@@ -2,13 +2,12 @@
 //! and the warnings meanwhile.
 
 use std::path::Path;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use spd_tracker::{METRICS, ReadError};
 use tokio::time::Instant;
 
-use super::{Driver, LOOK, Link};
+use super::{Driver, LOOK, Link, locked};
 use crate::cursor::Files;
 use crate::sink::{Refusal, Sink};
 
@@ -122,23 +121,12 @@ impl<S: Sink> Driver<'_, S> {
             (self.link.say)(&format!("{}: rows are sent again", S::NAME));
         }
         self.failures = 0;
-        let mut status = self
-            .link
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        status.trouble = None;
+        locked(&self.link.status).trouble = None;
     }
 
     /// Warns, at most once in five minutes.
     pub(super) fn warn(&mut self, why: &str) {
-        let mut status = self
-            .link
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        status.trouble = Some(why.to_owned());
-        drop(status);
+        locked(&self.link.status).trouble = Some(why.to_owned());
         if self
             .warned
             .is_none_or(|warned| warned.elapsed() >= WARN_EVERY)
