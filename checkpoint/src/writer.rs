@@ -78,25 +78,23 @@ type Outcome = Result<PathBuf, CheckpointError>;
 /// Fills in the rest of a snapshot, once that arrives.
 type Rest = Box<dyn FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
 
-/// A snapshot for the thread, and the callback that fills in its rest, if any.
+/// A snapshot for the thread, and the callback that fills in its rest.
 struct Job {
     snapshot: Snapshot,
-    rest: Option<Rest>,
+    rest: Rest,
 }
 
 /// Writes snapshots on a thread, so that the step does not wait for the disk.
 ///
 /// ```text
-/// submit: fill -> thread:       write, read back, delete the oldest -> outcomes -> poll, settle
-/// expect: fill -> thread: rest, write, read back, delete the oldest
+/// submit: fill -> thread: rest, write, read back, delete the oldest -> outcomes -> poll, settle
 ///    ^                        |
 ///    +------- snapshot -------+
 /// ```
 ///
 /// One snapshot is passed back and forth, so a run has one copy of its state and no step allocates.
-/// [`Writer::submit`] and [`Writer::expect`] wait for the previous write, which takes time only
-/// where the disk is slower than the steps between two checkpoints. Dropping a writer waits for the
-/// last one.
+/// [`Writer::submit`] waits for the previous write, which takes time only where the disk is slower
+/// than the steps between two checkpoints. Dropping a writer waits for the last one.
 #[derive(Debug)]
 pub struct Writer {
     /// The snapshot, while the thread does not have it.
@@ -153,7 +151,7 @@ impl Writer {
             .name("checkpoint".into())
             .spawn(move || {
                 for Job { mut snapshot, rest } in to_do {
-                    match rest.map_or(Ok(()), |rest| rest(&mut snapshot)) {
+                    match rest(&mut snapshot) {
                         Ok(()) => save(&snapshot, &report),
                         Err(found) => {
                             let _ = report.send(Err(CheckpointError::Source { found }));
@@ -171,22 +169,10 @@ impl Writer {
         })
     }
 
-    /// Has `fill` update the snapshot, which has its previous content, and queues it. Waits for the
-    /// previous write.
-    pub fn submit(&mut self, fill: impl FnOnce(&mut Snapshot)) {
-        self.settle();
-        let mut snapshot = self.spare.take().unwrap_or_default();
-        fill(&mut snapshot);
-        self.send(Job {
-            snapshot,
-            rest: None,
-        });
-    }
-
-    /// Like [`Writer::submit`] for a snapshot whose rest arrives later: `fill` fills in the local
-    /// part now, and the thread calls `rest`, which waits for the others. If `rest` fails, nothing
-    /// is written, and [`Writer::poll`] returns the error.
-    pub fn expect(
+    /// Has `fill` update the snapshot, which has its previous content, and queues it; the thread
+    /// calls `rest`, which waits for what arrives later. Waits for the previous write. If `rest`
+    /// fails, nothing is written, and [`Writer::poll`] returns the error.
+    pub fn submit(
         &mut self,
         fill: impl FnOnce(&mut Snapshot),
         rest: impl FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -194,15 +180,9 @@ impl Writer {
         self.settle();
         let mut snapshot = self.spare.take().unwrap_or_default();
         fill(&mut snapshot);
-        self.send(Job {
-            snapshot,
-            rest: Some(Box::new(rest)),
-        });
-    }
-
-    fn send(&self, job: Job) {
+        let rest = Box::new(rest);
         if let Some(jobs) = &self.jobs {
-            jobs.send(job)
+            jobs.send(Job { snapshot, rest })
                 .expect("the thread ends after its channel does");
         }
     }
@@ -348,7 +328,7 @@ mod tests {
             outcomes.send(written).unwrap();
         })
         .unwrap();
-        (1..=3).for_each(|step| writer.submit(|to| *to = snapshot(step)));
+        (1..=3).for_each(|step| writer.submit(|to| *to = snapshot(step), |_| Ok(())));
         let outcomes = outcomes(&mut writer);
 
         assert_eq!(outcomes[0].as_ref().unwrap(), &step_path(root.path(), 1));
@@ -363,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn expect_fills_in_the_rest_on_the_thread() {
+    fn the_rest_is_filled_in_on_the_thread() {
         let root = tempfile::tempdir().unwrap();
         let keep = NonZeroUsize::new(9).unwrap();
         let mut writer = Writer::spawn(root.path(), keep, Some(snapshot(1))).unwrap();
@@ -373,7 +353,7 @@ mod tests {
             assert_eq!(thread::current().id(), beside);
             assert_eq!(*to, snapshot(1));
         };
-        writer.expect(now, move |to| {
+        writer.submit(now, move |to| {
             gate.recv()?;
             assert_eq!(thread::current().name(), Some("checkpoint"));
             assert_eq!(*to, snapshot(1));
@@ -383,14 +363,14 @@ mod tests {
         // The caller goes on meanwhile.
         assert!(writer.poll().is_none());
         go.send(()).unwrap();
-        writer.expect(
+        writer.submit(
             |_| {},
             |to| {
                 to.step = 3;
                 Err("the GPU is gone".into())
             },
         );
-        writer.submit(|to| *to = snapshot(4));
+        writer.submit(|to| *to = snapshot(4), |_| Ok(()));
         let outcomes = outcomes(&mut writer);
 
         assert_eq!(outcomes[0].as_ref().unwrap(), &step_path(root.path(), 2));
@@ -407,7 +387,7 @@ mod tests {
     fn dropping_a_writer_waits_for_the_rest() {
         let root = tempfile::tempdir().unwrap();
         let mut writer = Writer::spawn(root.path(), NonZeroUsize::MIN, None).unwrap();
-        writer.expect(
+        writer.submit(
             |_| {},
             |to| {
                 thread::sleep(Duration::from_millis(20));
@@ -430,10 +410,11 @@ mod tests {
         let keep = NonZeroUsize::new(2).unwrap();
         let mut writer = Writer::spawn(root.path(), keep, Some(snapshot(0))).unwrap();
         for step in 1..=5 {
-            writer.submit(|to| {
+            let fill = |to: &mut Snapshot| {
                 assert_eq!(*to, snapshot(step - 1));
                 *to = snapshot(step);
-            });
+            };
+            writer.submit(fill, |_| Ok(()));
         }
         let outcomes = outcomes(&mut writer);
         assert!(
@@ -454,7 +435,7 @@ mod tests {
             let go = go;
             scope.spawn(|| {
                 for step in 1..=2 {
-                    writer.submit(|to| *to = snapshot(step));
+                    writer.submit(|to| *to = snapshot(step), |_| Ok(()));
                     *submitted.lock().unwrap() = step;
                 }
             });

@@ -213,7 +213,7 @@ impl<'a> Saver<'a> {
         };
         let names = frozen.clone();
         let (mark, gathered) = (spool.mark(), Arc::clone(gathered));
-        self.writer.expect(here, move |snapshot| {
+        self.writer.submit(here, move |snapshot| {
             if let Some(staged) = staged {
                 let mut tensors = staged.arrived()?;
                 tensors.extend(gathered.iter().map(Whole::named));
@@ -559,7 +559,7 @@ mod tests {
             training.go(0..2);
             saver
                 .writer
-                .expect(|_| {}, |_| Err("the GPU cannot copy".into()));
+                .submit(|_| {}, |_| Err("the GPU cannot copy".into()));
             saver.submitted = Some(At::Step(1));
             let finished = saver.finish(training.state(), spool, At::Step(2), progress);
             finished.unwrap();

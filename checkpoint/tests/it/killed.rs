@@ -94,7 +94,7 @@ fn saves_until_it_is_killed() {
     println!("\nhas begun");
     loop {
         step += 1;
-        writer.submit(|to| *to = sample(step));
+        writer.submit(|to| *to = sample(step), |_| Ok(()));
         while let Some(outcome) = writer.poll() {
             outcome.unwrap();
             reported += 1;
