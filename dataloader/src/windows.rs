@@ -179,11 +179,6 @@ impl Windows {
         self.rows.seq_len + 1
     }
 
-    /// Bytes of memory of the table of stretches.
-    pub fn index_bytes(&self) -> usize {
-        size_of_val(&*self.stretches)
-    }
-
     /// The dataset of the windows.
     pub fn dataset(&self) -> &Dataset {
         &self.dataset
