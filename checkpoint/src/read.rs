@@ -7,6 +7,7 @@ use std::path::Path;
 
 use rustix::io::Errno;
 use serde_json::Value;
+use spd_files::atomic::parent;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::manifest::{FileEntry, MANIFEST, META, Manifest, TENSORS, TensorEntry, Unusable, hex};
@@ -27,7 +28,7 @@ pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
     let mut take = |index: usize, buffer: &mut Vec<u8>| bytes[index] = std::mem::take(buffer);
     read_tensors(dir, &manifest, &mut take)?;
     if let Some(entry) = &manifest.files.frozen {
-        read_frozen(root_of(dir), entry, &manifest.tensors, &mut take)?;
+        read_frozen(parent(dir), entry, &manifest.tensors, &mut take)?;
     }
     let tensors = manifest
         .tensors
@@ -65,7 +66,7 @@ pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
 pub fn verify(dir: &Path) -> Result<BTreeMap<String, Value>, CheckpointError> {
     let (manifest, meta) = verify_own(dir)?;
     if let Some(entry) = &manifest.files.frozen {
-        check_frozen(root_of(dir), entry, &manifest.tensors)?;
+        check_frozen(parent(dir), entry, &manifest.tensors)?;
     }
     Ok(meta)
 }
@@ -107,14 +108,6 @@ fn read_frozen(
         },
         other => other,
     })
-}
-
-/// The root of a checkpoint directory.
-fn root_of(dir: &Path) -> &Path {
-    match dir.parent() {
-        Some(root) if root != "" => root,
-        _ => Path::new("."),
-    }
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use spd_files::foreign::cut;
 
 use crate::{DataError, Dtype};
 
@@ -259,11 +260,7 @@ impl<'j> Keys<'j> {
 
 /// A value, shortened.
 fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
+    cut(value.to_string(), 60)
 }
 
 #[cfg(test)]

@@ -255,7 +255,8 @@ fn beside(path: &Path, own: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn parent(path: &Path) -> &Path {
+/// The directory of a path.
+pub fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != "" => parent,
         _ => Path::new("."),

@@ -93,6 +93,14 @@ impl Secrets {
     }
 }
 
+/// The first `most` characters of a text, and dots in place of the others.
+pub fn cut(text: String, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 /// Percent-encodes a text except letters, digits and `kept`.
 fn encoded(text: &str, kept: &str) -> String {
     let mut encoded = String::new();

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::HumanCount;
 use serde_json::{Value, json};
+use spd_files::foreign::cut;
 use spd_report::{Listed, Listing, State, Status, Sweep, lasting};
 use spd_tracker::now;
 use spd_trainer::Fault;
@@ -92,7 +93,8 @@ fn table(found: &[&Listed]) -> Table {
                 let name = plain(&sweep.path.display().to_string());
                 let mut row = vec![name, sweep.state.name().to_owned()];
                 row.extend(vec![String::new(); 6]);
-                row.push(cut(sweep.note.as_deref()));
+                let note = plain(sweep.note.as_deref().unwrap_or_default());
+                row.push(cut(note, LONGEST_NOTE));
                 table.row(row);
                 for run in &sweep.members {
                     table.row(cells(format!("  {}", inside(run, &sweep.path)), run, now));
@@ -140,7 +142,7 @@ fn cells(name: String, run: &Status, now: f64) -> [String; 9] {
         or_none(ago),
         or_none(run.steps_per_s.map(pace)),
         or_none(run.seconds_left().map(lasting)),
-        cut(Some(notes.as_str()).filter(|notes| !notes.is_empty())),
+        cut(plain(&notes), LONGEST_NOTE),
     ]
 }
 
@@ -156,14 +158,6 @@ fn note(run: &Status) -> Option<String> {
     let leaving = run.is_leaving.then(|| leaving.to_owned());
     let notes: Vec<String> = run.note.clone().into_iter().chain(leaving).collect();
     (!notes.is_empty()).then(|| notes.join("; "))
-}
-
-fn cut(note: Option<&str>) -> String {
-    let note = plain(note.unwrap_or_default());
-    match note.char_indices().nth(LONGEST_NOTE) {
-        Some((end, _)) => format!("{}...", &note[..end]),
-        None => note,
-    }
 }
 
 fn objects(listed: &Listed) -> Vec<Value> {

@@ -4,6 +4,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use serde_json::{Map, Value};
+use spd_files::foreign::cut;
 
 /// A `config.json` on its way to keys of `[target]`.
 pub(crate) struct ConfigJson {
@@ -278,9 +279,5 @@ fn expanded(patterns: &Value) -> Option<Vec<bool>> {
 
 /// A value as a message shows it, in one short line.
 pub(crate) fn shown_value(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
+    cut(value.to_string(), 60)
 }
