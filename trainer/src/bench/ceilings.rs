@@ -80,42 +80,25 @@ impl Ceilings {
             site_shape,
             bytes,
         } = step;
-        if let Processor::Gpu(_) = processor {
-            return Self::of_gpu(step, sizes);
-        }
-        let [gelus, gelu_slopes, draws] = expensive_ops(processor, NEAR, 10 * ROUNDS)?;
-        let near_bytes = bytes.clamp(1 << 20, LARGE);
-        Ok(Self {
-            gemm: gemm(pool, precision, [SQUARE; 3])?,
-            site_shape,
-            site_gemm: gemm(pool, precision, site_shape)?,
-            copy: copy(pool.threads(), LARGE),
-            near_bytes,
-            near_copy: copy(pool.threads(), near_bytes),
-            gelus,
-            gelu_slopes,
-            draws,
-        })
-    }
-
-    /// The same on a GPU: times of single ops, by its own clock.
-    fn of_gpu(step: &MeasuredStep<'_>, sizes: Sizes) -> Result<Self, Fault> {
-        let &MeasuredStep {
-            processor,
-            precision,
-            site_shape,
-            bytes,
-        } = step;
+        let is_gpu = matches!(processor, Processor::Gpu(_));
+        let sizes = if is_gpu { sizes } else { CPU_SIZES };
+        let gemm = |shape| match is_gpu {
+            true => gemm_of_gpu(processor, precision, shape, sizes.rounds),
+            false => gemm(pool, precision, shape),
+        };
+        let copy = |bytes| match is_gpu {
+            true => copy_of_gpu(processor, bytes, sizes.rounds),
+            false => Ok(copy(pool.threads(), bytes)),
+        };
         let [gelus, gelu_slopes, draws] = expensive_ops(processor, sizes.near, sizes.rounds)?;
         let near_bytes = bytes.clamp(sizes.large / 256, sizes.large);
-        let gemm = |shape| gemm_of_gpu(processor, precision, shape, sizes.rounds);
         Ok(Self {
             gemm: gemm([sizes.square; 3])?,
             site_shape,
             site_gemm: gemm(site_shape)?,
-            copy: copy_of_gpu(processor, sizes.large, sizes.rounds)?,
+            copy: copy(sizes.large)?,
             near_bytes,
-            near_copy: copy_of_gpu(processor, near_bytes, sizes.rounds)?,
+            near_copy: copy(near_bytes)?,
             gelus,
             gelu_slopes,
             draws,
@@ -157,7 +140,7 @@ fn gemm(pool: &Arc<Pool>, precision: Precision, [m, k, n]: [usize; 3]) -> Result
         }))
 }
 
-/// How much is measured on a GPU.
+/// How much is measured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     /// Side of the large square product.
@@ -169,6 +152,13 @@ pub(super) struct Sizes {
     rounds: usize,
 }
 
+const CPU_SIZES: Sizes = Sizes {
+    square: SQUARE,
+    large: LARGE,
+    near: NEAR,
+    rounds: 10 * ROUNDS,
+};
+
 /// Enough to fill a GPU.
 pub(super) const GPU_SIZES: Sizes = Sizes {
     square: 4096,
@@ -177,20 +167,22 @@ pub(super) const GPU_SIZES: Sizes = Sizes {
     rounds: 20,
 };
 
-/// Seconds that the op of a name takes in the best of so many replays.
-fn fastest_op_s(
+/// Seconds that the op of each name takes in the best of so many replays.
+fn fastest_ops_s<const N: usize>(
     program: &mut Executor,
     store: &mut Store,
-    name: &str,
+    names: [&str; N],
     rounds: usize,
-) -> Result<f64, Fault> {
-    let mut best_s = f64::INFINITY;
+) -> Result<[f64; N], Fault> {
+    let mut best_s = [f64::INFINITY; N];
     for _ in 0..rounds {
         program.start_profile();
         program.run(store)?;
         for op in program.profile() {
-            if op.name == name {
-                best_s = best_s.min(op.time.as_secs_f64());
+            for (name, best_s) in names.iter().zip(&mut best_s) {
+                if op.name == *name {
+                    *best_s = best_s.min(op.time.as_secs_f64());
+                }
             }
         }
     }
@@ -217,7 +209,7 @@ fn gemm_of_gpu(
     b.output("sum", sum);
     let mut program = Executor::new(&b, processor)?;
     fill(program.input("a"));
-    let s = fastest_op_s(&mut program, &mut store, "matmul", rounds)?;
+    let [s] = fastest_ops_s(&mut program, &mut store, ["matmul"], rounds)?;
     Ok((2 * m * k * n) as f64 / s)
 }
 
@@ -232,7 +224,7 @@ fn copy_of_gpu(processor: &Processor, bytes: usize, rounds: usize) -> Result<f64
     let y = b.relu(x)?;
     b.output("y", y);
     let mut program = Executor::new(&b, processor)?;
-    let s = fastest_op_s(&mut program, &mut store, "relu", rounds)?;
+    let [s] = fastest_ops_s(&mut program, &mut store, ["relu"], rounds)?;
     Ok((2 * rows * 1024 * size_of::<f32>()) as f64 / s)
 }
 
@@ -250,20 +242,9 @@ fn expensive_ops(processor: &Processor, near: usize, rounds: usize) -> Result<[f
     b.output("draws", draws);
     let mut program = Executor::new(&b, processor)?;
     fill(program.input("x"));
-    let mut store = Store::new();
-    let mut best_s = ["gelu", "gelu_grad", "uniform"].map(|name| (name, f64::INFINITY));
-    for _ in 0..rounds {
-        program.start_profile();
-        program.run(&mut store)?;
-        for op in program.profile() {
-            for (name, best_s) in &mut best_s {
-                if op.name == *name {
-                    *best_s = best_s.min(op.time.as_secs_f64());
-                }
-            }
-        }
-    }
-    Ok(best_s.map(|(_, best_s)| near as f64 / best_s))
+    let names = ["gelu", "gelu_grad", "uniform"];
+    let best_s = fastest_ops_s(&mut program, &mut Store::new(), names, rounds)?;
+    Ok(best_s.map(|best_s| near as f64 / best_s))
 }
 
 /// Random numbers, as a step has them: a device takes less power, and time, for constants.
