@@ -207,7 +207,7 @@ pub(crate) struct Supervisor {
     stragglers: Stragglers,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RankState {
     /// Whether it has sent a message.
     is_up: bool,
@@ -250,20 +250,8 @@ impl Supervisor {
     /// A supervisor of `ranks` ranks that were just started.
     pub(crate) fn new(ranks: usize, timeouts: Timeouts, now: Duration) -> Self {
         let rank = |_| RankState {
-            is_up: false,
-            is_asked: false,
-            is_silent: false,
-            at: Position::default(),
-            ticks: 0,
-            waits_for: None,
-            waited: Duration::ZERO,
             progressed: now,
-            longest: BTreeMap::new(),
-            is_told: false,
-            failure: None,
-            stopped: None,
-            killed: None,
-            ended: None,
+            ..RankState::default()
         };
         Self {
             ranks: (0..ranks).map(rank).collect(),

@@ -34,7 +34,7 @@ pub enum Listed {
 }
 
 /// A sweep.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sweep {
     /// Its directory.
     pub path: PathBuf,
@@ -123,14 +123,9 @@ impl Listing {
 impl Sweep {
     /// The state of a sweep.
     fn of(source: &Source) -> Self {
-        let path = source.path().to_path_buf();
         let mut sweep = Self {
-            state: State::Waiting,
-            note: None,
-            members: Vec::new(),
-            holder: None,
-            problems: Vec::new(),
-            path,
+            path: source.path().to_path_buf(),
+            ..Self::default()
         };
         match source.sweep() {
             Some(about) => {

@@ -31,7 +31,7 @@ pub(crate) struct Event {
 }
 
 /// The rows of a run directory, as far as they have been read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Rows {
     dir: PathBuf,
     files: Vec<Followed>,
@@ -77,20 +77,8 @@ impl Rows {
     pub(crate) fn of(dir: &Path, generation: u64) -> Self {
         Self {
             dir: dir.to_path_buf(),
-            files: Vec::new(),
             generation,
-            at: Vec::new(),
-            series: Vec::new(),
-            names: BTreeMap::new(),
-            histograms: Vec::new(),
-            events: Vec::new(),
-            clock: Vec::new(),
-            zero: None,
-            last: None,
-            phase: None,
-            planned: None,
-            problems: Vec::new(),
-            unread: 0,
+            ..Self::default()
         }
     }
 

@@ -36,10 +36,11 @@ const TRAIN: &str = "train";
 const LOOKS: [&str; 3] = ["eval", "figures", "saving"];
 
 /// The state of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Made, and not started.
+    #[default]
     Waiting,
     /// Its launcher is alive.
     Running,
@@ -97,7 +98,7 @@ impl LastWord {
 }
 
 /// The state of a run, with its progress.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Status {
     /// Its directory.
     pub path: PathBuf,
@@ -168,24 +169,7 @@ impl Status {
     pub(crate) fn waiting(dir: &Path) -> Self {
         Self {
             path: dir.to_path_buf(),
-            state: State::Waiting,
-            note: None,
-            name: None,
-            target: None,
-            leaky: false,
-            phase: String::new(),
-            of_phase: None,
-            step: 0,
-            steps: None,
-            steps_per_s: None,
-            loss: None,
-            began: None,
-            heard: None,
-            seconds: None,
-            saved: None,
-            holder: None,
-            is_leaving: false,
-            problems: Vec::new(),
+            ..Self::default()
         }
     }
 

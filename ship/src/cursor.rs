@@ -12,7 +12,7 @@ const SINKS: &str = "sinks";
 
 /// The progress of a sink. It is written after the server has accepted rows, and before more are
 /// sent.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(bound(deserialize = "S: Default + Deserialize<'de>"), default)]
 pub(crate) struct Place<S> {
     /// The metrics rows that the server has.
@@ -27,19 +27,6 @@ pub(crate) struct Place<S> {
     pub(crate) refused_system: u64,
     /// The sink's state.
     pub(crate) state: S,
-}
-
-impl<S: Default> Default for Place<S> {
-    fn default() -> Self {
-        Self {
-            metrics: Cursor::default(),
-            tried: Cursor::default(),
-            system: BTreeMap::new(),
-            refused: 0,
-            refused_system: 0,
-            state: S::default(),
-        }
-    }
 }
 
 /// The files of one sink of a run.

@@ -38,7 +38,7 @@ pub struct Phases {
 }
 
 /// One line of a table: an op, or all of a kind, in one step.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct OpRow {
     /// Name of the op.
     pub name: &'static str,
@@ -87,13 +87,7 @@ impl OpRow {
     fn new(name: &'static str) -> Self {
         Self {
             name,
-            operands: String::new(),
-            settings: String::new(),
-            calls: 0,
-            ms: 0.0,
-            flops: 0,
-            bytes: 0,
-            floor_ms: 0.0,
+            ..Self::default()
         }
     }
 

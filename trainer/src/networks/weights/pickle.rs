@@ -100,6 +100,7 @@ const GLOBALS: &[(&str, &str, Global)] = &[
     ),
 ];
 
+#[derive(Default)]
 struct Machine<'p> {
     bytes: &'p [u8],
     at: usize,
@@ -134,14 +135,7 @@ pub(super) fn read<'p>(
 ) -> Result<(), String> {
     let mut machine = Machine {
         bytes,
-        at: 0,
-        stack: Vec::new(),
-        marks: Vec::new(),
-        memo: BTreeMap::new(),
-        pool: Vec::new(),
-        dicts: Vec::new(),
-        storages: Vec::new(),
-        tensors: Vec::new(),
+        ..Machine::default()
     };
     let dict = loop {
         let at = machine.at;
