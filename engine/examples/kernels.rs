@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spd_draws::{Purpose, Stream};
-use spd_engine::cpu::Executor;
 use spd_engine::ops::{
     AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind,
     ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, MatMul,
     ReactionParameters,
 };
-use spd_engine::{Builder, Pool, Result, Store, Value};
+use spd_engine::{Alone, Builder, Pool, Result, Store, Value};
 
 /// Replays that each median is taken over.
 const REPLAYS: usize = 31;
@@ -58,7 +57,8 @@ impl Bench {
 
     /// Prints the median time of each op named in `ops`; each handles `elements` elements.
     fn report(mut self, what: &str, elements: usize, ops: &[&str]) {
-        let mut executor = Executor::new(&self.builder, self.pool);
+        let executor = Alone::new(&self.builder, &self.pool.into());
+        let mut executor = executor.expect("memory for a few ops");
         for (scalar, value) in [
             ("p", 0.9),
             ("lr", 1e-3),
@@ -67,11 +67,12 @@ impl Bench {
         ] {
             executor.set_scalar(scalar, value);
         }
-        executor.run(&mut self.store);
+        let mut run = |executor: &mut Alone| executor.run(&mut self.store).expect("a CPU does");
+        run(&mut executor);
         let mut times: Vec<Vec<Duration>> = vec![Vec::new(); executor.plan().ops()];
         for _ in 0..REPLAYS {
             executor.start_profile();
-            executor.run(&mut self.store);
+            run(&mut executor);
             for (times, op) in times.iter_mut().zip(executor.profile()) {
                 times.push(op.time);
             }

@@ -296,7 +296,7 @@ mod tests {
             b.output(name, taken);
         }
         let processor = crate::Processor::from(std::sync::Arc::new(crate::Pool::single()));
-        let mut program = crate::Executor::new(&b, &processor).unwrap();
+        let mut program = crate::Alone::new(&b, &processor).unwrap();
         program.input("x").copy_from_slice(&x.values);
         program.input("w").copy_from_slice(&w.values);
         program.input_u32("numbers").copy_from_slice(&[6, 1]);

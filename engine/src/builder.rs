@@ -308,7 +308,7 @@ mod tests {
     use std::fmt;
 
     use super::*;
-    use crate::cpu::{Executor, Frame, Pool};
+    use crate::cpu::{Alone, Frame, Pool};
     use crate::cuda::Lowering;
     use crate::op::Gradients;
     use crate::op::NodeView;
@@ -375,9 +375,9 @@ mod tests {
         for (name, value) in ["one", "two"].into_iter().zip(values) {
             b.output(name, value);
         }
-        let (mut executor, mut store) = (Executor::new(&b, Arc::new(Pool::single())), Store::new());
+        let (mut executor, mut store) = (Alone::new(&b, Arc::new(Pool::single())), Store::new());
         executor.run(&mut store);
-        let found = ["one", "two"].map(|name| executor.scalar_output(name, &store).to_bits());
+        let found = ["one", "two"].map(|name| executor.output(name, &store)[0].to_bits());
         assert_eq!(found, [1f32, 2.0].map(f32::to_bits));
     }
 
@@ -452,7 +452,7 @@ mod tests {
         let (mut b, x) = matrix();
         let (lr, p) = (b.step_scalar("lr"), b.step_scalar("p"));
         b.output("x", x);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         executor.set_scalar("p", 0.5);
         executor.set_scalar("a name of another program", 7.0);
         let found = [executor.scalar(lr), executor.scalar(p)].map(f32::to_bits);
@@ -482,6 +482,6 @@ mod tests {
         };
         let x = b.input("x", &ty).unwrap();
         b.output("x", x);
-        Executor::new(&b, Arc::new(Pool::single()));
+        Alone::new(&b, Arc::new(Pool::single()));
     }
 }

@@ -1,23 +1,26 @@
 //! Executors of programs: the same calls for the CPU and for a GPU.
 //!
 //! ```text
-//! input, parameters  ->  run  ->  fetch  ->  output
+//! inputs, parameters  ->  run  ->  fetch  ->  output
 //! ```
+//!
+//! Programs that never run at the same time run in one arena, each of which overwrites what the one
+//! before left: outputs are read before another program runs.
 //!
 //! A replay on a GPU is asynchronous, so its outputs are [fetched](Executor::fetch) before they are
 //! read. On the CPU a fetch does nothing, so code that is written for a GPU runs on both.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::blocks::Ranks;
 use crate::cpu::{self, Pool};
 use crate::cuda::{self, Device, Fault};
+use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::Plan;
 use crate::profile::OpProfile;
-use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store};
-use crate::value::StepScalar;
 
 /// The processor that runs programs.
 #[derive(Debug, Clone)]
@@ -69,21 +72,32 @@ impl From<Arc<Pool>> for Processor {
 }
 
 /// Memory for the intermediates of one program at a time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub enum Arena {
+    /// None, in which nothing runs.
+    #[default]
+    Empty,
     /// In host memory.
     Cpu(cpu::Arena),
     /// On a GPU.
     Gpu(cuda::Arena),
 }
 
-/// A program and its plan; with an arena, ready to be replayed.
+/// Says that a program and an arena do not belong together.
+const ANOTHER: &str = "an arena of the processor that the program was planned for";
+
+/// A program and its plan, ready to be replayed in an arena. Before that it is [`Given`] inputs and
+/// numbers.
 pub enum Executor {
     /// On the CPU.
     Cpu(Box<cpu::Executor>),
     /// On a GPU.
     Gpu(Box<cuda::Executor>),
 }
+
+/// A program with an arena for itself: a test, or whatever else needs no other program, runs it in
+/// fewer words.
+pub type Alone = crate::alone::Alone<Executor, Arena>;
 
 /// Calls the executor of either processor.
 macro_rules! both {
@@ -96,22 +110,7 @@ macro_rules! both {
 }
 
 impl Executor {
-    /// Plans a program and makes an arena for it alone.
-    ///
-    /// # Errors
-    ///
-    /// When there is no memory, or a GPU refuses the program.
-    ///
-    /// # Panics
-    ///
-    /// As [`Self::planned`] and [`Processor::arena`] do.
-    pub fn new(builder: &Builder, processor: &Processor) -> Result<Self, Fault> {
-        let mut executor = Self::planned(builder, processor);
-        executor.attach(processor.arena(executor.plan().arena_bytes())?)?;
-        Ok(executor)
-    }
-
-    /// Plans a program, which runs once it has an [`Arena`].
+    /// Plans a program.
     ///
     /// # Panics
     ///
@@ -131,34 +130,6 @@ impl Executor {
             Processor::Gpu(device) => {
                 Self::Gpu(Box::new(cuda::Executor::planned(builder, device.as_ref())))
             }
-        }
-    }
-
-    /// Takes an arena to run in, and overwrites its contents.
-    ///
-    /// # Errors
-    ///
-    /// When a GPU refuses the program, or has no room for its inputs.
-    ///
-    /// # Panics
-    ///
-    /// When the arena is smaller than the plan, or of another processor.
-    pub fn attach(&mut self, arena: Arena) -> Result<(), Fault> {
-        match (self, arena) {
-            (Self::Cpu(executor), Arena::Cpu(arena)) => {
-                executor.attach(arena);
-                Ok(())
-            }
-            (Self::Gpu(executor), Arena::Gpu(arena)) => executor.attach(arena),
-            _ => panic!("an arena of the processor that the program was planned for"),
-        }
-    }
-
-    /// Gives up the arena, if there is one, for another program to run in.
-    pub fn detach(&mut self) -> Option<Arena> {
-        match self {
-            Self::Cpu(executor) => executor.detach().map(Arena::Cpu),
-            Self::Gpu(executor) => executor.detach().map(Arena::Gpu),
         }
     }
 
@@ -196,11 +167,10 @@ impl Executor {
         }
     }
 
-    /// Bytes on a GPU for the inputs of a replay, beside arena and store. On the CPU they lie in
-    /// the arena.
+    /// Bytes beside arena and store: inputs, and on a GPU two buffers in which they travel.
     pub fn own_bytes(&self) -> usize {
         match self {
-            Self::Cpu(_) => 0,
+            Self::Cpu(executor) => executor.plan().input_bytes(),
             Self::Gpu(executor) => executor.own_bytes(),
         }
     }
@@ -231,51 +201,6 @@ impl Executor {
         }
     }
 
-    /// Bytes that the host writes before a replay.
-    pub fn input_bytes(&self) -> usize {
-        both!(self, executor => executor.input_bytes())
-    }
-
-    /// Parameters of the next replay.
-    pub fn parameters(&mut self) -> &mut StepParameters {
-        both!(self, executor => &mut executor.parameters)
-    }
-
-    /// Sets a step scalar by name; a name that the program does not use is ignored.
-    pub fn set_scalar(&mut self, name: &str, value: f32) {
-        both!(self, executor => executor.set_scalar(name, value));
-    }
-
-    /// Value of a step scalar at the next replay.
-    pub fn scalar(&self, scalar: StepScalar) -> f32 {
-        both!(self, executor => executor.scalar(scalar))
-    }
-
-    /// Whether the program reads an input of this name.
-    pub fn has_input(&self, name: &str) -> bool {
-        both!(self, executor => executor.has_input(name))
-    }
-
-    /// An f32 input, to be filled before a replay. It keeps its values until it is filled again or
-    /// another program has the arena.
-    ///
-    /// # Panics
-    ///
-    /// When the program has no f32 input of this name, or no arena.
-    pub fn input(&mut self, name: &str) -> &mut [f32] {
-        both!(self, executor => executor.input(name))
-    }
-
-    /// An input of token ids, to be filled before a replay. It keeps its values as [`Self::input`]
-    /// does.
-    ///
-    /// # Panics
-    ///
-    /// When the program has no such input of this name, or no arena.
-    pub fn input_u32(&mut self, name: &str) -> &mut [u32] {
-        both!(self, executor => executor.input_u32(name))
-    }
-
     /// Names of the outputs, in the order of the program.
     pub fn output_names(&self) -> impl Iterator<Item = &str> {
         let names: Box<dyn Iterator<Item = &str>> = match self {
@@ -285,34 +210,42 @@ impl Executor {
         names
     }
 
-    /// Runs the program once. On a GPU the call returns before the replay is done.
+    /// Runs the program once in an arena, and overwrites its contents. On a GPU the call returns
+    /// before the replay is done.
     ///
     /// # Errors
     ///
-    /// When a GPU refuses, or failed before.
+    /// When a GPU refuses the program, has no room for its inputs, or failed before.
     ///
     /// # Panics
     ///
-    /// When it has no arena.
-    pub fn run(&mut self, store: &mut Store) -> Result<(), Fault> {
-        match self {
-            Self::Cpu(executor) => {
-                executor.run(store);
+    /// When the arena is smaller than the plan, or of another processor.
+    pub fn run(&mut self, store: &mut Store, arena: &mut Arena) -> Result<(), Fault> {
+        match (self, arena) {
+            (Self::Cpu(executor), Arena::Cpu(arena)) => {
+                executor.run(store, arena);
                 Ok(())
             }
-            Self::Gpu(executor) => executor.run(store),
+            (Self::Gpu(executor), Arena::Gpu(arena)) => executor.run(store, arena),
+            _ => panic!("{ANOTHER}"),
         }
     }
 
-    /// Waits for the last replay and copies its outputs to the host; on the CPU it does nothing.
+    /// Waits for the last replay and copies its outputs to the host from the arena that it ran in;
+    /// on the CPU it does nothing.
     ///
     /// # Errors
     ///
     /// When a replay failed.
-    pub fn fetch(&mut self, store: &mut Store) -> Result<(), Fault> {
-        match self {
-            Self::Cpu(_) => Ok(()),
-            Self::Gpu(executor) => executor.fetch(store),
+    ///
+    /// # Panics
+    ///
+    /// When another program has run in the arena since.
+    pub fn fetch(&mut self, store: &mut Store, arena: &Arena) -> Result<(), Fault> {
+        match (self, arena) {
+            (Self::Gpu(executor), Arena::Gpu(arena)) => executor.fetch(store, arena),
+            (Self::Cpu(_), _) => Ok(()),
+            _ => panic!("{ANOTHER}"),
         }
     }
 
@@ -333,27 +266,23 @@ impl Executor {
     /// # Errors
     ///
     /// When a GPU refuses, or failed before.
-    pub fn run_and_fetch(&mut self, store: &mut Store) -> Result<(), Fault> {
-        self.run(store)?;
-        self.fetch(store)
+    pub fn run_and_fetch(&mut self, store: &mut Store, arena: &mut Arena) -> Result<(), Fault> {
+        self.run(store, arena)?;
+        self.fetch(store, arena)
     }
 
-    /// An output of the last replay, valid until another program has the arena.
+    /// An output of the last replay, from the arena of that replay.
     ///
     /// # Panics
     ///
-    /// When the program has no output of this name, or on a GPU it was not fetched.
-    pub fn output<'s>(&'s self, name: &str, store: &'s Store) -> &'s [f32] {
-        both!(self, executor => executor.output(name, store))
-    }
-
-    /// A scalar output of the last replay.
-    ///
-    /// # Panics
-    ///
-    /// As [`Self::output`] does.
-    pub fn scalar_output(&self, name: &str, store: &Store) -> f32 {
-        self.output(name, store)[0]
+    /// When the program has no output of this name; on the CPU, when another program has run in
+    /// the arena since; on a GPU, when it was not fetched.
+    pub fn output<'s>(&'s self, name: &str, store: &'s Store, arena: &'s Arena) -> &'s [f32] {
+        match (self, arena) {
+            (Self::Cpu(executor), Arena::Cpu(arena)) => executor.output(name, store, arena),
+            (Self::Gpu(executor), _) => executor.output(name, store),
+            _ => panic!("{ANOTHER}"),
+        }
     }
 
     /// Starts (or restarts) the clock of every op. While it runs, a GPU runs op by op, with a wait
@@ -371,5 +300,72 @@ impl Executor {
     /// Time and work of each op since [`Executor::start_profile`].
     pub fn profile(&self) -> Vec<OpProfile> {
         both!(self, executor => executor.profile())
+    }
+}
+
+impl Deref for Executor {
+    type Target = Given;
+
+    fn deref(&self) -> &Given {
+        both!(self, executor => executor)
+    }
+}
+
+impl DerefMut for Executor {
+    fn deref_mut(&mut self) -> &mut Given {
+        both!(self, executor => executor)
+    }
+}
+
+impl Alone {
+    /// Plans a program and makes its arena.
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory.
+    ///
+    /// # Panics
+    ///
+    /// As [`Executor::planned`] and [`Processor::arena`] do.
+    pub fn new(builder: &Builder, processor: &Processor) -> Result<Self, Fault> {
+        let program = Executor::planned(builder, processor);
+        let arena = processor.arena(program.plan().arena_bytes())?;
+        Ok(Self { program, arena })
+    }
+
+    /// [`Executor::run`] in the arena.
+    ///
+    /// # Errors
+    ///
+    /// As [`Executor::run`].
+    pub fn run(&mut self, store: &mut Store) -> Result<(), Fault> {
+        self.program.run(store, &mut self.arena)
+    }
+
+    /// [`Executor::fetch`] from the arena.
+    ///
+    /// # Errors
+    ///
+    /// As [`Executor::fetch`].
+    pub fn fetch(&mut self, store: &mut Store) -> Result<(), Fault> {
+        self.program.fetch(store, &self.arena)
+    }
+
+    /// [`Executor::run_and_fetch`] in the arena.
+    ///
+    /// # Errors
+    ///
+    /// As [`Executor::run_and_fetch`].
+    pub fn run_and_fetch(&mut self, store: &mut Store) -> Result<(), Fault> {
+        self.program.run_and_fetch(store, &mut self.arena)
+    }
+
+    /// [`Executor::output`] of the last replay.
+    ///
+    /// # Panics
+    ///
+    /// As [`Executor::output`].
+    pub fn output<'s>(&'s self, name: &str, store: &'s Store) -> &'s [f32] {
+        self.program.output(name, store, &self.arena)
     }
 }

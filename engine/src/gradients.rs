@@ -230,7 +230,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::{Store, Type};
 
     fn inputs<const N: usize>(b: &mut Builder) -> [Value; N] {
@@ -296,7 +296,7 @@ mod tests {
         b.output("gradient", gradient);
         // Two values that share a gradient may not add to it in place.
         b.output("twice", twice);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         executor.input("0").copy_from_slice(&[1.0, 0.0, 0.0, 2.0]);
         let mut store = Store::new();
         executor.run(&mut store);
@@ -318,7 +318,7 @@ mod tests {
         for (name, gradient) in names.into_iter().zip([Some(total), parts[0], parts[1]]) {
             b.output(name, gradient.unwrap());
         }
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         executor.input("0").copy_from_slice(&[1.0, 2.0, 0.0, 1.0]);
         executor.input("1").copy_from_slice(&[1.0, 0.0, 0.0, 1.0]);
         let mut store = Store::new();
@@ -341,7 +341,7 @@ mod tests {
         let loss = b.sum_squares(x).unwrap();
         let gradient = b.gradients(loss, &[loss]).unwrap()[0].unwrap();
         b.output("gradient", gradient);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         let mut store = Store::new();
         executor.run(&mut store);
         assert_eq!(executor.output("gradient", &store), [1.0]);

@@ -21,8 +21,9 @@
 //!   functions of their position (`spd_draws`), so a program has no state. A [`Store`] holds the
 //!   tensors that stay.
 //! - On a GPU the same program is a list of launches and products ([`cuda`]), which every op
-//!   provides. An [`Executor`] runs on the [`Processor`] that it was planned for. Kernels and
-//!   replays are tested on an emulated device; no GPU has run them yet.
+//!   provides. An [`Executor`] runs on the [`Processor`] that it was planned for, in an [`Arena`]
+//!   that other programs run in too. Kernels and replays are tested on an emulated device; no GPU
+//!   has run them yet.
 //! - With [`Precision::Bf16`], a GPU stores values in bf16 where that is exact enough; a CPU with
 //!   bf16 instructions ([`has_bf16_products`]) rounds the factors of products to bf16.
 //!
@@ -31,6 +32,7 @@
 #[cfg(any(test, feature = "compare-emulated"))]
 extern crate self as spd_engine;
 
+mod alone;
 mod association;
 pub mod blocks;
 mod builder;
@@ -39,6 +41,7 @@ pub mod cuda;
 mod derivation;
 mod executor;
 mod fault;
+mod given;
 mod gradients;
 mod graph;
 mod op;
@@ -49,6 +52,7 @@ mod profile;
 #[cfg(test)]
 mod random_programs;
 mod reduction;
+mod replay;
 mod rounding;
 mod schedule;
 mod step_parameters;
@@ -60,7 +64,8 @@ pub use builder::BACKWARD;
 pub use cpu::{Frame, Pool, TooManyThreads, bf16_is_slower, has_bf16_products, instructions};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};
 pub use derivation::{Derivation, Right};
-pub use executor::{Arena, Executor, Processor};
+pub use executor::{Alone, Arena, Executor, Processor};
+pub use given::Given;
 pub use graph::Graph;
 pub use op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
 pub use plan::Plan;

@@ -4,10 +4,12 @@
 //! another value takes that value's place if it has no later reader; otherwise it gets a place of
 //! its own and the executor copies first. Places are given largest first, each at the lowest offset
 //! that is free for its whole life: not optimal, but on our programs within a few percent of the
-//! largest sum of live bytes, which [`Plan::live_bytes`] gives for comparison.
+//! largest sum of live bytes, which [`Plan::live_bytes`] gives for comparison. Inputs lie one after
+//! the other in memory of the program, which keeps them from replay to replay.
 
 mod placement;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,6 +24,9 @@ use crate::value::{ALIGN, Type, Value};
 /// Place of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
+    /// Bytes from the start of the inputs.
+    Input(usize),
+    /// Bytes from the start of the arena.
     Arena(usize),
     Store(Slot),
 }
@@ -42,6 +47,7 @@ pub(crate) struct PlannedNode {
 pub struct Plan {
     pub(crate) nodes: Vec<PlannedNode>,
     pub(crate) arena_bytes: usize,
+    input_bytes: usize,
     pub(crate) places: Vec<Option<Place>>,
     live_bytes: usize,
 }
@@ -116,10 +122,6 @@ impl Plan {
             readers.push(last);
             buffers.len() - 1
         };
-        for &value in builder.inputs.values() {
-            let buffer = add(&mut buffers, builder.ty(value).bytes(), 0, end);
-            buffer_of[value.index()] = Some(buffer);
-        }
         let mut in_place = vec![Vec::new(); end];
         let mut scratch = vec![None; end];
         for (position, &index) in order.iter().enumerate() {
@@ -157,9 +159,19 @@ impl Plan {
             scratch[position] = Some(add(&mut buffers, bytes, position, position));
         }
         let arena_bytes = placement::place(&mut buffers);
+        let mut input_bytes = 0;
+        let inputs = builder.inputs.values().map(|&value| {
+            let offset = input_bytes;
+            input_bytes += builder.ty(value).bytes().next_multiple_of(ALIGN);
+            (value, offset)
+        });
+        let inputs: BTreeMap<Value, usize> = inputs.collect();
         let place = |value: Value| match builder.homes[value.index()] {
             Home::Persistent(slot) => Some(Place::Store(slot)),
-            _ => buffer_of[value.index()].map(|buffer| Place::Arena(buffers[buffer].offset)),
+            Home::Input => inputs.get(&value).copied().map(Place::Input),
+            Home::Node(_) => {
+                buffer_of[value.index()].map(|buffer| Place::Arena(buffers[buffer].offset))
+            }
         };
         let placed = |value: Value| place(value).expect("an op that runs has its operands");
         let nodes = order
@@ -192,14 +204,20 @@ impl Plan {
         Self {
             nodes,
             arena_bytes,
+            input_bytes,
             places,
             live_bytes,
         }
     }
 
-    /// Bytes of the arena: peak memory of a replay beside the store.
+    /// Bytes of the arena: peak memory of a replay beside the store and the inputs.
     pub fn arena_bytes(&self) -> usize {
         self.arena_bytes
+    }
+
+    /// Bytes of the inputs.
+    pub fn input_bytes(&self) -> usize {
+        self.input_bytes
     }
 
     /// Largest sum of bytes alive at one time: a lower bound of every plan.
@@ -252,7 +270,7 @@ mod tests {
 
     use super::*;
     use crate::Store;
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::ops::MatMul;
     use crate::ops::oracle::{Oracle, Sample};
     use crate::random_programs::Recipe;
@@ -291,9 +309,6 @@ mod tests {
     fn lives(b: &Builder, plan: &Plan) -> Vec<Option<(usize, usize)>> {
         let end = plan.nodes.len();
         let mut lives = vec![None; b.types.len()];
-        for &input in b.inputs.values() {
-            lives[input.index()] = Some((0, end));
-        }
         for (position, planned) in plan.nodes.iter().enumerate() {
             let node = &b.nodes[planned.node];
             for value in node.inputs.iter().chain(node.into.iter().flatten()) {
@@ -382,7 +397,7 @@ mod tests {
     }
 
     fn run(b: &Builder, store: &mut Store, leaves: &[Sample], threads: usize) -> Vec<Vec<u32>> {
-        let mut executor = Executor::new(b, Arc::new(Pool::new(threads).unwrap()));
+        let mut executor = Alone::new(b, Arc::new(Pool::new(threads).unwrap()));
         for (index, leaf) in leaves.iter().enumerate() {
             if executor.has_input(&index.to_string()) {
                 let input = executor.input(&index.to_string());
@@ -484,8 +499,8 @@ mod tests {
     fn a_value_is_added_to_in_place_by_its_last_reader() {
         let (b, plan) = added_to(|_, _| ());
         assert_eq!(copied(&b, &plan), [false]);
-        // x and y.
-        assert_eq!(plan.arena_bytes(), 2 * 1024);
+        // y; x is an input.
+        assert_eq!([plan.arena_bytes(), plan.input_bytes()], [1024, 1024]);
     }
 
     #[test]
@@ -514,7 +529,7 @@ mod tests {
         let plan = Plan::new(&b);
         assert_nothing_overlaps(&b, &plan);
         assert_eq!(copied(&b, &plan), [true; 3]);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         executor.input("x").copy_from_slice(&[0.0, 1.0, 1.0, 0.0]);
         for _ in 0..2 {
             executor.run(&mut store);

@@ -256,15 +256,13 @@ mod tests {
         Plan::new(&b).live_bytes()
     }
 
-    // Sources, the activation and its gradient, the next source, and the inputs: no gradient for
-    // each site.
+    // Sources, the activation and its gradient, and the next source: no gradient for each site.
     #[test]
     fn an_adversary_keeps_one_source_for_each_site() {
         let activation = 32_000;
         for steps in [1, 2, 5] {
             let (three, nine) = (ascent_bytes(3, steps), ascent_bytes(9, steps));
-            // A source and a starting value for each site.
-            assert_eq!(nine - three, 6 * 2 * activation, "{steps} steps");
+            assert_eq!(nine - three, 6 * activation, "{steps} steps");
         }
     }
 

@@ -2,26 +2,20 @@
 //! stages on several.
 
 use spd_dataloader::Batch;
-use spd_engine::{Builder, Executor, Stages, Store};
+use spd_engine::{Arena, Builder, Executor, Given, Stages, Store};
 
-use crate::arena::InArena;
 use crate::data::fill_block;
 use crate::fault::Fault;
+use crate::task::{Measured, PartTimes};
 use crate::world::World;
 
-/// A program on a batch. Its outputs are those of `program`.
+/// A program on a batch.
 pub(crate) struct BatchProgram {
-    /// The program, or its last stage.
-    pub(crate) program: Executor,
+    /// The program, or its last stage, which has the outputs.
+    last: Executor,
     stages: Stages,
     /// Blocks of this rank.
     blocks: usize,
-}
-
-impl InArena for BatchProgram {
-    fn executor(&mut self) -> &mut Executor {
-        &mut self.program
-    }
 }
 
 impl BatchProgram {
@@ -34,17 +28,17 @@ impl BatchProgram {
         planned: impl Fn(&Builder) -> Executor,
     ) -> Self {
         let blocks = world.blocks(b.blocks()).len();
-        let (mut stages, mut program) = if blocks == 1 {
+        let (mut stages, mut last) = if blocks == 1 {
             (Stages::default(), planned(b))
         } else {
             Stages::planned(b, store, name, planned)
         };
         if let Some(ranks) = world.ranks() {
             stages.meet(ranks.clone());
-            program.meet(ranks);
+            last.meet(ranks);
         }
         Self {
-            program,
+            last,
             stages,
             blocks,
         }
@@ -53,7 +47,7 @@ impl BatchProgram {
     /// A program on a batch that is one block.
     pub(crate) fn whole(program: Executor) -> Self {
         Self {
-            program,
+            last: program,
             stages: Stages::default(),
             blocks: 1,
         }
@@ -66,7 +60,7 @@ impl BatchProgram {
 
     /// All its programs.
     pub(crate) fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
-        self.stages.programs().chain([&self.program])
+        self.stages.programs().chain([&self.last])
     }
 
     /// Bytes of the sums that are added up beside the store.
@@ -82,10 +76,23 @@ impl BatchProgram {
     /// Elements of the sums over ranks at a time.
     pub(crate) fn all_reduced_elements(&self) -> usize {
         let of_stages = self.stages.most_elements();
-        of_stages.max(self.program.all_reduced_elements())
+        of_stages.max(self.last.all_reduced_elements())
     }
 
-    /// One replay on this rank's rows of a batch.
+    /// The inputs and numbers of the program, or of its last stage.
+    pub(crate) fn given(&mut self) -> &mut Given {
+        &mut self.last
+    }
+
+    /// Has the parts of the next replay timed. On a GPU nothing is: the clock of the ops would cost
+    /// the step its graph.
+    pub(crate) fn start_clock(&mut self) {
+        if let Executor::Cpu(program) = &mut self.last {
+            program.start_profile();
+        }
+    }
+
+    /// One replay on this rank's rows of a batch, in an arena.
     ///
     /// - `set`: gives a program its numbers
     ///
@@ -95,24 +102,71 @@ impl BatchProgram {
     pub(crate) fn run(
         &mut self,
         store: &mut Store,
+        arena: &mut Arena,
         batch: &Batch,
-        set: &dyn Fn(&mut Executor),
+        set: &dyn Fn(&mut Given),
     ) -> Result<(), Fault> {
         let Self {
-            program,
+            last,
             stages,
             blocks,
         } = self;
-        let fill = |program: &mut Executor, block| {
-            fill_block(program, batch, block, *blocks);
-            set(program);
+        let fill = |given: &mut Given, block| {
+            fill_block(given, batch, block, *blocks);
+            set(given);
         };
         if *blocks == 1 {
-            fill(program, 0);
+            fill(last, 0);
         } else {
-            stages.run(program, store, *blocks, fill)?;
-            set(program);
+            stages.run(store, arena, *blocks, fill)?;
+            set(last);
         }
-        Ok(program.run(store)?)
+        Ok(last.run(store, arena)?)
+    }
+
+    /// Waits for the last replay and fetches its outputs. Returns the time of each part, if they
+    /// were timed.
+    ///
+    /// # Errors
+    ///
+    /// When a replay failed.
+    pub(crate) fn fetch(&mut self, store: &mut Store, arena: &Arena) -> Result<PartTimes, Fault> {
+        self.last.fetch(store, arena)?;
+        Ok(self.last.part_times())
+    }
+
+    /// An output of the last replay, if the program has it.
+    pub(crate) fn output<'s>(
+        &'s self,
+        name: &str,
+        store: &'s Store,
+        arena: &'s Arena,
+    ) -> Option<&'s [f32]> {
+        let mut outputs = self.outputs(store, arena);
+        outputs.find_map(|(known, values)| (known == name).then_some(values))
+    }
+
+    /// The outputs of the last replay by name, in the program's order.
+    pub(crate) fn outputs<'s>(
+        &'s self,
+        store: &'s Store,
+        arena: &'s Arena,
+    ) -> impl Iterator<Item = (&'s str, &'s [f32])> {
+        let names = self.last.output_names();
+        names.map(move |name| (name, self.last.output(name, store, arena)))
+    }
+
+    /// The outputs as numbers of a row: scalars, and the norm of each group's gradient.
+    pub(crate) fn observe(&self, store: &Store, arena: &Arena) -> Measured {
+        let outputs = self.outputs(store, arena);
+        outputs
+            .map(|(name, values)| match name.strip_prefix("norms/") {
+                None => (name.to_owned(), values[0].into()),
+                Some(group) => {
+                    let total = f64::from(values.last().copied().unwrap_or(0.0)).sqrt();
+                    (format!("grad_norm/{group}"), total)
+                }
+            })
+            .collect()
     }
 }

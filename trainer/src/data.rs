@@ -8,7 +8,7 @@ use spd_dataloader::{
     Ahead, Batch, CheckedFiles, DataError, Dataset, Documents, Dtype, Features, Feed, Rows, Shard,
     Source, Windows,
 };
-use spd_engine::Executor;
+use spd_engine::Given;
 use spd_files::atomic::{make_dir, write_shared};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -270,30 +270,30 @@ pub fn eval_feed(seed: u64, rows: usize) -> Feed {
 }
 
 /// Copies a batch into a program's inputs: `input`, and `labels` where the program has them.
-pub fn fill(executor: &mut Executor, batch: &Batch) {
-    fill_block(executor, batch, 0, 1);
+pub fn fill(given: &mut Given, batch: &Batch) {
+    fill_block(given, batch, 0, 1);
 }
 
 /// The same with one of `blocks` equal blocks of the rows of a batch.
-pub(crate) fn fill_block(executor: &mut Executor, batch: &Batch, block: usize, blocks: usize) {
+pub(crate) fn fill_block(given: &mut Given, batch: &Batch, block: usize, blocks: usize) {
     let rows = batch.rows / blocks;
     let of_block = |values: usize| block * rows * values..(block + 1) * rows * values;
     // A rank has whole blocks.
     let number = u32::try_from(batch.first_row / rows + block);
-    executor.parameters().block = number.expect("a batch has fewer than 2^32 blocks");
+    given.parameters.block = number.expect("a batch has fewer than 2^32 blocks");
     if !batch.features.is_empty() {
         let features = &batch.features[of_block(batch.features.len() / batch.rows)];
-        executor.input("input").copy_from_slice(features);
+        given.input("input").copy_from_slice(features);
         return;
     }
     let width = batch.tokens.len() / batch.rows;
     let rows = || batch.tokens[of_block(width)].chunks_exact(width);
-    let input = executor.input_u32("input").chunks_exact_mut(width - 1);
+    let input = given.input_u32("input").chunks_exact_mut(width - 1);
     for (to, row) in input.zip(rows()) {
         to.copy_from_slice(&row[..width - 1]);
     }
-    if executor.has_input("labels") {
-        let labels = executor.input_u32("labels").chunks_exact_mut(width - 1);
+    if given.has_input("labels") {
+        let labels = given.input_u32("labels").chunks_exact_mut(width - 1);
         for (to, row) in labels.zip(rows()) {
             to.copy_from_slice(&row[1..]);
         }

@@ -3,17 +3,16 @@
 mod task;
 
 use spd_dataloader::Source;
-use spd_engine::{Builder, Executor, Processor, Store};
+use spd_engine::{Arena, Builder, Executor, Processor, Store};
 use spd_tracker::Value;
 
-use crate::arena::arena_bytes;
 use crate::batch_program::BatchProgram;
 use crate::data::Sources;
 use crate::decomposition::Decomposition;
 use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::gather;
-use crate::memory::{Memory, input_bytes};
+use crate::memory::{Memory, arena_bytes, input_bytes};
 use crate::parameters::{Group, HALT};
 use crate::strongest::shown_bytes;
 use crate::world::World;
@@ -21,20 +20,23 @@ use crate::world::World;
 /// A decomposition in training.
 pub(crate) struct DecompositionTask {
     pub(crate) decomposition: Decomposition,
-    processor: Processor,
-    program: BatchProgram,
-    evaluation: Evaluation,
+    pub(crate) processor: Processor,
+    /// The memory that its programs share, once there is [room](Self::make_room): no two of them
+    /// run at the same time.
+    pub(crate) arena: Arena,
+    pub(crate) program: BatchProgram,
+    pub(crate) evaluation: Evaluation,
     /// The evaluation without its slow terms, where there are any.
     cheap_evaluation: Option<Evaluation>,
-    /// Importances of a toy on inputs of one feature each.
-    probe: Option<Executor>,
+    /// Importances on inputs of one feature each, if it is a toy.
+    pub(crate) probe: Option<Executor>,
     warmup: Option<Executor>,
     /// The importances behind the figures.
-    figures: Executor,
+    pub(crate) figures: Executor,
     /// The importances behind the figures that were drawn last, as the values of a row.
     pub(crate) importances: Vec<(String, Value)>,
     /// Outputs of a language model without single components.
-    removal: Option<Executor>,
+    pub(crate) removal: Option<Executor>,
     pub(crate) sources: Sources,
     world: World,
 }
@@ -76,7 +78,7 @@ impl DecompositionTask {
         let seed = decomposition.run.seed;
         let executor = |b: &Builder| {
             let mut executor = Executor::planned(b, processor);
-            executor.parameters().seed = seed;
+            executor.parameters.seed = seed;
             executor
         };
         let program = if trains {
@@ -112,6 +114,7 @@ impl DecompositionTask {
         Ok(Self {
             decomposition,
             processor: processor.clone(),
+            arena: Arena::default(),
             program,
             evaluation,
             cheap_evaluation,
@@ -130,36 +133,6 @@ impl DecompositionTask {
         &self.sources.eval
     }
 
-    /// The program that has the arena, and the one behind the figures.
-    pub(crate) fn for_figures(&mut self) -> (&mut Executor, &mut Executor) {
-        (&mut self.program.program, &mut self.figures)
-    }
-
-    /// The decomposition, the program that has the arena, and the one that removes components,
-    /// where there is one.
-    pub(crate) fn for_removal(&mut self) -> (&Decomposition, &mut Executor, Option<&mut Executor>) {
-        (
-            &self.decomposition,
-            &mut self.program.program,
-            self.removal.as_mut(),
-        )
-    }
-
-    /// The program that has the arena, and the evaluation.
-    pub(crate) fn for_evaluation(&mut self) -> (&mut Executor, &mut Evaluation) {
-        (&mut self.program.program, &mut self.evaluation)
-    }
-
-    /// The program that has the arena, and the one that probes a toy.
-    pub(crate) fn for_probe(&mut self) -> (&mut Executor, Option<&mut Executor>) {
-        (&mut self.program.program, self.probe.as_mut())
-    }
-
-    /// Whether it is a toy, of which inputs of one feature each are asked.
-    pub(crate) fn has_probe(&self) -> bool {
-        self.probe.is_some()
-    }
-
     /// The norm of the last step's gradient of each site's components and importance function:
     /// group, site, norm.
     pub(crate) fn site_norms(&self, store: &Store) -> Vec<(Group, usize, f64)> {
@@ -167,15 +140,9 @@ impl DecompositionTask {
         let mut all = Vec::new();
         for group in [Group::Components, Group::Importance] {
             let output = format!("norms/{}", group.name());
-            if !self
-                .program
-                .program
-                .output_names()
-                .any(|name| name == output)
-            {
+            let Some(squares) = self.program.output(&output, store, &self.arena) else {
                 continue;
-            }
-            let squares = self.program.program.output(&output, store);
+            };
             let names: Vec<&str> = decomposition.parameters.names(store, group).collect();
             for (index, own) in decomposition.site_tensors(group).iter().enumerate() {
                 let of_site = names
@@ -192,17 +159,9 @@ impl DecompositionTask {
         all
     }
 
-    /// The processor of its programs.
-    pub(crate) fn processor(&self) -> &Processor {
-        &self.processor
-    }
-
-    /// Makes the arena that the programs share: no two of them run at the same time. And what the
-    /// ranks share.
+    /// Makes the arena, and what the ranks share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        let bytes = arena_bytes(self.programs());
-        let arena = self.processor.arena(bytes)?;
-        self.program.program.attach(arena)?;
+        self.arena = self.processor.arena(arena_bytes(self.programs()))?;
         if let Some(ranks) = self.world.ranks() {
             ranks.make_room()?;
         }

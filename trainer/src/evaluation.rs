@@ -2,9 +2,8 @@
 //! of them.
 
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Builder, Executor, Result, Store, Type, Value};
+use spd_engine::{Arena, Builder, Executor, Result, Store, Type, Value};
 
-use crate::arena::in_arena_of;
 use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::fault::Interrupt;
@@ -46,47 +45,38 @@ impl Evaluation {
         }
     }
 
-    /// The means over some batches, in the arena of another program.
+    /// The means over some batches.
     ///
     /// - `held_out`: where batches come from, how they are read, and how many
     pub(crate) fn measure(
         &mut self,
-        owner: &mut Executor,
         store: &mut Store,
+        arena: &mut Arena,
         held_out: (&Source, &Feed, u64),
         check_stop: &mut CheckStop<'_>,
     ) -> std::result::Result<Measured, Interrupt> {
         let (source, feed, batches) = held_out;
-        let counts = &self.counts;
-        in_arena_of(owner, &mut self.program, |program| {
-            let mut sums = vec![0.0; counts.len()];
-            let mut batch = Batch::default();
-            for index in 0..batches {
-                check_stop()?;
-                source.fill(feed, index * feed.rows as u64, &mut batch)?;
-                program.run(store, &batch, &|program| {
-                    program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
-                })?;
-                program.program.fetch(store)?;
-                let means = scalar_outputs(&program.program, store);
-                for ((sum, count), (_, mean)) in sums.iter_mut().zip(counts).zip(means) {
-                    *sum += mean * count;
-                }
+        let (program, counts) = (&mut self.program, &self.counts);
+        let mut sums = vec![0.0; counts.len()];
+        let mut batch = Batch::default();
+        for index in 0..batches {
+            check_stop()?;
+            source.fill(feed, index * feed.rows as u64, &mut batch)?;
+            program.run(store, arena, &batch, &|given| {
+                given.parameters.step = u32::try_from(index).unwrap_or(u32::MAX);
+            })?;
+            program.fetch(store, arena)?;
+            let means = program.outputs(store, arena);
+            for ((sum, count), (_, mean)) in sums.iter_mut().zip(counts).zip(means) {
+                *sum += f64::from(mean[0]) * count;
             }
-            let names = program.program.output_names().map(str::to_owned);
-            let means = sums.iter().zip(counts);
-            let means = means.map(|(sum, count)| sum / (count * batches as f64));
-            Ok(names.zip(means).collect())
-        })
+        }
+        let outputs = program.outputs(store, arena);
+        let names = outputs.map(|(name, _)| name.to_owned());
+        let means = sums.iter().zip(counts);
+        let means = means.map(|(sum, count)| sum / (count * batches as f64));
+        Ok(names.zip(means).collect())
     }
-}
-
-/// Every output of a program of scalars, by name, in the program's order.
-pub(crate) fn scalar_outputs(program: &Executor, store: &Store) -> Measured {
-    let names = program.output_names();
-    names
-        .map(|name| (name.to_owned(), program.scalar_output(name, store).into()))
-        .collect()
 }
 
 impl Decomposition {

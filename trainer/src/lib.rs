@@ -15,7 +15,6 @@
 
 mod active_rows;
 mod again;
-mod arena;
 mod batch_program;
 pub mod bench;
 mod cache;

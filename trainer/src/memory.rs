@@ -9,7 +9,6 @@ use std::fs;
 
 use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
 
-use crate::arena::arena_bytes;
 use crate::data::AHEAD;
 
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the
@@ -48,12 +47,12 @@ impl Memory {
                 (arena_bytes(programs.clone()), pool.threads(), packed, 0)
             }
             // Transfers to and from the GPU.
-            Processor::Gpu(_) => (PINNED + inputs, 1, 0, store.staged_bytes()),
+            Processor::Gpu(_) => (PINNED, 1, 0, store.staged_bytes()),
         };
         Self {
             parts: vec![
                 ("state", store.bytes()),
-                ("programs", arena + packed_bytes(programs)),
+                ("programs", arena + inputs + packed_bytes(programs)),
                 // The copy that is being written, what it comes through from a GPU, and a tensor
                 // read back to be compared.
                 ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
@@ -93,9 +92,17 @@ impl Memory {
     }
 }
 
+/// Bytes of an arena in which any one of the programs can run.
+pub(crate) fn arena_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
+    let programs = programs.into_iter();
+    let sizes = programs.map(|program| program.plan().arena_bytes());
+    sizes.max().unwrap_or(0)
+}
+
 /// Bytes of the largest input of some programs.
 pub(crate) fn input_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
-    let inputs = programs.into_iter().map(Executor::input_bytes);
+    let programs = programs.into_iter();
+    let inputs = programs.map(|program| program.plan().input_bytes());
     inputs.max().unwrap_or(0)
 }
 
@@ -195,7 +202,8 @@ mod tests {
                 .iter()
                 .find(|(of, _)| *of == "programs")
                 .unwrap();
-            bytes - arena_bytes(&programs)
+            let inputs: usize = programs.iter().map(Executor::own_bytes).sum();
+            bytes - inputs - arena_bytes(&programs)
         };
         assert_eq!(planned(&store, Precision::Bf16), 0);
         store.freeze(slot);

@@ -2,13 +2,13 @@
 //! order of the model, then gradients.
 
 use spd_dataloader::Batch;
-use spd_engine::{Builder, DType, Executor, Store};
+use spd_engine::{Alone, Arena, Builder, DType, Store};
 
 use crate::data;
 use crate::decomposition::Draws;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::parameters::Group;
+use crate::parameters::{Group, set_scalars};
 use crate::refused_step::{LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
 use crate::task::{NonFinite, Task};
 
@@ -22,8 +22,7 @@ pub(crate) fn first_not_finite(
 ) -> Result<NonFinite, Fault> {
     let gradients = task.site_norms(store);
     let scalars = task.scalars(step);
-    let processor = task.processor().clone();
-    drop(task.program().program.detach());
+    task.arena = Arena::default();
 
     let decomposition = &task.decomposition;
     let run = &decomposition.run;
@@ -37,13 +36,10 @@ pub(crate) fn first_not_finite(
         }
         b.output(format!("logits {}", site.path()), values.logits);
     }
-    let mut program = Executor::new(&b, &processor)?;
-    program.parameters().seed = run.seed;
-    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
-    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
-    for (name, value) in scalars {
-        program.set_scalar(name, value as f32);
-    }
+    let mut program = Alone::new(&b, &task.processor)?;
+    program.parameters.seed = run.seed;
+    program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
+    set_scalars(&mut program, scalars);
     data::fill(&mut program, batch);
     program.run_and_fetch(store)?;
     store.fetch()?;

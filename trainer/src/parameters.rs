@@ -2,7 +2,7 @@
 
 use spd_draws::Stream;
 use spd_engine::ops::{AdamW, AdamWOperands};
-use spd_engine::{Builder, Executor, Result, Slot, Store, Value};
+use spd_engine::{Builder, Given, Result, Slot, Store, Value};
 
 use crate::networks::{Start, ramanujan};
 
@@ -97,12 +97,12 @@ pub(crate) fn corrections(beta2: f64, update: u64) -> [(&'static str, f64); 2] {
 
 /// Gives a program its step scalars.
 pub(crate) fn set_scalars(
-    program: &mut Executor,
+    given: &mut Given,
     scalars: impl IntoIterator<Item = (&'static str, f64)>,
 ) {
     #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
     for (name, value) in scalars {
-        program.set_scalar(name, value as f32);
+        given.set_scalar(name, value as f32);
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result
     let mut batch = Batch::default();
     source.fill(&feed, bad * feed.rows as u64, &mut batch)?;
     run_step(task, store, &batch, bad)?;
-    task.program().program.fetch(store)?;
+    task.fetch(store)?;
     let terms = task.observe(store);
     let found = match batch.features.iter().position(|value| !value.is_finite()) {
         Some(at) => {

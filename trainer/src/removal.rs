@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use spd_engine::ops::{Draw, Mask, MaskValues};
-use spd_engine::{Builder, Executor, Result, Store, Type};
+use spd_engine::{Arena, Builder, Executor, Given, Result, Store, Type};
 
 use crate::active_rows::POSITIONS;
 use crate::component_model::repeat_rows;
@@ -137,12 +137,13 @@ impl Effects {
     pub(crate) fn measure(
         &mut self,
         decomposition: &Decomposition,
-        (program, store): (&mut Executor, &mut Store),
+        (program, store, arena): (&mut Executor, &mut Store, &mut Arena),
         asked: &[Removed<'_>],
     ) -> std::result::Result<(), Fault> {
         fill(decomposition, program, asked);
-        program.run_and_fetch(store)?;
-        let [original, removed] = ["original", "removed"].map(|name| program.output(name, store));
+        program.run_and_fetch(store, arena)?;
+        let output = |name| program.output(name, store, arena);
+        let [original, removed] = ["original", "removed"].map(output);
         let v = original.len() / (rows(decomposition) * POSITIONS);
         let of_row = |logits| <[f32]>::chunks_exact(logits, POSITIONS * v);
         for (row, (original, removed)) in asked.iter().zip(of_row(original).zip(of_row(removed))) {
@@ -176,20 +177,20 @@ impl Effects {
     }
 }
 
-/// Gives the program its inputs. Rows that nothing is asked of are those of the first one, through
+/// Gives a program its inputs. Rows that nothing is asked of are those of the first one, through
 /// the target alone.
-fn fill(decomposition: &Decomposition, program: &mut Executor, asked: &[Removed<'_>]) {
+fn fill(decomposition: &Decomposition, given: &mut Given, asked: &[Removed<'_>]) {
     let t = decomposition.shape(1).positions;
     let of_row = |row: usize| asked.get(row).or(asked.first());
-    for (row, to) in program.input_u32("input").chunks_exact_mut(t).enumerate() {
+    for (row, to) in given.input_u32("input").chunks_exact_mut(t).enumerate() {
         if let Some(removed) = of_row(row) {
             to.copy_from_slice(removed.tokens);
         }
     }
-    for (row, to) in program.input_u32("row").chunks_exact_mut(t).enumerate() {
+    for (row, to) in given.input_u32("row").chunks_exact_mut(t).enumerate() {
         to.fill(number(row));
     }
-    let positions = program.input_u32("position");
+    let positions = given.input_u32("position");
     for (row, to) in positions.chunks_exact_mut(POSITIONS).enumerate() {
         let of_row = of_row(row).map_or(&[][..], |removed| removed.positions);
         // Places that nothing is asked of look at the first position, and are left out.
@@ -199,16 +200,16 @@ fn fill(decomposition: &Decomposition, program: &mut Executor, asked: &[Removed<
     }
     for (index, site) in decomposition.sites.iter().enumerate() {
         let [kept, route] = ["kept", "route"].map(|what| format!("{what} {}", site.path()));
-        if !program.has_input(&kept) {
+        if !given.has_input(&kept) {
             continue;
         }
-        program.input(&kept).fill(1.0);
-        program.input(&route).fill(0.0);
+        given.input(&kept).fill(1.0);
+        given.input(&route).fill(0.0);
         for (row, removed) in asked.iter().enumerate() {
             let (of_site, component) = removed.component;
             if of_site == index {
-                program.input(&kept)[row * site.components + component] = 0.0;
-                program.input(&route)[row * t..][..t].fill(1.0);
+                given.input(&kept)[row * site.components + component] = 0.0;
+                given.input(&route)[row * t..][..t].fill(1.0);
             }
         }
     }
@@ -297,7 +298,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 mod tests {
     use std::sync::Arc;
 
-    use spd_engine::{Pool, Processor};
+    use spd_engine::{Alone, Pool, Processor};
 
     use super::*;
     use crate::bench::{Overrides, preset};
@@ -340,11 +341,8 @@ mod tests {
         (decomposition, store)
     }
 
-    fn executor(program: &Builder) -> Executor {
-        let processor = Processor::from(Arc::new(Pool::single()));
-        let mut executor = Executor::new(program, &processor).unwrap();
-        executor.parameters().seed = 0;
-        executor
+    fn processor() -> Processor {
+        Arc::new(Pool::single()).into()
     }
 
     /// The target's logits at all positions.
@@ -355,7 +353,7 @@ mod tests {
             .clean_pass(&mut b, store, shape, &decomposition.draws)
             .unwrap();
         b.output("logits", pass.output);
-        let mut program = executor(&b);
+        let mut program = Alone::new(&b, &processor()).unwrap();
         program.input_u32("input").copy_from_slice(tokens);
         program.run_and_fetch(store).unwrap();
         program.output("logits", store).to_vec()
@@ -405,7 +403,8 @@ mod tests {
         for (name, patterns) in cases {
             let (decomposition, mut store) = made(name, patterns, 4);
             let program = decomposition.removal_program(&store).unwrap().unwrap();
-            let mut program = executor(&program);
+            let mut program = Executor::planned(&program, &processor());
+            let mut arena = processor().arena(program.plan().arena_bytes()).unwrap();
             let t = decomposition.shape(1).positions;
             let sites = decomposition.sites.len();
             assert!(sites > 3, "{name} has a batch of sites and more");
@@ -429,7 +428,11 @@ mod tests {
             let mut effects = Effects::default();
             for batch in asked.chunks(rows(&decomposition)) {
                 effects
-                    .measure(&decomposition, (&mut program, &mut store), batch)
+                    .measure(
+                        &decomposition,
+                        (&mut program, &mut store, &mut arena),
+                        batch,
+                    )
                     .unwrap();
             }
             let found = effects.all();

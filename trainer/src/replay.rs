@@ -2,13 +2,11 @@
 //! where the programs take them as inputs ([`Draws::Inputs`](crate::decomposition::Draws::Inputs)).
 
 use spd_dataloader::{Batch, Features, Source};
-use spd_engine::{Executor, Processor, Store};
+use spd_engine::{Given, Processor, Store};
 
-use crate::arena::in_arena_of;
-use crate::data::{Sources, fill};
+use crate::data::Sources;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
-use crate::evaluation::scalar_outputs;
 use crate::fault::{Fault, Interrupt, Outcome};
 use crate::task::{Task as _, run_step};
 use crate::world::World;
@@ -46,9 +44,9 @@ impl Replay {
         Ok(Self { task })
     }
 
-    /// The program of a step: its inputs, and after [`step`](Self::step) its outputs.
-    pub fn program(&mut self) -> &mut Executor {
-        &mut self.task.program().program
+    /// The inputs and numbers of the next step.
+    pub fn given(&mut self) -> &mut Given {
+        self.task.program.given()
     }
 
     /// One more update of the warm-up, of which `made` are made. The last one discards the moments.
@@ -69,13 +67,23 @@ impl Replay {
     /// When a GPU refuses.
     pub fn step(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<(), Fault> {
         run_step(&mut self.task, store, batch, step)?;
-        self.task.program().program.fetch(store)?;
+        self.task.fetch(store)?;
         Ok(store.fetch()?)
     }
 
     /// Step scalars by name: `lr`, and `p` where there is a penalty.
     pub fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
         self.task.scalars(step)
+    }
+
+    /// An output of the last step.
+    ///
+    /// # Panics
+    ///
+    /// When the program has no output of this name.
+    pub fn output<'s>(&'s self, name: &str, store: &'s Store) -> &'s [f32] {
+        let found = self.task.program.output(name, store, &self.task.arena);
+        found.unwrap_or_else(|| panic!("the step has an output `{name}`"))
     }
 
     /// The training row of the last step, by name.
@@ -94,15 +102,14 @@ impl Replay {
         &mut self,
         store: &mut Store,
         batch: &Batch,
-        feed: impl FnOnce(&mut Executor),
+        feed: impl Fn(&mut Given),
     ) -> Result<Vec<(String, f64)>, Fault> {
-        let (owner, evaluation) = self.task.for_evaluation();
-        in_arena_of(owner, &mut evaluation.program, |program| {
-            let program = &mut program.program;
-            fill(program, batch);
-            feed(program);
-            program.run_and_fetch(store)?;
-            Ok(scalar_outputs(program, store))
-        })
+        let DecompositionTask {
+            evaluation, arena, ..
+        } = &mut self.task;
+        let program = &mut evaluation.program;
+        program.run(store, arena, batch, &feed)?;
+        program.fetch(store, arena)?;
+        Ok(program.observe(store, arena))
     }
 }

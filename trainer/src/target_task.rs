@@ -3,22 +3,21 @@
 
 use spd_dataloader::{Batch, Feed, Source};
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
+use spd_engine::{Arena, Builder, Executor, Given, Processor, Slot, Store, Type, Value};
 
-use crate::arena::arena_bytes;
 use crate::batch_program::BatchProgram;
 use crate::component_model::transposed;
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::evaluation::Evaluation;
 use crate::fault::{Fault, Interrupt};
-use crate::memory::{Memory, input_bytes};
+use crate::memory::{Memory, arena_bytes, input_bytes};
 use crate::networks::{Input, Network, TargetTensor, Weights};
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::run_file::{Data, Run, TargetTrain};
 use crate::schedule::learning_rate;
 use crate::target_values::target_values;
-use crate::task::{CheckStop, Measured, NonFinite, Task};
+use crate::task::{CheckStop, Measured, NonFinite, PartTimes, Task};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -28,6 +27,8 @@ pub(crate) struct TargetTask {
     tensors: Vec<(TargetTensor, Slot)>,
     parameters: Parameters,
     processor: Processor,
+    /// The memory that its programs share, once there is [room](Self::make_room).
+    arena: Arena,
     program: BatchProgram,
     evaluation: Evaluation,
     sources: Sources,
@@ -80,7 +81,7 @@ impl TargetTask {
         };
         let mut b = Builder::new();
         let loss = own_loss(&mut b, store, run, network, &tensors, train.batch_size)?;
-        b.output("loss/target", loss);
+        b.output("loss/total", loss);
         b.part("update");
         parameters.update(&mut b, store, loss, |_| update)?;
         let program = BatchProgram::whole(Executor::planned(&b, processor));
@@ -88,7 +89,7 @@ impl TargetTask {
         let loss = own_loss(&mut b, store, run, network, &tensors, run.eval.batch_size)?;
         b.output("eval/loss", loss);
         let mut eval_program = Executor::planned(&b, processor);
-        eval_program.parameters().seed = train.seed;
+        eval_program.parameters.seed = train.seed;
         Ok(Self {
             train: train.clone(),
             eval_every: (train.steps / 10).max(1),
@@ -96,6 +97,7 @@ impl TargetTask {
             tensors,
             parameters,
             processor: processor.clone(),
+            arena: Arena::default(),
             program,
             evaluation: Evaluation::of_one(eval_program),
             sources,
@@ -127,12 +129,13 @@ impl TargetTask {
 
     /// Makes the arena that the programs share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        let arena = self.processor.arena(arena_bytes(self.programs()))?;
-        Ok(self.program.program.attach(arena)?)
+        self.arena = self.processor.arena(arena_bytes(self.programs()))?;
+        Ok(())
     }
 
-    fn programs(&self) -> [&Executor; 2] {
-        [&self.program, &self.evaluation.program].map(|program| &program.program)
+    fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
+        let programs = [&self.program, &self.evaluation.program];
+        programs.into_iter().flat_map(BatchProgram::programs)
     }
 
     /// Peak memory on a GPU, if it runs on one.
@@ -189,8 +192,21 @@ impl Task for TargetTask {
         self.eval_every
     }
 
-    fn program(&mut self) -> &mut BatchProgram {
-        &mut self.program
+    fn start_clock(&mut self) {
+        self.program.start_clock();
+    }
+
+    fn run(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        set: &dyn Fn(&mut Given),
+    ) -> Result<(), Fault> {
+        self.program.run(store, &mut self.arena, batch, set)
+    }
+
+    fn fetch(&mut self, store: &mut Store) -> Result<PartTimes, Fault> {
+        self.program.fetch(store, &self.arena)
     }
 
     fn source(&self) -> (Source, Feed) {
@@ -222,13 +238,7 @@ impl Task for TargetTask {
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {
-        let loss = f64::from(self.program.program.scalar_output("loss/target", store));
-        let norms = self.program.program.output("norms/target", store);
-        let norm = f64::from(norms.last().copied().unwrap_or(0.0)).sqrt();
-        vec![
-            ("loss/total".into(), loss),
-            ("grad_norm/target".into(), norm),
-        ]
+        self.program.observe(store, &self.arena)
     }
 
     fn find_non_finite(
@@ -237,7 +247,8 @@ impl Task for TargetTask {
         _batch: &Batch,
         _step: u64,
     ) -> Result<NonFinite, Fault> {
-        let norms = self.program.program.output("norms/target", store);
+        let norms = self.program.output("norms/target", store, &self.arena);
+        let norms = norms.into_iter().flatten();
         let mut names = self.parameters.names(store, Group::Target).zip(norms);
         let bad = names.find(|(_, norm)| !norm.is_finite());
         Ok(NonFinite {
@@ -254,8 +265,8 @@ impl Task for TargetTask {
     ) -> Result<Measured, Interrupt> {
         let feed = eval_feed(self.train.seed, self.eval_rows);
         let held_out = (&self.sources.eval, &feed, self.eval_batches);
-        let owner = &mut self.program.program;
-        self.evaluation.measure(owner, store, held_out, check_stop)
+        let (evaluation, arena) = (&mut self.evaluation, &mut self.arena);
+        evaluation.measure(store, arena, held_out, check_stop)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use spd_checkpoint::newest;
 use spd_dataloader::Loader;
-use spd_engine::{Executor, Store};
+use spd_engine::Store;
 use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::fault::{Fault, Interrupt};
@@ -137,17 +137,15 @@ impl<'a> Training<'a> {
         let clock = Instant::now();
         let batch = loader.next()?;
         let waited = clock.elapsed();
-        // On a GPU the clock of the ops would cost the step its graph.
-        if is_logged && matches!(task.program().program, Executor::Cpu(_)) {
-            task.program().program.start_profile();
+        if is_logged {
+            task.start_clock();
         }
         run_step(&mut **task, store, &batch, step)?;
         if let Some(Records { saver, .. }) = &mut self.records {
             saver.make_room(store);
         }
         if is_logged {
-            task.program().program.fetch(store)?;
-            let parts = task.program().program.part_times();
+            let parts = task.fetch(store)?;
             self.progress.times(step, waited, clock.elapsed(), &parts);
         }
         loader.recycle(batch);

@@ -16,6 +16,7 @@ use super::{Ranks, Sum};
 use crate::cuda::BlockSums;
 use crate::executor::{Arena, Executor};
 use crate::fault::Result;
+use crate::given::Given;
 use crate::graph::Home;
 use crate::op::Builder;
 use crate::store::{Slot, Store};
@@ -159,7 +160,7 @@ impl Stages {
         self.ranks = Some(ranks);
     }
 
-    /// Computes all sums, in the arena of the last program.
+    /// Computes all sums, for the last program.
     ///
     /// - `blocks`: number of blocks of this rank
     /// - `fill`: sets the inputs and parameters of a program for a block
@@ -167,38 +168,27 @@ impl Stages {
     /// # Errors
     ///
     /// When a program fails.
-    ///
-    /// # Panics
-    ///
-    /// When the last program has no arena.
     pub fn run(
         &mut self,
-        last: &mut Executor,
         store: &mut Store,
+        arena: &mut Arena,
         blocks: usize,
-        mut fill: impl FnMut(&mut Executor, usize),
+        mut fill: impl FnMut(&mut Given, usize),
     ) -> Result<()> {
         let ranks = self.ranks.as_deref();
-        for stage in &mut self.stages {
-            let arena = last.detach().expect("a program that has an arena");
-            let ended = stage.run(arena, store, blocks, ranks, &mut fill);
-            if let Some(arena) = stage.program.detach() {
-                last.attach(arena)?;
-            }
-            ended?;
-        }
-        Ok(())
+        let mut stages = self.stages.iter_mut();
+        stages.try_for_each(|stage| stage.run(store, arena, blocks, ranks, &mut fill))
     }
 }
 
 impl Stage {
     fn run(
         &mut self,
-        arena: Arena,
         store: &mut Store,
+        arena: &mut Arena,
         blocks: usize,
         ranks: Option<&dyn Ranks>,
-        fill: &mut dyn FnMut(&mut Executor, usize),
+        fill: &mut dyn FnMut(&mut Given, usize),
     ) -> Result<()> {
         let Self {
             program,
@@ -208,23 +198,22 @@ impl Stage {
             running,
             ..
         } = self;
-        program.attach(arena)?;
         for block in 0..blocks {
             for &slot in &*sharded {
                 store.give(store.of_block(slot, block), slot)?;
             }
             fill(program, block);
-            program.run(store)?;
+            program.run(store, arena)?;
             for &slot in &*sharded {
                 store.give(slot, store.of_block(slot, block))?;
             }
-            match (&mut *running, &*program) {
+            match (&mut *running, &*program, &*arena) {
                 _ if sums.is_empty() => {}
-                (Adding::Gpu(running), Executor::Gpu(program)) => {
-                    running.add((program, names), store, (block, blocks))?;
+                (Adding::Gpu(running), Executor::Gpu(program), Arena::Gpu(arena)) => {
+                    running.add((program, names), (store, arena), (block, blocks))?;
                 }
-                (Adding::Cpu(running), program) => {
-                    let parts = names.iter().map(|name| program.output(name, store));
+                (Adding::Cpu(running), program, arena) => {
+                    let parts = names.iter().map(|name| program.output(name, store, arena));
                     running.add(&program.pool(), parts);
                 }
                 _ => unreachable!("programs of a GPU add on the GPU"),

@@ -10,6 +10,7 @@ use crate::cuda::emulated::{Emulated, Order, is_there};
 use crate::cuda::nccl::Communicator;
 use crate::cuda::nccl_tests::{ranks, stand_in};
 use crate::executor::{Executor, Processor};
+use crate::given::Given;
 use crate::ops::oracle::random;
 use crate::ops::{AdamW, AdamWOperands, Expr};
 use crate::store::{Slot, Store};
@@ -129,36 +130,35 @@ fn trained_on(
     }
     let programs = stages.iter().flat_map(Stages::programs).chain([&program]);
     let bytes = programs.map(|program| program.plan().arena_bytes()).max();
-    program
-        .attach(processor.arena(bytes.unwrap()).unwrap())
-        .unwrap();
+    let mut arena = processor.arena(bytes.unwrap()).unwrap();
     let mut found = Vec::new();
     for step in 0..3 {
         let batch = random(&[BATCH, WIDTH], 10 + u64::from(step)).values;
-        let set = |program: &mut Executor| {
-            program.parameters().step = step;
+        let set = |given: &mut Given| {
+            given.parameters.step = step;
             for (name, value) in [("lr", 0.1), ("correction1", 0.1), ("correction2", 0.001)] {
-                program.set_scalar(name, value);
+                given.set_scalar(name, value);
             }
         };
-        let fill = |program: &mut Executor, block: usize| {
+        let fill = |given: &mut Given, block: usize| {
             let first = (rank * of_rank + block) * rows;
             let values = &batch[first * WIDTH..][..rows * WIDTH];
-            program.input("x").copy_from_slice(values);
-            program.parameters().block = u32::try_from(rank * of_rank + block).unwrap();
-            set(program);
+            given.input("x").copy_from_slice(values);
+            given.parameters.block = u32::try_from(rank * of_rank + block).unwrap();
+            set(given);
         };
         match &mut stages {
             Some(stages) => {
-                let made = stages.run(&mut program, &mut store, of_rank, fill);
+                let made = stages.run(&mut store, &mut arena, of_rank, fill);
                 made.unwrap();
                 set(&mut program);
             }
             None => fill(&mut program, 0),
         }
-        program.run_and_fetch(&mut store).unwrap();
+        program.run_and_fetch(&mut store, &mut arena).unwrap();
         for name in ["total", "norm", "source"] {
-            found.extend(program.output(name, &store).iter().map(|x| x.to_bits()));
+            let values = program.output(name, &store, &arena).iter();
+            found.extend(values.map(|x| x.to_bits()));
         }
     }
     store.fetch().unwrap();

@@ -1,5 +1,5 @@
 //! Memory of the intermediates of a program. Programs that never run at the same time share one
-//! arena, which each takes to run.
+//! arena.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use memmap2::{MmapMut, MmapRaw};
 
 use super::bf16::{Panel, pack};
+use crate::replay::Replay;
 use crate::store::{Held, Slot, Store};
 
 /// Memory for the intermediates of one program at a time.
@@ -21,6 +22,8 @@ pub struct Arena {
     // a pointer taken from a shared slice would forbid.
     map: MmapRaw,
     bytes: usize,
+    /// The replay whose values it holds.
+    pub(super) of: Replay,
     /// Packed matrices that its programs share.
     pub(super) factors: Factors,
 }
@@ -91,6 +94,7 @@ impl Arena {
         Ok(Self {
             map,
             bytes,
+            of: Replay::default(),
             factors: Factors::default(),
         })
     }
@@ -100,7 +104,7 @@ impl Arena {
         self.bytes
     }
 
-    /// Its first byte. The address is stable while the arena moves from program to program.
+    /// Its first byte. The address is stable while the arena moves.
     pub(super) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -109,7 +113,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Executor, Pool};
     use crate::op::Builder;
     use crate::ops::oracle::random;
     use crate::precision::Precision;
@@ -160,7 +164,7 @@ mod tests {
             }
             let changed = store.slots().next().unwrap();
             let pool = Arc::new(Pool::new(threads).unwrap());
-            let mut executor = Executor::new(&program(&store), pool);
+            let mut executor = Alone::new(&program(&store), pool);
             let mut found = Vec::new();
             for (round, changes) in [(1, false), (2, true), (3, false)] {
                 if changes {
@@ -176,8 +180,7 @@ mod tests {
             }
             let mut bytes: Vec<usize> = executor.packed_factors().map(|(_, bytes)| bytes).collect();
             bytes.sort_unstable();
-            let arena = executor.detach().unwrap();
-            (found, bytes, arena.factors.0.len())
+            (found, bytes, executor.arena.factors.0.len())
         };
         // Each matrix by columns and by rows, in blocks of 32 by 32 numbers of two bytes.
         let blocks =
@@ -206,14 +209,14 @@ mod tests {
             let store = &mut stores[of];
             let mut executor = Executor::planned(&program(store), Arc::clone(&pool));
             let bytes = executor.plan().arena_bytes();
-            executor.attach(arena.unwrap_or_else(|| Arena::new(bytes).unwrap()));
+            let mut arena = arena.unwrap_or_else(|| Arena::new(bytes).unwrap());
             for (name, columns) in [("target", 1100), ("x", 530)] {
                 let values = random(&[ROWS, columns], 1).values;
                 executor.input(name).copy_from_slice(&values);
             }
-            executor.run(store);
-            let found = executor.output("gradient", store).to_vec();
-            (executor.detach().unwrap(), found)
+            executor.run(store, &mut arena);
+            let found = executor.output("gradient", store, &arena).to_vec();
+            (arena, found)
         };
         let [(_, one), (arena, other)] = [0, 1].map(|of| run(None, of));
         assert!(one != other);

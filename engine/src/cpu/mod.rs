@@ -23,6 +23,8 @@ pub(crate) mod uniform;
 
 pub use arena::Arena;
 pub use bf16::{bf16_is_slower, has_bf16_products, instructions};
+#[cfg(test)]
+pub(crate) use executor::Alone;
 pub use executor::Executor;
 #[cfg(feature = "compare-emulated")]
 pub(crate) use executor::{Found, Repeat};

@@ -288,8 +288,8 @@ mod tests {
     use crate::cuda::placed::Memory;
     use crate::cuda::program::{Program, value};
     use crate::cuda::replay_tests::emulated;
-    use crate::cuda::tests::same_bits;
-    use crate::cuda::{Arena, tests};
+    use crate::cuda::tests;
+    use crate::cuda::tests::{Alone, same_bits};
     use crate::op::Builder;
     use crate::ops::oracle::random;
     use crate::reduction::Reduction;
@@ -502,9 +502,7 @@ mod tests {
             let (emulated, device) = emulated(Order::new(false, false));
             device.joins(joined);
             let (b, mut store) = chain(6, true);
-            let mut executor = Executor::of(with_buckets(&b, TWO));
-            let arena = Arena::new(&device, executor.plan().arena_bytes());
-            executor.attach(arena.unwrap()).unwrap();
+            let mut executor = Alone::of(Executor::of(with_buckets(&b, TWO)), &device).unwrap();
             executor.run(&mut store).unwrap();
             executor.fetch(&mut store).unwrap();
             if goes {
@@ -540,9 +538,7 @@ mod tests {
             // Six matrices of 64 elements in f32; a slice is one half: a part from each rank, and
             // the sum.
             assert_eq!((exact, program.all_reduce_bytes()), (4 * 3 * 192, 0));
-            let mut executor = Executor::of(program);
-            let arena = Arena::new(&device, executor.plan().arena_bytes());
-            executor.attach(arena.unwrap()).unwrap();
+            let mut executor = Alone::of(Executor::of(program), &device).unwrap();
             executor.run(&mut store).unwrap();
             let calls = emulated.calls();
             let calls = calls.iter().filter(|call| **call == Call::Library);
@@ -570,9 +566,7 @@ mod tests {
         emulated.ignore(ignored);
         let (b, mut store) = chain(6, joined.is_some());
         joined.into_iter().for_each(|joined| device.joins(joined));
-        let mut executor = Executor::of(with_buckets(&b, TWO));
-        let arena = Arena::new(&device, executor.plan().arena_bytes());
-        executor.attach(arena.unwrap()).unwrap();
+        let mut executor = Alone::of(Executor::of(with_buckets(&b, TWO)), &device).unwrap();
         executor.run(&mut store).unwrap();
         executor.run(&mut store).unwrap();
         emulated.calls();

@@ -124,9 +124,9 @@ fn of_site(
     }
     let several = Program::laid_out(&alone(from, products.collect()));
     let programs = [&one, &several];
-    let bytes = programs.map(|program| program.plan.arena_bytes());
-    let scalars = programs.map(|program| program.scalars.len());
-    let trial = Trial::new(device, bytes[0].max(bytes[1]), scalars[0].max(scalars[1]))?;
+    let arenas = programs.map(|program| program.plan.arena_bytes());
+    let given = programs.map(Program::given_bytes);
+    let trial = Trial::new(device, arenas[0].max(arenas[1]), given[0].max(given[1]))?;
     let Some(trial) = trial else {
         return Ok((Autotuned::Products, false));
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::emulated::{Emulated, Order, is_there};
 use super::program::Program;
-use super::tests::{replay_on, same_bits};
+use super::tests::{Alone, on, replay_on, same_bits};
 use super::{Arena, Device, Executor, sites};
 use crate::builder::BACKWARD;
 use crate::cuda::casts::{rounded_wherever_possible, stored};
@@ -173,10 +173,9 @@ fn planned(
     (emulated, device): &(Arc<Emulated>, Arc<Device>),
 ) -> (bool, usize, Vec<(String, Vec<f32>)>) {
     emulated.calls();
-    let mut executor = Executor::stored(&stored(&made.b), device);
+    let executor = Executor::stored(&stored(&made.b), device);
     let measured = emulated.calls().len();
-    let arena = Arena::new(device, executor.plan().arena_bytes()).unwrap();
-    executor.attach(arena).unwrap();
+    let mut executor = Alone::of(executor, device).unwrap();
     emulated.traffic();
     let mut store = made.store.copy();
     let found = replay_on(&mut executor, &mut store, &made.inputs, &numbers()).unwrap();
@@ -323,10 +322,7 @@ fn products(
     (emulated, device): &(Arc<Emulated>, Arc<Device>),
     (b, store): &(Builder, Store),
 ) -> (usize, usize, Vec<(String, Vec<f32>)>) {
-    let mut executor = Executor::planned(b, Some(device));
-    executor
-        .attach(Arena::new(device, executor.plan().arena_bytes()).unwrap())
-        .unwrap();
+    let mut executor = on(device, b).unwrap();
     emulated.traffic();
     let found = replay_on(&mut executor, &mut store.copy(), &[], &numbers()).unwrap();
     let own = emulated.traffic();

@@ -360,7 +360,7 @@ fn repeated(
     }
     let mut executor = Executor::planned(&b, Arc::new(Pool::single()));
     let arena = Arena::new(executor.plan().arena_bytes());
-    executor.attach(arena.expect("memory for a few ops"));
+    let mut arena = arena.expect("memory for a few ops");
     executor.parameters.clone_from(parameters);
     for value in given {
         let name = format!("{value:?}");
@@ -377,9 +377,9 @@ fn repeated(
         }
     }
     let mut store = Store::new();
-    executor.run(&mut store);
+    executor.run(&mut store, &mut arena);
     let made = wanted.iter().enumerate().map(|(index, value)| {
-        let made = executor.output(&index.to_string(), &store);
+        let made = executor.output(&index.to_string(), &store, &arena);
         match routes.get(value) {
             Some(route) => moved(made, &known[route], true),
             None => made.to_vec(),

@@ -12,7 +12,7 @@ use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, KERNELS, Meeting, room, tree_sum};
 use super::device::{Device, Event, Memory};
 use super::driver::{Argument, Module, Stream, Transfer, Way};
-use super::executor::Executor;
+use super::executor::{Arena, Executor};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, THREADS};
 use super::placed::{self, Placed};
@@ -93,13 +93,13 @@ impl BlockSums {
         4 * (elements * buffers(blocks) + room)
     }
 
-    /// Adds outputs of the last replay of `program`.
+    /// Adds outputs of the last replay of `program`, in the arena of that replay.
     ///
     /// - `block`, `blocks`: index of the block, and number of blocks of this rank
     pub(crate) fn add(
         &mut self,
         (program, names): (&Executor, &[String]),
-        store: &Store,
+        (store, arena): (&Store, &Arena),
         (block, blocks): (usize, usize),
     ) -> Result<(), Fault> {
         if block == 0 {
@@ -109,7 +109,7 @@ impl BlockSums {
         }
         let mut first = 0;
         for name in names {
-            let from = program.output_at(name, store);
+            let from = program.output_at(name, (store, arena));
             self.copy(from.address, self.address(0, first), from.len)?;
             first += from.len;
         }
@@ -307,8 +307,12 @@ mod tests {
                 for (block, part) in parts.iter().enumerate() {
                     executor.input("x").copy_from_slice(part);
                     executor.run(&mut store).unwrap();
-                    sums.add((&executor, &names), &store, (block, blocks))
-                        .unwrap();
+                    sums.add(
+                        (&executor, &names),
+                        (&store, &executor.arena),
+                        (block, blocks),
+                    )
+                    .unwrap();
                 }
                 sums.finish(&mut store, &slots).unwrap();
                 store.fetch().unwrap();

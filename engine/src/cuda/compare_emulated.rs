@@ -123,14 +123,14 @@ impl Repeat for ComparedProgram {
 /// A program on a device of its own.
 struct Repeated {
     executor: Executor,
-    is_attached: bool,
+    arena: Option<Arena>,
 }
 
 impl Repeated {
     fn new(program: Program) -> Self {
         Self {
             executor: Executor::of(program),
-            is_attached: false,
+            arena: None,
         }
     }
 
@@ -140,14 +140,12 @@ impl Repeated {
         parameters: &StepParameters,
         store: &Store,
     ) -> Option<Found> {
-        if !self.is_attached {
+        if self.arena.is_none() {
             let device = Device::of(Emulated::new(Order::new(true, true)));
-            let arena = Arena::new(&device, self.executor.plan().arena_bytes()).ok()?;
-            self.executor.attach(arena).ok()?;
-            self.is_attached = true;
+            self.arena = Arena::new(&device, self.executor.plan().arena_bytes()).ok();
         }
-        let mut store = store.copy();
-        Some(replay(&mut self.executor, inputs, parameters, &mut store).expect("no device fails"))
+        let on = (&mut store.copy(), self.arena.as_mut()?);
+        Some(replay(&mut self.executor, inputs, parameters, on).expect("no device fails"))
     }
 }
 
@@ -155,7 +153,7 @@ fn replay(
     executor: &mut Executor,
     inputs: &[(&str, &[u32])],
     parameters: &StepParameters,
-    store: &mut Store,
+    (store, arena): (&mut Store, &mut Arena),
 ) -> Result<Found> {
     executor.parameters.clone_from(parameters);
     for (name, words) in inputs {
@@ -163,8 +161,8 @@ fn replay(
             executor.input_words(name).copy_from_slice(words);
         }
     }
-    executor.run(store)?;
-    executor.fetch(store)?;
+    executor.run(store, arena)?;
+    executor.fetch(store, arena)?;
     store.fetch()?;
     let outputs: Vec<String> = executor.output_names().map(str::to_owned).collect();
     let outputs = outputs.into_iter().map(|name| {

@@ -2,11 +2,12 @@
 //!
 //! The first replay of a program is enqueued step by step, then captured as one graph; every later
 //! replay launches the graph. A training step that logs nothing costs the host a copy of its inputs
-//! and one call, and the host waits for nothing. A graph holds addresses, so a program that gets
-//! another arena or another store is captured again. Before its first write to the store, each
+//! and one call, and the host waits for nothing. A graph holds addresses, so a program that runs in
+//! another arena or on another store is captured again. Before its first write to the store, each
 //! launch waits for copies of staged tensors to the host ([`staging`](super::staging)).
 #![expect(unsafe_code, reason = "addresses and graphs of a device")]
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,22 +17,27 @@ use super::device::{Device, Event, Graph, Memory};
 use super::device_op::DeviceGraph;
 use super::driver::{Argument, Module, Stream};
 use super::enqueue::enqueue;
-use super::inputs::{self, Inputs};
-use super::placed::{self, FIXED_PARAMETERS, Placed};
+use super::inputs::Inputs;
+use super::placed::{self, Placed};
 use super::program::Program;
 use super::sites::Found;
+use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::Plan;
 use crate::profile::OpProfile;
-use crate::step_parameters::StepParameters;
+use crate::replay::Replay;
 use crate::store::{Slot, Store};
-use crate::value::{DType, StepScalar};
+use crate::value::DType;
 
 /// Device memory for the intermediates of programs. Programs that never run at once share one.
 #[derive(Debug)]
 pub struct Arena {
     device: Arc<Device>,
     memory: Memory,
+    /// The replay whose values it holds.
+    of: Replay,
+    /// All replays in it are over.
+    done: Event,
 }
 
 impl Arena {
@@ -43,7 +49,9 @@ impl Arena {
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, Fault> {
         Ok(Self {
             memory: device.allocate(bytes, "the programs")?,
+            done: device.event()?,
             device: Arc::clone(device),
+            of: Replay::default(),
         })
     }
 
@@ -53,10 +61,18 @@ impl Arena {
     }
 }
 
-/// A planned program for a device. It runs once it has an [`Arena`].
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // Nothing may still run in memory that is freed.
+        let recorded = self.done.record(Stream::Programs);
+        let _ = recorded.and_then(|()| self.device.wait_uncounted(&self.done));
+    }
+}
+
+/// A planned program for a device.
 pub struct Executor {
     program: Program,
-    /// Fault while planning, which [`Self::attach`] returns.
+    /// Fault while planning, which [`Self::run`] returns.
     refused: Option<Fault>,
     /// Tensors of the store that the program reads or writes.
     uses: Vec<Slot>,
@@ -66,15 +82,13 @@ pub struct Executor {
     /// First step that writes to the store.
     first_write: Option<usize>,
     loaded: Option<Loaded>,
-    arena: Option<Arena>,
+    last: Replay,
     graph: Option<Captured>,
     /// Time of each op, while profiling.
     clock: Option<Vec<Duration>>,
     /// Outputs in the arena, as last fetched.
     fetched: Vec<Vec<f32>>,
     is_fetched: bool,
-    /// Numbers of the next replay: seed, step, first row, scalars.
-    pub parameters: StepParameters,
 }
 
 /// A captured program.
@@ -88,11 +102,13 @@ struct Captured {
 /// A graph depends on the number of a store and the address of an arena.
 type Addresses = (u64, u64);
 
+/// A store and an arena that a program runs on.
+type On<'a> = (&'a Store, &'a Arena);
+
 /// A program loaded on a device.
 struct Loaded {
     device: Arc<Device>,
     module: Module,
-    numbers: Memory,
     inputs: Inputs,
     done: Event,
     /// Events of each bucket: values are computed; the all-reduce is done.
@@ -103,15 +119,13 @@ struct Loaded {
 
 impl Loaded {
     fn new(device: &Arc<Device>, program: &Program) -> Result<Self, Fault> {
-        let numbers = 4 * (FIXED_PARAMETERS + program.scalars.len());
         let meeting = |_| Ok([device.event()?, device.event()?]);
         let meetings: Result<Vec<[Event; 2]>, Fault> =
             program.buckets.iter().map(meeting).collect();
         Ok(Self {
             meetings: meetings?,
             all_reduces: device.allocate(program.all_reduce_bytes(), "sums over ranks")?,
-            numbers: device.allocate(numbers, "the numbers of a step")?,
-            inputs: Inputs::new(device, program)?,
+            inputs: Inputs::new(device, program.given_bytes())?,
             done: device.event()?,
             module: device.driver().load(&program.kernels)?,
             device: Arc::clone(device),
@@ -136,7 +150,7 @@ impl Drop for Loaded {
 
 impl Executor {
     /// Plans a program. With a device, alternatives are timed on it; without one, no device is
-    /// needed until [`Self::attach`].
+    /// needed until [`Self::run`].
     pub fn planned(builder: &Builder, device: Option<&Arc<Device>>) -> Self {
         Self::chosen(device, |chosen| Program::new(builder, chosen))
     }
@@ -182,10 +196,6 @@ impl Executor {
         });
         Self {
             fetched: fetched.collect(),
-            parameters: StepParameters {
-                scalars: vec![0.0; program.scalars.len()],
-                ..StepParameters::default()
-            },
             uses,
             writes,
             rounded: program.rounded(),
@@ -193,45 +203,28 @@ impl Executor {
             program,
             refused: None,
             loaded: None,
-            arena: None,
+            last: Replay::default(),
             graph: None,
             clock: None,
             is_fetched: false,
         }
     }
 
-    /// Takes an arena, compiles and loads kernels on its device if needed. Contents of the arena
-    /// are overwritten.
-    ///
-    /// # Errors
-    ///
-    /// If a kernel does not compile, memory for inputs is lacking, or planning failed.
-    ///
-    /// # Panics
-    ///
-    /// If the arena is smaller than the plan.
-    pub fn attach(&mut self, arena: Arena) -> Result<(), Fault> {
-        assert!(
-            arena.bytes() >= self.plan().arena_bytes(),
-            "an arena of {} bytes for a program of {}",
-            arena.bytes(),
-            self.plan().arena_bytes()
-        );
+    /// Compiles the kernels and loads them on a device, unless they are there.
+    fn load(&mut self, device: &Arc<Device>) -> Result<(), Fault> {
         if let Some(fault) = &self.refused {
             return Err(fault.clone());
         }
-        let here = |loaded: &Loaded| Arc::ptr_eq(&loaded.device, &arena.device);
+        let here = |loaded: &Loaded| Arc::ptr_eq(&loaded.device, device);
         if !self.loaded.as_ref().is_some_and(here) {
             (self.graph, self.loaded) = (None, None);
-            self.loaded = Some(Loaded::new(&arena.device, &self.program)?);
+            self.loaded = Some(Loaded::new(device, &self.program)?);
         }
-        self.arena = Some(arena);
         Ok(())
     }
 
-    /// Returns the arena, for another program to use; `None` if it has none.
-    pub fn detach(&mut self) -> Option<Arena> {
-        self.arena.take()
+    fn loaded(&self) -> &Loaded {
+        self.loaded.as_ref().expect("a program that is loaded")
     }
 
     /// Order of ops and places of values.
@@ -248,9 +241,10 @@ impl Executor {
             .count()
     }
 
-    /// Bytes on the device beside arena and store.
+    /// Bytes on the device beside arena and store, and as many on the host: inputs and numbers, and
+    /// two buffers in which they travel.
     pub fn own_bytes(&self) -> usize {
-        inputs::bytes(&self.program) + 4 * (FIXED_PARAMETERS + self.program.scalars.len())
+        3 * self.program.given_bytes()
     }
 
     /// Bytes on the device for all-reduces, which [`Self::own_bytes`] excludes.
@@ -258,108 +252,55 @@ impl Executor {
         self.program.all_reduce_bytes()
     }
 
-    /// Bytes that the host writes for a replay.
-    pub fn input_bytes(&self) -> usize {
-        // f32 and u32 have four bytes.
-        let inputs = self.program.inputs.values();
-        inputs.map(|placed| 4 * placed.len).sum()
-    }
-
-    /// Sets a step scalar by name, if the program uses it.
-    pub fn set_scalar(&mut self, name: &str, value: f32) {
-        if let Some(index) = self.program.scalars.iter().position(|known| known == name) {
-            self.parameters.scalars[index] = value;
-        }
-    }
-
-    /// Value of a step scalar at the next replay.
-    pub fn scalar(&self, scalar: StepScalar) -> f32 {
-        self.parameters.scalars[scalar.0 as usize]
-    }
-
-    /// Whether the program reads an input of this name.
-    pub fn has_input(&self, name: &str) -> bool {
-        self.program.inputs.contains_key(name)
-    }
-
-    /// An f32 input. Its values stay until they are overwritten or another program takes the arena.
-    ///
-    /// # Panics
-    ///
-    /// If the program has no f32 input of this name, or no arena.
-    pub fn input(&mut self, name: &str) -> &mut [f32] {
-        bytemuck::cast_slice_mut(self.words_of(name, DType::F32))
-    }
-
-    /// An input of token ids. Its values stay as those of [`Self::input`].
-    ///
-    /// # Panics
-    ///
-    /// If the program has no u32 input of this name, or no arena.
-    pub fn input_u32(&mut self, name: &str) -> &mut [u32] {
-        self.words_of(name, DType::U32)
-    }
-
-    /// An input of either type, as 32-bit words.
-    #[cfg(any(test, feature = "compare-emulated"))]
-    pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
-        self.words_of(name, self.program.inputs[name].dtype)
-    }
-
-    fn words_of(&mut self, name: &str, dtype: DType) -> &mut [u32] {
-        let placed = self.program.inputs.get(name);
-        let placed = placed.unwrap_or_else(|| panic!("the program has an input `{name}`"));
-        assert_eq!(placed.dtype, dtype, "the type of input `{name}`");
-        let loaded = self.loaded.as_mut().expect("a program runs in an arena");
-        loaded.inputs.words(name)
-    }
-
     /// Names of the outputs, in program order.
     pub fn output_names(&self) -> impl Iterator<Item = &str> {
         self.program.outputs.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Enqueues one replay and returns at once. Tensors of the store that the host has changed are
-    /// sent first.
+    /// Enqueues one replay in an arena and returns at once. Tensors of the store that the host has
+    /// changed are sent first. The first replay compiles the kernels.
     ///
     /// # Errors
     ///
-    /// If the device fails now or has failed before.
+    /// If planning failed, a kernel does not compile, memory for inputs is lacking, or the device
+    /// fails now or has failed before.
     ///
     /// # Panics
     ///
-    /// If there is no arena.
-    pub fn run(&mut self, store: &mut Store) -> Result<(), Fault> {
-        let (Some(loaded), Some(arena)) = (&mut self.loaded, &self.arena) else {
-            panic!("a program runs in an arena");
-        };
+    /// If the arena is smaller than the plan.
+    pub fn run(&mut self, store: &mut Store, arena: &mut Arena) -> Result<(), Fault> {
+        assert!(
+            arena.bytes() >= self.plan().arena_bytes(),
+            "an arena of {} bytes for a program of {}",
+            arena.bytes(),
+            self.plan().arena_bytes()
+        );
+        self.load(&arena.device)?;
         self.is_fetched = false;
-        store.send(&loaded.device, &self.uses)?;
+        store.send(&arena.device, &self.uses)?;
         store.send_rounded(&self.rounded)?;
         let base = arena.memory.address;
-        let place = |name: &str| base + self.program.inputs[name].offset() as u64;
-        // SAFETY: numbers and inputs have their places.
-        unsafe {
-            let numbers_at = loaded.numbers.address;
-            loaded.inputs.send(&self.parameters, numbers_at, place)?;
-        }
+        let loaded = self.loaded.as_mut().expect("loaded before");
+        self.program.given.make_room();
+        loaded.inputs.send(&mut self.program.given)?;
+        self.last.begin(&mut arena.of);
         store.changed_on_device(&self.writes);
         let ground = (store.mirror().id(), base);
         if let (Some(captured), None) = (&self.graph, &self.clock)
             && captured.of == ground
         {
-            // SAFETY: it was captured with this arena and store; kernels and numbers are held.
+            // SAFETY: it was captured with this arena and store; kernels and inputs are held.
             return unsafe { captured.graph.launch() };
         }
+        let on = (&*store, &*arena);
         if self.clock.is_some() {
-            return self.run_timed(store);
+            return self.run_timed(on);
         }
         self.graph = None;
-        self.enqueue(store)?;
-        let loaded = self.loaded.as_ref().expect("looked at before");
+        self.enqueue(on)?;
         // Libraries load lazily, which a capture forbids; faults of the program show here.
-        loaded.wait()?;
-        let graph = Graph::capture(&loaded.device, || self.enqueue(store))?;
+        self.loaded().wait()?;
+        let graph = Graph::capture(&arena.device, || self.enqueue(on))?;
         self.graph = Some(Captured {
             graph,
             of: ground,
@@ -377,7 +318,7 @@ impl Executor {
         self.loaded.as_ref().map_or(Ok(()), Loaded::wait)
     }
 
-    /// Waits for the last replay and copies its outputs to the host.
+    /// Waits for the last replay and copies its outputs to the host from the arena that it ran in.
     ///
     /// # Errors
     ///
@@ -385,31 +326,29 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// If there is no arena.
-    pub fn fetch(&mut self, store: &mut Store) -> Result<(), Fault> {
+    /// If another program has run in the arena since.
+    pub fn fetch(&mut self, store: &mut Store, arena: &Arena) -> Result<(), Fault> {
         if self.is_fetched {
             return Ok(());
         }
-        let (Some(loaded), Some(arena)) = (&self.loaded, &self.arena) else {
-            panic!("a program runs in an arena");
-        };
+        self.last.expect_in(arena.of);
         let outputs = self.program.outputs.iter();
         for slot in outputs.clone().filter_map(|(_, placed)| placed.slot()) {
             store.fetch_one(slot)?;
         }
-        let in_arena = outputs.zip(&mut self.fetched);
-        let in_arena = in_arena.filter(|((_, placed), _)| placed.slot().is_none());
-        let mut wanted: Vec<(u64, &mut [f32])> = in_arena
-            .map(|((_, placed), values)| {
-                let address = arena.memory.address + placed.offset() as u64;
-                (address, &mut **values)
-            })
+        let address = |placed: &Placed| self.argument(placed, (&*store, arena)).address;
+        let addresses: Vec<Option<u64>> = outputs
+            .map(|(_, placed)| placed.slot().is_none().then(|| address(placed)))
+            .collect();
+        let places = addresses.into_iter().zip(&mut self.fetched);
+        let mut wanted: Vec<(u64, &mut [f32])> = places
+            .filter_map(|(address, values)| Some((address?, &mut **values)))
             .collect();
         if wanted.is_empty() {
-            loaded.wait()?;
+            self.wait()?;
         } else {
-            // SAFETY: outputs lie in the arena.
-            unsafe { loaded.device.download(&mut wanted) }?;
+            // SAFETY: outputs lie in the arena, or among the inputs.
+            unsafe { arena.device.download(&mut wanted) }?;
         }
         self.is_fetched = true;
         Ok(())
@@ -441,21 +380,17 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// If it never had an arena.
+    /// If it never ran.
     pub(super) fn device(&self) -> &Arc<Device> {
-        &self
-            .loaded
-            .as_ref()
-            .expect("a program that is loaded")
-            .device
+        &self.loaded().device
     }
 
     /// Address of an output.
-    pub(super) fn output_at(&self, name: &str, store: &Store) -> Argument {
+    pub(super) fn output_at(&self, name: &str, on: On<'_>) -> Argument {
         let mut outputs = self.program.outputs.iter();
         let found = outputs.find(|(known, _)| known == name);
         let (_, placed) = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
-        self.argument(placed, store)
+        self.argument(placed, on)
     }
 
     /// Starts or restarts profiling. Replays are then enqueued op by op and waited for.
@@ -494,18 +429,18 @@ impl Executor {
 
     /// Enqueues the program with an event before each op, and reads the times. Events are created
     /// beforehand, because creating one takes as long as a small kernel.
-    fn run_timed(&mut self, store: &Store) -> Result<(), Fault> {
+    fn run_timed(&mut self, on: On<'_>) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         let marks = (0..=self.program.ops.len()).map(|_| loaded.device.event());
         let marks = marks.collect::<Result<Vec<Event>, Fault>>()?;
         marks[0].record(Stream::Programs)?;
         for (op, mark) in self.program.ops.iter().zip(&marks[1..]) {
             for step in op.steps.clone() {
-                self.put_one(step, store)?;
+                self.put_one(step, on)?;
             }
             mark.record(Stream::Programs)?;
         }
-        self.meet(self.program.steps.len(), store)?;
+        self.meet(self.program.steps.len(), on)?;
         loaded.wait()?;
         let times = self.clock.iter_mut().flatten();
         for (time, ends) in times.zip(marks.windows(2)) {
@@ -519,22 +454,22 @@ impl Executor {
     }
 
     /// Enqueues all steps.
-    fn enqueue(&self, store: &Store) -> Result<(), Fault> {
+    fn enqueue(&self, on: On<'_>) -> Result<(), Fault> {
         for step in 0..self.program.steps.len() {
-            self.put_one(step, store)?;
+            self.put_one(step, on)?;
         }
-        self.meet(self.program.steps.len(), store)
+        self.meet(self.program.steps.len(), on)
     }
 
     /// Before step `step`: starts all-reduces whose values are computed, and waits for those that
     /// are read from here on.
-    fn meet(&self, step: usize, store: &Store) -> Result<(), Fault> {
-        let loaded = self.loaded.as_ref().expect("a program that is loaded");
+    fn meet(&self, step: usize, on: On<'_>) -> Result<(), Fault> {
+        let loaded = self.loaded();
         let meetings = || self.program.buckets.iter().zip(&loaded.meetings);
         for (bucket, [made, all_reduced]) in meetings().filter(|(bucket, _)| bucket.made == step) {
             made.record(Stream::Programs)?;
             made.hold(Stream::AllReduce)?;
-            self.all_reduce(bucket, store)?;
+            self.all_reduce(bucket, on)?;
             all_reduced.record(Stream::AllReduce)?;
         }
         for (_, [_, all_reduced]) in meetings().filter(|(bucket, _)| bucket.read == step) {
@@ -544,8 +479,8 @@ impl Executor {
     }
 
     /// Enqueues the all-reduce of a bucket.
-    fn all_reduce(&self, bucket: &Bucket, store: &Store) -> Result<(), Fault> {
-        let loaded = self.loaded.as_ref().expect("a program that is loaded");
+    fn all_reduce(&self, bucket: &Bucket, on: On<'_>) -> Result<(), Fault> {
+        let loaded = self.loaded();
         let Program {
             ranks, tree_sum, ..
         } = self.program;
@@ -559,7 +494,7 @@ impl Executor {
         let meeting = Meeting {
             driver: loaded.device.driver(),
             joined,
-            argument: &|placed| self.argument(placed, store),
+            argument: &|placed| self.argument(placed, on),
         };
         // SAFETY: values lie in their places, which no step accesses between its start and the
         // wait for it (`buckets`); only this stream uses the scratch.
@@ -579,15 +514,15 @@ impl Executor {
     }
 
     /// Enqueues step `step`. The first that writes to the store waits for staged tensors to leave.
-    fn put_one(&self, step: usize, store: &Store) -> Result<(), Fault> {
-        let loaded = self.loaded.as_ref().expect("a program that is loaded");
-        self.meet(step, store)?;
+    fn put_one(&self, step: usize, on: On<'_>) -> Result<(), Fault> {
+        let loaded = self.loaded();
+        self.meet(step, on)?;
         if self.first_write == Some(step) {
-            store.mirror().staging().left().hold_anew()?;
+            on.0.mirror().staging().left().hold_anew()?;
         }
-        let argument = |placed: &Placed| self.argument(placed, store);
-        // SAFETY: every operand lies in its place in the arena, the store or the numbers, with
-        // that length.
+        let argument = |placed: &Placed| self.argument(placed, on);
+        // SAFETY: every operand lies in its place in the arena, the store or the inputs, with that
+        // length.
         unsafe {
             enqueue(
                 loaded.device.driver(),
@@ -599,17 +534,14 @@ impl Executor {
         }
     }
 
-    fn argument(&self, placed: &Placed, store: &Store) -> Argument {
-        let (Some(loaded), Some(arena)) = (&self.loaded, &self.arena) else {
-            unreachable!("a program that is loaded");
-        };
+    fn argument(&self, placed: &Placed, (store, arena): On<'_>) -> Argument {
         let start = match placed.memory {
             placed::Memory::Arena(offset) => arena.memory.address + offset as u64,
             placed::Memory::Store(slot) if placed.dtype == DType::Bf16 => {
                 store.mirror().rounded(slot)
             }
             placed::Memory::Store(slot) => store.mirror().address(slot),
-            placed::Memory::Parameters => loaded.numbers.address,
+            placed::Memory::Given(offset) => self.loaded().inputs.place.address + offset as u64,
         };
         Argument {
             address: start + placed.skipped() as u64,
@@ -617,6 +549,20 @@ impl Executor {
             len: placed.len,
             written: placed.written,
         }
+    }
+}
+
+impl Deref for Executor {
+    type Target = Given;
+
+    fn deref(&self) -> &Given {
+        &self.program.given
+    }
+}
+
+impl DerefMut for Executor {
+    fn deref_mut(&mut self) -> &mut Given {
+        &mut self.program.given
     }
 }
 

@@ -9,7 +9,12 @@ use crate::store::Slot;
 use crate::value::DType;
 
 /// Numbers of the step before its scalars: seed (low, high), step, first row.
-pub(crate) const FIXED_PARAMETERS: usize = 4;
+const FIXED_PARAMETERS: usize = 4;
+
+/// Words of the numbers of a step, which follow the inputs.
+pub(crate) fn numbers(scalars: usize) -> usize {
+    FIXED_PARAMETERS + scalars
+}
 
 /// Memory that an operand lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +22,8 @@ pub(crate) enum Memory {
     /// Bytes from the start of the arena.
     Arena(usize),
     Store(Slot),
-    Parameters,
+    /// Bytes from the start of what the program is given: inputs, then the numbers of the step.
+    Given(usize),
 }
 
 /// An operand with its place.
@@ -41,15 +47,7 @@ impl Placed {
     pub(crate) fn slot(&self) -> Option<Slot> {
         match self.memory {
             Memory::Store(slot) => Some(slot),
-            Memory::Arena(_) | Memory::Parameters => None,
-        }
-    }
-
-    /// Bytes from the start of the arena, for an operand in the arena.
-    pub(crate) fn offset(&self) -> usize {
-        match self.memory {
-            Memory::Arena(offset) => offset + self.skipped(),
-            Memory::Store(_) | Memory::Parameters => unreachable!("it lies in the arena"),
+            Memory::Arena(_) | Memory::Given(_) => None,
         }
     }
 }

@@ -10,9 +10,10 @@ use super::fusion::fused;
 use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
-use super::placed::{FIXED_PARAMETERS, Memory, Placed, PlacedOp, PlacedProduct, Step, Way};
+use super::placed::{Memory, Placed, PlacedOp, PlacedProduct, Step, Way, numbers};
 use super::sites::{self, Found};
 use crate::cuda::casts::stored;
+use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::{Place, Plan};
 use crate::precision::Precision;
@@ -33,9 +34,9 @@ pub(crate) struct Program {
     pub(crate) buckets: Vec<Bucket>,
     pub(crate) ranks: usize,
     pub(crate) tree_sum: Option<usize>,
-    pub(crate) inputs: BTreeMap<String, Placed>,
     pub(crate) outputs: Vec<(String, Placed)>,
-    pub(crate) scalars: Vec<String>,
+    /// Inputs and numbers of the next replay.
+    pub(crate) given: Given,
 }
 
 /// A lowered op.
@@ -78,21 +79,17 @@ impl Program {
         for planned in &plan.nodes {
             let node = &builder.nodes[planned.node];
             let first = steps.len();
-            let input = |index: usize| match planned.inputs[index] {
-                Place::Arena(offset) => Memory::Arena(offset),
-                Place::Store(slot) => Memory::Store(slot),
-            };
             let placed = |operand: Operand| Placed {
                 memory: match operand.at {
-                    At::Input(index) => input(index),
+                    At::Input(index) => memory(planned.inputs[index]),
                     At::Output(index) => Memory::Arena(planned.outputs[index]),
                     At::Scratch(first) => Memory::Arena(planned.scratch + first),
-                    At::Parameters => Memory::Parameters,
+                    At::Parameters => Memory::Given(plan.input_bytes()),
                 },
                 dtype: operand.dtype,
                 first: operand.first,
                 len: if operand.at == At::Parameters {
-                    FIXED_PARAMETERS + builder.scalars.len()
+                    numbers(builder.scalars.len())
                 } else {
                     operand.len
                 },
@@ -136,8 +133,6 @@ impl Program {
             });
         }
         let at = |v: Value| plan.places[v.index()].map(|place| value(place, builder.ty(v)));
-        let inputs = builder.inputs.iter();
-        let inputs = inputs.filter_map(|(name, &v)| Some((name.clone(), at(v)?)));
         let outputs = builder.outputs.iter();
         let outputs =
             outputs.map(|(name, v)| (name.clone(), at(*v).expect("an output is computed")));
@@ -148,14 +143,18 @@ impl Program {
             tree_sum: is_exact.then(|| writer.kernel(&tree_sum(ranks))),
             buckets,
             ranks,
-            inputs: inputs.collect(),
             outputs: outputs.collect(),
-            scalars: builder.scalars.clone(),
+            given: Given::new(builder, &plan),
             kernels: writer.kernels,
             steps,
             ops,
             plan,
         }
+    }
+
+    /// Bytes of inputs and numbers.
+    pub(crate) fn given_bytes(&self) -> usize {
+        self.plan.input_bytes() + 4 * numbers(self.given.parameters.scalars.len())
     }
 
     /// Bytes of all-reduces beside the arena.
@@ -217,12 +216,17 @@ impl Program {
     }
 }
 
+fn memory(place: Place) -> Memory {
+    match place {
+        Place::Input(offset) => Memory::Given(offset),
+        Place::Arena(offset) => Memory::Arena(offset),
+        Place::Store(slot) => Memory::Store(slot),
+    }
+}
+
 pub(crate) fn value(place: Place, ty: &Type) -> Placed {
     Placed {
-        memory: match place {
-            Place::Arena(offset) => Memory::Arena(offset),
-            Place::Store(slot) => Memory::Store(slot),
-        },
+        memory: memory(place),
         dtype: ty.dtype,
         first: 0,
         len: ty.len(),

@@ -6,8 +6,8 @@ use std::thread;
 use super::driver::{Stream, Way};
 use super::emulated::{Call, Emulated, Ignored, Order, is_there};
 use super::replay_tests::{ask, emulated, told_in_one_line, training};
-use super::tests::on;
-use super::{Device, Executor, Result, Staged};
+use super::tests::{Alone, on};
+use super::{Device, Result, Staged};
 use crate::store::{Named, Slot, Store, Values};
 
 /// Words of each tensor.
@@ -57,7 +57,7 @@ fn states(steps: u8) -> Vec<State> {
 }
 
 /// A device on which the first step was enqueued.
-fn started(order: Order) -> (Arc<Emulated>, Arc<Device>, Store, Executor) {
+fn started(order: Order) -> (Arc<Emulated>, Arc<Device>, Store, Alone) {
     let (emulated, device) = emulated(order);
     let (b, mut store) = training();
     let mut executor = on(&device, &b).unwrap();
@@ -122,7 +122,7 @@ fn a_program_that_is_enqueued_op_by_op_waits_too() {
         let ignored = [None, Some(Ignored::FollowAnew)];
         ignored.map(|ignored| (order, ignored))
     }) {
-        let staged_before = |next: &dyn Fn(&Arc<Device>, &mut Executor, &mut Store)| {
+        let staged_before = |next: &dyn Fn(&Arc<Device>, &mut Alone, &mut Store)| {
             let (emulated, device, mut store, mut executor) = started(order);
             emulated.ignore(ignored);
             let staged = stage(&store);

@@ -11,7 +11,7 @@ use super::kernel::Kernel;
 use super::libraries::Library;
 use super::program::Program;
 use super::{Arena, Device, Fault};
-use crate::cpu::{Executor, Pool};
+use crate::cpu::{self, Pool};
 use crate::cuda;
 use crate::cuda::device_op::DeviceGraph;
 use crate::op::Builder;
@@ -42,15 +42,31 @@ impl Plan for DeviceGraph {
     }
 }
 
-/// Plans a program for a device and loads it.
-pub(crate) fn on(device: &Arc<Device>, b: &dyn Plan) -> cuda::Result<cuda::Executor> {
-    let mut executor = b.planned(device);
-    executor.attach(Arena::new(device, executor.plan().arena_bytes())?)?;
-    Ok(executor)
+/// A program with an arena for itself.
+pub(crate) type Alone = crate::alone::Alone<cuda::Executor, Arena>;
+
+impl Alone {
+    pub(crate) fn of(program: cuda::Executor, device: &Arc<Device>) -> cuda::Result<Self> {
+        let arena = Arena::new(device, program.plan().arena_bytes())?;
+        Ok(Self { program, arena })
+    }
+
+    pub(crate) fn run(&mut self, store: &mut Store) -> cuda::Result<()> {
+        self.program.run(store, &mut self.arena)
+    }
+
+    pub(crate) fn fetch(&mut self, store: &mut Store) -> cuda::Result<()> {
+        self.program.fetch(store, &self.arena)
+    }
+}
+
+/// Plans a program for a device.
+pub(crate) fn on(device: &Arc<Device>, b: &dyn Plan) -> cuda::Result<Alone> {
+    Alone::of(b.planned(device), device)
 }
 
 /// Sets the inputs and numbers of the next replay.
-fn fill(executor: &mut cuda::Executor, inputs: Inputs<'_>, parameters: &StepParameters) {
+fn fill(executor: &mut Alone, inputs: Inputs<'_>, parameters: &StepParameters) {
     executor.parameters.clone_from(parameters);
     for (name, words) in inputs {
         if executor.has_input(name) {
@@ -61,7 +77,7 @@ fn fill(executor: &mut cuda::Executor, inputs: Inputs<'_>, parameters: &StepPara
 
 /// Outputs, and tensors of the store, after the last replay.
 pub(crate) fn found(
-    executor: &mut cuda::Executor,
+    executor: &mut Alone,
     store: &mut Store,
 ) -> cuda::Result<Vec<(String, Vec<f32>)>> {
     executor.fetch(store)?;
@@ -75,7 +91,7 @@ pub(crate) fn found(
 
 /// Outputs, and tensors of the store, after one more replay.
 pub(crate) fn replay_on(
-    executor: &mut cuda::Executor,
+    executor: &mut Alone,
     store: &mut Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,
@@ -200,7 +216,7 @@ pub(crate) fn agree(
     let Some((device, found)) = replay(b, store, inputs, parameters) else {
         return;
     };
-    let mut executor = Executor::new(b, Arc::new(Pool::single()));
+    let mut executor = cpu::Alone::new(b, Arc::new(Pool::single()));
     executor.parameters = parameters.clone();
     for (name, words) in inputs {
         if executor.has_input(name) {

@@ -9,7 +9,7 @@ use super::device::{ALIGN, Device, Event, Memory};
 use super::driver::{Argument, Module, Stream, Transfer, Way};
 use super::enqueue::enqueue;
 use super::kernel::Kernel;
-use super::placed::{self, FIXED_PARAMETERS, Placed, PlacedProduct, Step};
+use super::placed::{self, Placed, PlacedProduct, Step};
 
 /// Timed replays, of which the fastest counts.
 const REPLAYS: usize = 5;
@@ -81,40 +81,39 @@ const APART: usize = 128 << 20;
 /// Maximum of copies that one measurement averages over.
 const MOST_COPIES: usize = 16;
 
-/// Memory to time alternatives in: enough copies of an arena to exceed the caches of the device.
+/// Memory to time alternatives in: enough copies of what they read and write to exceed the caches
+/// of the device.
 pub(super) struct Trial<'d> {
     device: &'d Arc<Device>,
-    arena: Memory,
-    numbers: Memory,
+    memory: Memory,
+    /// Bytes of the arena of a copy, after which comes what it is given.
+    arena: usize,
     /// Bytes of a copy, and number of copies.
     bytes: usize,
     copies: usize,
 }
 
 impl<'d> Trial<'d> {
-    /// Copies of an arena of `bytes`, filled with arbitrary numbers; `None` if memory is lacking.
+    /// Copies of an arena of `arena` bytes and of `given` more, filled with arbitrary numbers;
+    /// `None` if memory is lacking.
     pub(super) fn new(
         device: &'d Arc<Device>,
-        bytes: usize,
-        scalars: usize,
+        arena: usize,
+        given: usize,
     ) -> Result<Option<Self>, Fault> {
-        let bytes = bytes.next_multiple_of(ALIGN);
+        let arena = arena.next_multiple_of(ALIGN);
+        let bytes = (arena + given).next_multiple_of(ALIGN);
         let room = |bytes| device.allocate(bytes, "a trial").ok();
         let copies = (APART / bytes.max(1)).clamp(1, MOST_COPIES);
-        let several = room(copies * bytes).map(|arena| (arena, copies));
-        let Some((arena, copies)) = several.or_else(|| Some((room(bytes)?, 1))) else {
+        let several = room(copies * bytes).map(|memory| (memory, copies));
+        let Some((memory, copies)) = several.or_else(|| Some((room(bytes)?, 1))) else {
             return Ok(None);
         };
-        let Some(numbers) = room(4 * (FIXED_PARAMETERS + scalars)) else {
-            return Ok(None);
-        };
-        for memory in [&arena, &numbers] {
-            fill(device, memory)?;
-        }
+        fill(device, &memory)?;
         Ok(Some(Self {
             device,
+            memory,
             arena,
-            numbers,
             bytes,
             copies,
         }))
@@ -134,7 +133,7 @@ impl<'d> Trial<'d> {
 
     /// Words of the first copy.
     pub(super) fn words_at(&self, at: impl Iterator<Item = usize>) -> Result<Vec<u32>, Fault> {
-        let at: Vec<u64> = at.map(|at| self.arena.address + 4 * at as u64).collect();
+        let at: Vec<u64> = at.map(|at| self.memory.address + 4 * at as u64).collect();
         let mut words = vec![0f32; at.len()];
         let mut wanted: Vec<(u64, &mut [f32])> = at.into_iter().zip(words.chunks_mut(1)).collect();
         // SAFETY: words in the arena.
@@ -194,23 +193,20 @@ impl<'d> Trial<'d> {
         let argument = |placed: &Placed| self.argument(copy, placed);
         let steps = steps.iter();
         for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
-            // SAFETY: every operand lies in its place in the arena or the numbers, with that
-            // length.
+            // SAFETY: every operand lies in its place in the copy, with that length.
             unsafe { enqueue(self.device.driver(), kernels, module, step, &argument) }?;
         }
         Ok(())
     }
 
     fn argument(&self, copy: usize, placed: &Placed) -> Argument {
-        let start = match placed.memory {
-            placed::Memory::Arena(offset) => {
-                self.arena.address + (copy * self.bytes + offset) as u64
-            }
-            placed::Memory::Parameters => self.numbers.address,
+        let offset = match placed.memory {
+            placed::Memory::Arena(offset) => offset,
+            placed::Memory::Given(offset) => self.arena + offset,
             placed::Memory::Store(_) => unreachable!("a trial has inputs alone"),
         };
         Argument {
-            address: start + placed.skipped() as u64,
+            address: self.memory.address + (copy * self.bytes + offset + placed.skipped()) as u64,
             dtype: placed.dtype,
             len: placed.len,
             written: placed.written,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor, Var};
 
-use crate::cpu::{Executor, Pool};
+use crate::cpu::{Alone, Pool};
 use crate::cuda::casts::rounded_wherever_possible;
 use crate::cuda::tests::{Plan, replay};
 use crate::op::{Builder, Result};
@@ -34,7 +34,7 @@ pub(crate) fn random(dims: &[usize], seed: u64) -> Sample {
 /// Outputs of a program: on the CPU, then on a device if there is one.
 pub(crate) fn outputs(b: &Builder, mut store: Store) -> Vec<Vec<(String, Vec<f32>)>> {
     let device = replay(b, &store, &[], &StepParameters::default());
-    let mut executor = Executor::new(b, Arc::new(Pool::new(2).unwrap()));
+    let mut executor = Alone::new(b, Arc::new(Pool::new(2).unwrap()));
     executor.run(&mut store);
     let names = executor.output_names().map(str::to_owned);
     let on_cpu = names.map(|name| {
@@ -161,14 +161,14 @@ impl Oracle {
                     Some((device, found.map(|(_, values)| values).collect()))
                 });
             }
-            let mut executor = Executor::new(&b, Arc::new(Pool::new(threads).unwrap()));
+            let mut executor = Alone::new(&b, Arc::new(Pool::new(threads).unwrap()));
             executor
                 .input("upstream")
                 .copy_from_slice(&self.upstream.values);
             for (name, _, ids) in &self.tokens {
                 executor.input_u32(name).copy_from_slice(ids);
             }
-            let read = |executor: &Executor, store: &Store| -> Vec<Vec<f32>> {
+            let read = |executor: &Alone, store: &Store| -> Vec<Vec<f32>> {
                 let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
                 names
                     .iter()

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::GeluKind;
-use spd_engine::{Builder, Executor, OpProfile, Pool, Precision, Processor, Store, Type};
+use spd_engine::{Alone, Builder, OpProfile, Pool, Precision, Processor, Store, Type};
 
 use crate::fault::Fault;
 
@@ -128,7 +128,7 @@ fn gemm(pool: &Arc<Pool>, precision: Precision, [m, k, n]: [usize; 3]) -> Result
     let w = b.input("w", &Type::f32(&[k, n]))?;
     let product = b.matmul(a, w)?;
     b.output("product", product);
-    let mut program = Executor::new(&b, &Arc::clone(pool).into())?;
+    let mut program = Alone::new(&b, &Arc::clone(pool).into())?;
     fill(program.input("a"));
     fill(program.input("w"));
     let mut store = Store::new();
@@ -169,7 +169,7 @@ pub(super) const GPU_SIZES: Sizes = Sizes {
 
 /// Seconds that the op of each name takes in the best of so many replays.
 fn fastest_ops_s<const N: usize>(
-    program: &mut Executor,
+    program: &mut Alone,
     store: &mut Store,
     names: [&str; N],
     rounds: usize,
@@ -207,7 +207,7 @@ fn gemm_of_gpu(
     let product = b.matmul(a, w)?;
     let sum = b.sum_squares(product)?;
     b.output("sum", sum);
-    let mut program = Executor::new(&b, processor)?;
+    let mut program = Alone::new(&b, processor)?;
     fill(program.input("a"));
     let [s] = fastest_ops_s(&mut program, &mut store, ["matmul"], rounds)?;
     Ok((2 * m * k * n) as f64 / s)
@@ -223,7 +223,7 @@ fn copy_of_gpu(processor: &Processor, bytes: usize, rounds: usize) -> Result<f64
     let x = b.persistent(&store, x);
     let y = b.relu(x)?;
     b.output("y", y);
-    let mut program = Executor::new(&b, processor)?;
+    let mut program = Alone::new(&b, processor)?;
     let [s] = fastest_ops_s(&mut program, &mut store, ["relu"], rounds)?;
     Ok((2 * rows * 1024 * size_of::<f32>()) as f64 / s)
 }
@@ -240,7 +240,7 @@ fn expensive_ops(processor: &Processor, near: usize, rounds: usize) -> Result<[f
     }
     let draws = b.uniform(Stream::new(Purpose::Source, 0, 0), &[near / 1024, 1024])?;
     b.output("draws", draws);
-    let mut program = Executor::new(&b, processor)?;
+    let mut program = Alone::new(&b, processor)?;
     fill(program.input("x"));
     let names = ["gelu", "gelu_grad", "uniform"];
     let best_s = fastest_ops_s(&mut program, &mut Store::new(), names, rounds)?;

@@ -5,7 +5,7 @@
 use rayon::prelude::*;
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, Mask, MaskValues};
-use spd_engine::{Builder, Executor, Result, Store, Value};
+use spd_engine::{Builder, Given, Result, Store, Value};
 
 use crate::decomposition::{BatchShape, Decomposition, Draws};
 use crate::parameters::{BETA2, Group, Update};
@@ -57,10 +57,10 @@ pub(super) fn program(
 
 /// Gives a program uniform masks, other ones for each `number`; to be called on a thread of the
 /// pool.
-pub(super) fn draw(decomposition: &Decomposition, number: u32, executor: &mut Executor) {
+pub(super) fn draw(decomposition: &Decomposition, number: u32, given: &mut Given) {
     for (index, site) in (0u16..).zip(&decomposition.sites) {
         let stream = Stream::new(Purpose::Source, 0, index);
-        let masks = executor.input(&name(decomposition, usize::from(index)));
+        let masks = given.input(&name(decomposition, usize::from(index)));
         masks
             .par_chunks_mut(site.components)
             .zip(0u32..u32::MAX)

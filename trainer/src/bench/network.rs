@@ -4,7 +4,7 @@
 //! that of the input included.
 
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Builder, Executor, Result, Slot, Store, Type, Value};
+use spd_engine::{Builder, Given, Result, Slot, Store, Type, Value};
 
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::networks::{Input, TargetTensor};
@@ -115,9 +115,9 @@ pub(super) fn program(
 }
 
 /// Gives the program of a toy its cotangent.
-pub(super) fn draw(program: &mut Executor) {
-    if program.has_input(COTANGENT) {
+pub(super) fn draw(given: &mut Given) {
+    if given.has_input(COTANGENT) {
         let stream = Stream::new(Purpose::Source, 0, 0);
-        stream.fill_uniform(0, 0, 0, program.input(COTANGENT));
+        stream.fill_uniform(0, 0, 0, given.input(COTANGENT));
     }
 }

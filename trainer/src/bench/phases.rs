@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use spd_engine::{Builder, Executor, OpProfile, Pool};
+use spd_engine::{Alone, Builder, OpProfile, Pool};
 
 use super::ceilings::{Ceilings, MeasuredStep, Sizes};
 use super::clock::Timed;
@@ -253,22 +253,22 @@ enum End {
     Losses,
 }
 
-fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
+fn part(workload: &Workload, end: End) -> Result<Alone, Fault> {
     let (decomposition, store) = (&workload.decomposition, &workload.store);
     let mut b = Builder::with_precision(decomposition.precision());
     if end == End::Forward {
         let (loss, _) = network::forward(decomposition, &mut b, store, workload.shape())?;
         b.output("loss", loss);
-        return Ok(Executor::new(&b, &workload.processor)?);
+        return Ok(Alone::new(&b, &workload.processor)?);
     }
     if end == End::Gradients {
         network::gradients(decomposition, &mut b, store, workload.shape())?;
-        return Ok(Executor::new(&b, &workload.processor)?);
+        return Ok(Alone::new(&b, &workload.processor)?);
     }
     if end == End::GivenMasks {
         let loss = compile_benchmark::forward(decomposition, &mut b, store, workload.shape())?;
         b.output("loss", loss);
-        return Ok(Executor::new(&b, &workload.processor)?);
+        return Ok(Alone::new(&b, &workload.processor)?);
     }
     let clean_pass = decomposition.clean_pass(&mut b, store, workload.shape(), &Draws::Counters)?;
     b.output("clean", clean_pass.output);
@@ -283,7 +283,7 @@ fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
             b.output(loss.name, loss.value);
         }
     }
-    Ok(Executor::new(&b, &workload.processor)?)
+    Ok(Alone::new(&b, &workload.processor)?)
 }
 
 /// Time that each stage adds to those before it. A part smaller than the noise may be negative, and

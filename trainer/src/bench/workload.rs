@@ -2,7 +2,7 @@
 
 use spd_dataloader::{Batch, Source};
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Builder, Executor, Processor, Store};
+use spd_engine::{Alone, Builder, Given, Processor, Store};
 
 use super::clock::Timed;
 use super::{Preset, Step, compile_benchmark, network};
@@ -47,7 +47,7 @@ pub(super) struct Workload {
     pub(super) decomposition: Decomposition,
     pub(super) store: Store,
     pub(super) processor: Processor,
-    pub(super) program: Executor,
+    pub(super) program: Alone,
     pub(super) kind: Step,
     batches: Vec<Batch>,
     /// Which block of a batch is this rank's.
@@ -70,8 +70,8 @@ impl Workload {
         decomposition.initialise(&mut store);
         store.zeros(HALT, &[2]);
         let builder = step(preset, &decomposition, &store)?;
-        let mut program = Executor::new(&builder, processor)?;
-        program.parameters().seed = run.seed;
+        let mut program = Alone::new(&builder, processor)?;
+        program.parameters.seed = run.seed;
         if let Some(ranks) = world.ranks() {
             program.meet(ranks.clone());
             ranks.make_room()?;
@@ -91,10 +91,10 @@ impl Workload {
 
     /// Bytes that the step is planned to hold where it runs.
     pub(super) fn planned_bytes(&self) -> usize {
-        let arena = self.program.plan().arena_bytes();
+        let program = self.program.plan().arena_bytes() + self.program.own_bytes();
         match &self.processor {
-            Processor::Cpu(_) => arena + packed_bytes([&self.program]) + self.store.bytes(),
-            Processor::Gpu(_) => arena + self.store.device_bytes() + self.program.own_bytes(),
+            Processor::Cpu(_) => program + packed_bytes([&*self.program]) + self.store.bytes(),
+            Processor::Gpu(_) => program + self.store.device_bytes(),
         }
     }
 
@@ -105,12 +105,12 @@ impl Workload {
 
     /// Masks for a program that is a part of the step, where the step is given its masks; a toy's
     /// cotangent.
-    pub(super) fn draw(&self, part: &mut Executor) {
+    pub(super) fn draw(&self, part: &mut Given) {
         draw(self.kind, &self.decomposition, self.steps, part);
     }
 
     /// A batch and scalars for a program that is a part of the step.
-    pub(super) fn prepare_part(&self, index: usize, part: &mut Executor) {
+    pub(super) fn prepare_part(&self, index: usize, part: &mut Given) {
         fill(part, &self.batches[index % BATCHES]);
         set_scalars(&self.decomposition, self.steps.max(1), part);
     }
@@ -127,7 +127,7 @@ impl Workload {
         names
             .filter_map(|name| Some((name, name.strip_prefix("loss/")?)))
             .map(|(name, term)| {
-                let value = f64::from(self.program.scalar_output(name, &self.store));
+                let value = f64::from(self.program.output(name, &self.store)[0]);
                 let theirs = match term {
                     "importance_minimality" => "imp_min".to_owned(),
                     "faithfulness" => "faith".to_owned(),
@@ -150,7 +150,7 @@ impl Timed for Workload {
         let blocks = self.decomposition.run.train.blocks();
         let batch = &self.batches[batch % BATCHES];
         fill_block(&mut self.program, batch, self.block, blocks);
-        self.program.parameters().step = self.steps;
+        self.program.parameters.step = self.steps;
         self.steps += 1;
         set_scalars(&self.decomposition, self.steps, &mut self.program);
         Ok(self.program.run(&mut self.store)?)
@@ -161,11 +161,11 @@ impl Timed for Workload {
     }
 }
 
-fn draw(kind: Step, decomposition: &Decomposition, number: u32, program: &mut Executor) {
+fn draw(kind: Step, decomposition: &Decomposition, number: u32, given: &mut Given) {
     match kind {
         Step::Training => {}
-        Step::Network => network::draw(program),
-        Step::GivenMasks { .. } => compile_benchmark::draw(decomposition, number, program),
+        Step::Network => network::draw(given),
+        Step::GivenMasks { .. } => compile_benchmark::draw(decomposition, number, given),
     }
 }
 
@@ -185,7 +185,7 @@ pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomp
     Ok(decomposition)
 }
 
-fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executor) {
+fn set_scalars(decomposition: &Decomposition, update: u32, given: &mut Given) {
     let run = &decomposition.run;
     let steps = run.train.steps;
     let half_way = learning_rate(&run.train.lr, steps / 2, steps);
@@ -194,7 +194,7 @@ fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executo
     for loss in &run.losses {
         scalars.extend(loss.term.term().step_scalars(0.5, steps / 2));
     }
-    parameters::set_scalars(program, scalars);
+    parameters::set_scalars(given, scalars);
 }
 
 fn start_target(target: &dyn Target, store: &mut Store) {

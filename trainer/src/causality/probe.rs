@@ -69,7 +69,12 @@ pub(super) fn measure(
         let logits = 8 * ROWS * positions * vocab;
         let bytes = program.plan().arena_bytes();
         on.check_memory(bytes.saturating_add(logits))?;
-        program.attach(on.processor.arena(bytes)?)?;
+        let mut arena = on.processor.arena(bytes)?;
+        let mut replay = |tokens: &[u32]| {
+            program.input_u32("input").copy_from_slice(tokens);
+            program.run_and_fetch(&mut store, &mut arena)?;
+            Ok::<_, Fault>(program.output("logits", &store, &arena).to_vec())
+        };
         let mut tokens = vec![0; ROWS * positions];
         for (row, tokens) in tokens.chunks_mut(positions).enumerate() {
             draw(0, row, vocab, tokens);
@@ -82,7 +87,7 @@ pub(super) fn measure(
             })
         };
         told(0);
-        let before = replay(&mut program, &mut store, &tokens)?;
+        let before = replay(&tokens)?;
         let mut places = vec![positions - 1, positions / 2];
         places.dedup();
         let mut found = Vec::new();
@@ -93,7 +98,7 @@ pub(super) fn measure(
                 let next = u64::from(row[token]) + 1;
                 row[token] = u32::try_from(next % vocab as u64).unwrap_or(0);
             }
-            let after = replay(&mut program, &mut store, &changed)?;
+            let after = replay(&changed)?;
             found.push(compared([&before, &after], token, positions));
         }
         Ok::<_, Fault>(found)
@@ -105,12 +110,6 @@ pub(super) fn measure(
             .then(|| probe(false, "suffix probe without mask"))
             .transpose()?,
     })
-}
-
-fn replay(program: &mut Executor, store: &mut Store, tokens: &[u32]) -> Result<Vec<f32>, Fault> {
-    program.input_u32("input").copy_from_slice(tokens);
-    program.run_and_fetch(store)?;
-    Ok(program.output("logits", store).to_vec())
 }
 
 /// The differences before a token.

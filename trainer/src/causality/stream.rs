@@ -147,7 +147,7 @@ impl Lesson<'_> {
         let mut program = Executor::planned(&b, on.processor);
         let bytes = program.plan().arena_bytes();
         on.check_memory(bytes)?;
-        program.attach(on.processor.arena(bytes)?)?;
+        let mut arena = on.processor.arena(bytes)?;
         let mut losses = Vec::new();
         let mut row = vec![0; self.positions + 1];
         for step in 0..self.steps {
@@ -160,8 +160,8 @@ impl Lesson<'_> {
             }
             set_scalars(&mut program, [("lr", LR)]);
             set_scalars(&mut program, corrections(BETA2, step + 1));
-            program.run_and_fetch(&mut store)?;
-            let loss = f64::from(program.scalar_output("loss", &store));
+            program.run_and_fetch(&mut store, &mut arena)?;
+            let loss = f64::from(program.output("loss", &store, &arena)[0]);
             if !loss.is_finite() {
                 return Err(Fault::NotFinite(format!(
                     "{}: its loss on the random stream is {loss} after {step} steps",

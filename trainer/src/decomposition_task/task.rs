@@ -3,12 +3,10 @@
 use std::path::Path;
 
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Executor, Store};
+use spd_engine::{Arena, Executor, Given, Store};
 use spd_tracker::Value;
 
 use super::DecompositionTask;
-use crate::arena::in_arena_of;
-use crate::batch_program::BatchProgram;
 use crate::data::{eval_feed, training_feed};
 use crate::fault::{Fault, Interrupt};
 use crate::figures;
@@ -19,19 +17,19 @@ use crate::refused_step::{halted, refused};
 use crate::run_file::FaithfulnessWarmup;
 use crate::schedule::learning_rate;
 use crate::step::WARMUP_LOSS;
-use crate::task::{CheckStop, Measured, NonFinite, Task};
+use crate::task::{CheckStop, Measured, NonFinite, PartTimes, Task};
 
 /// One update on faithfulness alone, counted from 1.
 fn warm_up(
     program: &mut Executor,
-    store: &mut Store,
+    (store, arena): (&mut Store, &mut Arena),
     settings: &FaithfulnessWarmup,
     update: u64,
 ) -> Result<(), Fault> {
-    program.parameters().step = u32::try_from(update).unwrap_or(u32::MAX);
+    program.parameters.step = u32::try_from(update).unwrap_or(u32::MAX);
     set_scalars(program, [("lr", settings.lr)]);
     set_scalars(program, corrections(BETA2, update));
-    Ok(program.run(store)?)
+    Ok(program.run(store, arena)?)
 }
 
 impl Task for DecompositionTask {
@@ -47,8 +45,21 @@ impl Task for DecompositionTask {
         self.decomposition.run.eval.every
     }
 
-    fn program(&mut self) -> &mut BatchProgram {
-        &mut self.program
+    fn start_clock(&mut self) {
+        self.program.start_clock();
+    }
+
+    fn run(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        set: &dyn Fn(&mut Given),
+    ) -> Result<(), Fault> {
+        self.program.run(store, &mut self.arena, batch, set)
+    }
+
+    fn fetch(&mut self, store: &mut Store) -> Result<PartTimes, Fault> {
+        self.program.fetch(store, &self.arena)
     }
 
     fn source(&self) -> (Source, Feed) {
@@ -100,34 +111,32 @@ impl Task for DecompositionTask {
         let Some(program) = &mut self.warmup else {
             return Ok(());
         };
-        let parameters = &self.decomposition.parameters;
-        in_arena_of(&mut self.program.program, program, |program| {
-            let ended = (made..settings.steps).try_for_each(|made| {
-                check_stop(made)?;
-                Ok(warm_up(program, store, &settings, made + 1)?)
-            });
-            if matches!(ended, Err(Interrupt::Fault(_))) {
-                return ended;
-            }
-            if let Some(bad) = halted(store)? {
-                warm_up(program, store, &settings, bad)?;
-                program.fetch(store)?;
-                let loss = f64::from(program.scalar_output(WARMUP_LOSS, store));
-                let norms = program.output("norms/components", store);
-                let mut names = parameters.names(store, Group::Components).zip(norms);
-                let begins = names.find(|(_, norm)| !norm.is_finite());
-                let found = NonFinite {
-                    what: begins.map(|(name, _)| format!("the gradient of `{name}`")),
-                    advice: "look at the weights of the target and at lr in [train.faithfulness_warmup]",
-                };
-                let place = format!("faithfulness warm-up, update {bad}");
-                let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
-                return Err(refused(&place, &terms, &found).into());
-            }
-            ended?;
-            parameters.forget(store);
-            Ok(())
-        })
+        let (parameters, arena) = (&self.decomposition.parameters, &mut self.arena);
+        let ended = (made..settings.steps).try_for_each(|made| {
+            check_stop(made)?;
+            Ok(warm_up(program, (store, arena), &settings, made + 1)?)
+        });
+        if matches!(ended, Err(Interrupt::Fault(_))) {
+            return ended;
+        }
+        if let Some(bad) = halted(store)? {
+            warm_up(program, (store, arena), &settings, bad)?;
+            program.fetch(store, arena)?;
+            let loss = f64::from(program.output(WARMUP_LOSS, store, arena)[0]);
+            let norms = program.output("norms/components", store, arena);
+            let mut names = parameters.names(store, Group::Components).zip(norms);
+            let begins = names.find(|(_, norm)| !norm.is_finite());
+            let found = NonFinite {
+                what: begins.map(|(name, _)| format!("the gradient of `{name}`")),
+                advice: "look at the weights of the target and at lr in [train.faithfulness_warmup]",
+            };
+            let place = format!("faithfulness warm-up, update {bad}");
+            let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
+            return Err(refused(&place, &terms, &found).into());
+        }
+        ended?;
+        parameters.forget(store);
+        Ok(())
     }
 
     fn find_non_finite(
@@ -140,21 +149,7 @@ impl Task for DecompositionTask {
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {
-        let program = &self.program.program;
-        let mut seen = Vec::new();
-        for name in program.output_names() {
-            match name.strip_prefix("norms/") {
-                None => seen.push((
-                    name.to_owned(),
-                    f64::from(program.scalar_output(name, store)),
-                )),
-                Some(group) => {
-                    let norms = program.output(name, store);
-                    let total = f64::from(norms.last().copied().unwrap_or(0.0)).sqrt();
-                    seen.push((format!("grad_norm/{group}"), total));
-                }
-            }
-        }
+        let mut seen = self.program.observe(store, &self.arena);
         for (group, site, norm) in self.site_norms(store) {
             let path = self.decomposition.sites[site].path();
             seen.push((format!("grad_norm/{}/{path}", group.name()), norm));
@@ -192,12 +187,11 @@ impl Task for DecompositionTask {
             ..eval_feed(run.seed, run.eval.batch_size)
         };
         let held_out = (&self.sources.eval, &feed, run.eval.batches);
-        let owner = &mut self.program.program;
         let evaluation = match &mut self.cheap_evaluation {
             Some(cheap) if !is_slow => cheap,
             _ => &mut self.evaluation,
         };
-        let mut found = evaluation.measure(owner, store, held_out, check_stop)?;
+        let mut found = evaluation.measure(store, &mut self.arena, held_out, check_stop)?;
         found.extend(run.eval.metrics.derived(&found));
         let known = toy::known_sites(self, store)?;
         let known = toy::values(&known).into_iter();

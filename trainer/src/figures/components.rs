@@ -39,7 +39,6 @@ use spd_engine::Store;
 
 use super::measured::{SiteSums, Sums};
 use crate::active_rows::{ActiveRow, ROWS};
-use crate::arena::in_arena_of;
 use crate::data::eval_feed;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Interrupt};
@@ -264,17 +263,16 @@ fn effects(
     check_stop: &mut CheckStop<'_>,
 ) -> Result<ByComponent, Interrupt> {
     let mut effects = Effects::default();
-    let (decomposition, owner, Some(program)) = task.for_removal() else {
+    let (Some(program), arena) = (&mut task.removal, &mut task.arena) else {
         return Ok(effects.all());
     };
-    in_arena_of(owner, program, |program| {
-        let batches = asked.chunks(removal::rows(decomposition));
-        for batch in batches.take(REMOVAL_BATCHES) {
-            check_stop()?;
-            effects.measure(decomposition, (&mut *program, &mut *store), batch)?;
-        }
-        Ok(effects.all())
-    })
+    let decomposition = &task.decomposition;
+    let batches = asked.chunks(removal::rows(decomposition));
+    for batch in batches.take(REMOVAL_BATCHES) {
+        check_stop()?;
+        effects.measure(decomposition, (program, store, arena), batch)?;
+    }
+    Ok(effects.all())
 }
 
 fn shown_component<'a>(

@@ -9,7 +9,6 @@ use spd_engine::Store;
 use super::histogram::Counts;
 use super::matrix::{MOST_DENSE, Matrix};
 use crate::active_rows::{ActiveRow, ActiveRows, Lots};
-use crate::arena::in_arena_of;
 use crate::data::{eval_feed, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
@@ -116,36 +115,33 @@ pub(super) fn sums(
             ));
         }
     }
-    let (program, figures) = task.for_figures();
-    in_arena_of(program, figures, |program| {
-        for index in 0..run.eval.batches.min(BATCHES) {
-            check_stop()?;
-            source.fill(&feed, index * feed.rows as u64, &mut batch)?;
-            fill(program, &batch);
-            program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
-            program.run_and_fetch(store)?;
-            for site in &mut sites {
-                let path = &site.site;
-                let importance = program.output(&format!("importance {path}"), store);
-                let logits = program.output(&format!("logits {path}"), store);
-                site.add(importance, logits, alive);
-                let c = site.sums.len();
-                if let Some(shown) = &mut site.shown
-                    && let Some(each) = shape.rows_each(importance.len() / c)
-                {
-                    let [importance, logits] =
-                        [importance, logits].map(|values| largest(values, each, c));
-                    let of_row = |all| <[f32]>::chunks_exact(all, shape.positions * c);
-                    let rows = of_row(&importance).zip(of_row(&logits));
-                    for (row, (importance, logits)) in (batch.position..different).zip(rows) {
-                        shown.strongest.add(row, importance, logits);
-                        shown.active.add(row, importance);
-                    }
+    let (program, arena) = (&mut task.figures, &mut task.arena);
+    for index in 0..run.eval.batches.min(BATCHES) {
+        check_stop()?;
+        source.fill(&feed, index * feed.rows as u64, &mut batch)?;
+        fill(program, &batch);
+        program.parameters.step = u32::try_from(index).unwrap_or(u32::MAX);
+        program.run_and_fetch(store, arena)?;
+        for site in &mut sites {
+            let path = &site.site;
+            let importance = program.output(&format!("importance {path}"), store, arena);
+            let logits = program.output(&format!("logits {path}"), store, arena);
+            site.add(importance, logits, alive);
+            let c = site.sums.len();
+            if let Some(shown) = &mut site.shown
+                && let Some(each) = shape.rows_each(importance.len() / c)
+            {
+                let [importance, logits] =
+                    [importance, logits].map(|values| largest(values, each, c));
+                let of_row = |all| <[f32]>::chunks_exact(all, shape.positions * c);
+                let rows = of_row(&importance).zip(of_row(&logits));
+                for (row, (importance, logits)) in (batch.position..different).zip(rows) {
+                    shown.strongest.add(row, importance, logits);
+                    shown.active.add(row, importance);
                 }
             }
         }
-        Ok::<_, Interrupt>(())
-    })?;
+    }
     Ok(Sums {
         sites,
         subsets: run.eval.metrics.subsets.rows,

@@ -138,7 +138,7 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
 /// that a disk decides.
 fn names(task: &DecompositionTask) -> Vec<&'static str> {
     let run = &task.decomposition.run;
-    let of_toys = drawn(OF_TOYS, run).filter(|_| task.has_probe());
+    let of_toys = drawn(OF_TOYS, run).filter(|_| task.probe.is_some());
     let names = of_toys.map(|figure| figure.name);
     names
         .chain(drawn(OF_ALL, run).map(|figure| figure.name))

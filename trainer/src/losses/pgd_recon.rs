@@ -321,7 +321,7 @@ mod tests {
     use std::sync::Arc;
 
     use spd_draws::{Purpose, Stream};
-    use spd_engine::{Executor, Pool, Store};
+    use spd_engine::{Alone, Pool, Store};
 
     use super::*;
     use crate::bench::{Overrides, preset};
@@ -360,7 +360,7 @@ mod tests {
 
     /// Ops of a program, by name.
     fn ops(b: &Builder) -> BTreeMap<&'static str, usize> {
-        let mut executor = Executor::new(b, &Arc::new(Pool::single()).into()).unwrap();
+        let mut executor = Alone::new(b, &Arc::new(Pool::single()).into()).unwrap();
         executor.start_profile();
         let mut ops = BTreeMap::new();
         for op in executor.profile() {
@@ -477,12 +477,11 @@ mod tests {
         let clean_pass = decomposition.clean_pass(&mut b, &store, shape, &Draws::Counters);
         let losses = decomposition.losses(&mut b, &store, &clean_pass.unwrap(), Draws::Counters);
         b.output("loss", losses.unwrap()[0].value);
-        let mut executor =
-            Executor::new(&b, &Arc::new(Pool::new(threads).unwrap()).into()).unwrap();
+        let mut executor = Alone::new(&b, &Arc::new(Pool::new(threads).unwrap()).into()).unwrap();
         let stream = Stream::new(Purpose::Features, 0, 0);
         stream.fill_uniform(0, 0, 0, executor.input("input"));
         executor.run(&mut store).unwrap();
-        executor.scalar_output("loss", &store)
+        executor.output("loss", &store)[0]
     }
 
     #[test]

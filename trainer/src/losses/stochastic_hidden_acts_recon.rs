@@ -81,7 +81,7 @@ pub(crate) fn hidden_acts_errors(
 mod tests {
     use std::sync::Arc;
 
-    use spd_engine::{Executor, Pool, Processor, Store};
+    use spd_engine::{Alone, Pool, Processor, Store};
 
     use super::*;
     use crate::bench::{Overrides, preset};
@@ -115,9 +115,9 @@ mod tests {
         decomposition.step_program(&store).unwrap();
         let (program, _) = decomposition.eval_program(&store, true).unwrap();
         let processor = Processor::Cpu(Arc::new(Pool::single()));
-        let mut executor = Executor::new(&program, &processor).unwrap();
+        let mut executor = Alone::new(&program, &processor).unwrap();
         executor.run_and_fetch(&mut store).unwrap();
-        executor.scalar_output("eval/loss/hidden", &store)
+        executor.output("eval/loss/hidden", &store)[0]
     }
 
     #[test]

@@ -4,7 +4,6 @@
 use spd_engine::Store;
 
 use super::known_importance::{Against, KnownSolution, TOLERANCES};
-use crate::arena::in_arena_of;
 use crate::component_model::transposed;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
@@ -201,27 +200,26 @@ pub(crate) fn probe(
     let Input::Features(features) = task.decomposition.target.input() else {
         return Ok(None);
     };
-    let sites = task.decomposition.sites.iter();
-    let paths: Vec<String> = sites.map(|site| site.path().to_owned()).collect();
-    let (owner, Some(program)) = task.for_probe() else {
+    let (Some(program), arena) = (&mut task.probe, &mut task.arena) else {
         return Ok(None);
     };
-    in_arena_of(owner, program, |program| {
-        let input = program.input("input");
-        input.fill(0.0);
-        for (row, values) in input.chunks_mut(features).enumerate() {
-            values[row] = PROBE;
-        }
-        program.run_and_fetch(store)?;
-        let answer = |path: &String| {
-            let output = |what: &str| program.output(&format!("{what} {path}"), store);
-            Answer {
-                importance: output("importance").to_vec(),
-                logits: output("logits").to_vec(),
-            }
+    let input = program.input("input");
+    input.fill(0.0);
+    for (row, values) in input.chunks_mut(features).enumerate() {
+        values[row] = PROBE;
+    }
+    program.run_and_fetch(store, arena)?;
+    let answers = task.decomposition.sites.iter().map(|site| {
+        let output = |what: &str| {
+            let name = format!("{what} {}", site.path());
+            program.output(&name, store, arena).to_vec()
         };
-        Ok(Some(paths.iter().map(answer).collect()))
-    })
+        Answer {
+            importance: output("importance"),
+            logits: output("logits"),
+        }
+    });
+    Ok(Some(answers.collect()))
 }
 
 #[cfg(test)]

@@ -218,7 +218,7 @@ fn activate(b: &mut Builder, activation: Activation, x: Value) -> Result<Value> 
 mod tests {
     use std::sync::Arc;
 
-    use spd_engine::{Executor, Pool, Store, Type};
+    use spd_engine::{Alone, Pool, Store, Type};
 
     use super::*;
 
@@ -234,7 +234,7 @@ mod tests {
             let labels = labels(&mut b, activation, x).unwrap();
             b.output("labels", labels);
             let (mut executor, mut store) = (
-                Executor::new(&b, &Arc::new(Pool::single()).into()).unwrap(),
+                Alone::new(&b, &Arc::new(Pool::single()).into()).unwrap(),
                 Store::new(),
             );
             executor.input("x").copy_from_slice(&[-1.0, 0.0, 2.0]);

@@ -22,7 +22,7 @@ use std::process::Command;
 
 use safetensors::SafeTensors;
 use spd_engine::ops::{Mask, MaskValues};
-use spd_engine::{Builder, Executor, Pool, Store, Type, Value};
+use spd_engine::{Alone, Builder, Pool, Store, Type, Value};
 use spd_trainer::networks::{Network, load, shipped};
 use spd_trainer::pass::{MaskedSite, Pass};
 use spd_trainer::run_file::Run;
@@ -192,9 +192,9 @@ fn weights(
     values
 }
 
-fn executor(b: &Builder) -> Executor {
+fn executor(b: &Builder) -> Alone {
     let pool = std::sync::Arc::new(Pool::new(2).expect("threads that start"));
-    Executor::new(b, &pool.into()).expect("a program")
+    Alone::new(b, &pool.into()).expect("a program")
 }
 
 /// The largest difference of a logit, of the largest logit.

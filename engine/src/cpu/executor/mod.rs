@@ -1,23 +1,25 @@
 //! Replays a program on the CPU.
 
-mod io;
 mod meetings;
+mod outputs;
 mod prepared_op;
 #[cfg(feature = "compare-emulated")]
 mod repeat;
 mod report;
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::arena::Arena;
+use super::arena::{Arena, Factors};
 use super::frame::View;
 use super::pool::Pool;
 use crate::blocks::Ranks;
+use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::{Place, Plan};
+use crate::replay::Replay;
 use crate::rounding::precision_of_products;
-use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{DType, Type, Value};
 use meetings::Meetings;
@@ -25,18 +27,15 @@ use prepared_op::{PreparedOp, prepare};
 #[cfg(feature = "compare-emulated")]
 pub(crate) use repeat::{Found, Repeat};
 
-/// A program and its plan; with an arena, ready to be replayed on the CPU.
+/// A program and its plan, ready to be replayed on the CPU.
 pub struct Executor {
     plan: Plan,
     ops: Vec<PreparedOp>,
-    arena: Option<Arena>,
     /// Address of the arena that the views point into; 0 before the first.
     base: usize,
-    inputs: Vec<(String, View)>,
+    last: Replay,
+    given: Given,
     outputs: Vec<(String, Place, Type)>,
-    /// Parameters of the next replay.
-    pub parameters: StepParameters,
-    scalars: Vec<String>,
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
     /// All-reduces with other ranks.
@@ -47,19 +46,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Plans a program and makes an arena for it alone. A replay allocates nothing of its own.
-    ///
-    /// # Panics
-    ///
-    /// As [`Self::planned`] does, and when there is no memory for the arena.
-    pub fn new(builder: &Builder, pool: Arc<Pool>) -> Self {
-        let mut executor = Self::planned(builder, pool);
-        let arena = Arena::new(executor.plan.arena_bytes()).expect("memory for the arena");
-        executor.attach(arena);
-        executor
-    }
-
-    /// Plans a program, which runs once it has an [`Arena`].
+    /// Plans a program.
     ///
     /// # Panics
     ///
@@ -82,34 +69,19 @@ impl Executor {
             .map(|planned| prepare(builder, planned, products[planned.node], &view))
             .collect();
         let meetings = Meetings::of(builder, &plan);
-        let inputs = builder
-            .inputs
-            .iter()
-            .filter_map(|(name, &value)| match plan.places[value.index()] {
-                Some(Place::Arena(offset)) => Some((name.clone(), view(offset, builder.ty(value)))),
-                _ => None,
-            })
-            .collect();
         let place = |value: Value| plan.places[value.index()].expect("an output is computed");
         let outputs = builder
             .outputs
             .iter()
             .map(|(name, value)| (name.clone(), place(*value), builder.ty(*value).clone()))
             .collect();
-        let scalars = builder.scalars.clone();
-        let parameters = StepParameters {
-            scalars: vec![0.0; scalars.len()],
-            ..StepParameters::default()
-        };
         Self {
+            given: Given::new(builder, &plan),
             plan,
             ops,
-            arena: None,
             base: 0,
-            inputs,
+            last: Replay::default(),
             outputs,
-            parameters,
-            scalars,
             profile: None,
             pool,
             meetings,
@@ -117,36 +89,6 @@ impl Executor {
             #[cfg(feature = "compare-emulated")]
             repeat: None,
         }
-    }
-
-    /// Takes an arena to run in, and overwrites its contents.
-    ///
-    /// # Panics
-    ///
-    /// When the arena is smaller than the plan.
-    pub fn attach(&mut self, arena: Arena) {
-        assert!(
-            arena.bytes() >= self.plan.arena_bytes(),
-            "an arena of {} bytes for a program of {}",
-            arena.bytes(),
-            self.plan.arena_bytes()
-        );
-        let (start, old) = (arena.start(), self.base);
-        if start.addr() != old {
-            let views = self.ops.iter_mut().flat_map(PreparedOp::views);
-            let others = self.inputs.iter_mut().map(|(_, view)| view);
-            for view in views.chain(others).chain(self.meetings.views()) {
-                // Offsets lie inside every arena that is large enough.
-                view.start = start.wrapping_add(view.start.addr() - old);
-            }
-            self.base = start.addr();
-        }
-        self.arena = Some(arena);
-    }
-
-    /// Gives up the arena, if there is one, for another program to run in.
-    pub fn detach(&mut self) -> Option<Arena> {
-        self.arena.take()
     }
 
     /// The plan: order of ops and places of values.
@@ -170,45 +112,60 @@ impl Executor {
         self.meetings.elements()
     }
 
-    fn arena(&self) -> &Arena {
-        self.arena.as_ref().expect("a program runs in an arena")
-    }
-
-    /// Runs the program once. Allocates nothing of its own
+    /// Runs the program once in an arena, and overwrites its contents. Allocates nothing of its own
     /// (`allocations::a_replay_allocates_nothing`) but the factors that the first replay in an
     /// arena [packs](Self::packed_factors); the `gemm-f32` crate packs operands into buffers of its
     /// own, and rayon's queue allocates a block for every 63 replays.
     ///
     /// # Panics
     ///
-    /// When it has no arena, or has all-reduces and no ranks.
-    pub fn run(&mut self, store: &mut Store) {
-        self.arena();
+    /// When the arena is smaller than the plan, or it has all-reduces and no ranks.
+    pub fn run(&mut self, store: &mut Store, arena: &mut Arena) {
+        assert!(
+            arena.bytes() >= self.plan.arena_bytes(),
+            "an arena of {} bytes for a program of {}",
+            arena.bytes(),
+            self.plan.arena_bytes()
+        );
         assert!(
             self.ranks.is_some() || self.meetings.sums() == 0,
             "a program with all-reduces has ranks"
         );
+        self.given.make_room();
+        self.enter(arena);
+        self.last.begin(&mut arena.of);
         #[cfg(feature = "compare-emulated")]
         let found = self.repeated(store);
-        self.replay(store);
+        self.replay(store, &mut arena.factors);
         #[cfg(feature = "compare-emulated")]
-        self.compare(found, store);
+        self.compare(found, store, arena);
     }
 
-    /// The replay of a program that has an arena.
-    fn replay(&mut self, store: &mut Store) {
+    /// Points the views into an arena.
+    fn enter(&mut self, arena: &Arena) {
+        let (start, old) = (arena.start(), self.base);
+        if start.addr() != old {
+            let views = self.ops.iter_mut().flat_map(PreparedOp::views);
+            for view in views.chain(self.meetings.views()) {
+                // Offsets lie inside every arena that is large enough.
+                view.start = start.wrapping_add(view.start.addr() - old);
+            }
+            self.base = start.addr();
+        }
+    }
+
+    /// The replay in the arena that the views point into.
+    fn replay(&mut self, store: &mut Store, factors: &mut Factors) {
         let Self {
             ops,
-            parameters,
+            given,
             pool,
             profile,
-            arena,
             meetings,
             ranks,
             ..
         } = self;
         let (pool, ranks) = (&**pool, ranks.as_deref());
-        let factors = &mut arena.as_mut().expect("a program runs in an arena").factors;
         for factor in ops.iter().flat_map(|op| &op.packed) {
             factors.make(store, factor);
         }
@@ -230,13 +187,48 @@ impl Executor {
                         continue;
                     }
                 }
-                op.run(store, parameters, pool, factors);
+                op.run(store, given, pool, factors);
                 count(index);
             }
             if let Some(ranks) = ranks {
                 meetings.wait(ops.len(), ranks, &mut |_| {});
             }
         });
+    }
+}
+
+impl Deref for Executor {
+    type Target = Given;
+
+    fn deref(&self) -> &Given {
+        &self.given
+    }
+}
+
+impl DerefMut for Executor {
+    fn deref_mut(&mut self) -> &mut Given {
+        &mut self.given
+    }
+}
+
+/// A program with an arena for itself.
+#[cfg(test)]
+pub(crate) type Alone = crate::alone::Alone<Executor, Arena>;
+
+#[cfg(test)]
+impl Alone {
+    pub(crate) fn new(builder: &Builder, pool: Arc<Pool>) -> Self {
+        let program = Executor::planned(builder, pool);
+        let arena = Arena::new(program.plan.arena_bytes()).expect("memory for the arena");
+        Self { program, arena }
+    }
+
+    pub(crate) fn run(&mut self, store: &mut Store) {
+        self.program.run(store, &mut self.arena);
+    }
+
+    pub(crate) fn output<'s>(&'s self, name: &str, store: &'s Store) -> &'s [f32] {
+        self.program.output(name, store, &self.arena)
     }
 }
 
@@ -261,30 +253,46 @@ mod tests {
         let (pool, mut store) = (Arc::new(Pool::single()), Store::new());
         let mut programs = [square(3, &pool), square(1000, &pool)];
         let largest = programs.iter().map(|p| p.plan().arena_bytes()).max();
-        let mut arena = Arena::new(largest.unwrap()).unwrap();
-        for (round, expected) in [(1u8, [3.0, 1000.0]), (2, [12.0, 4000.0])] {
-            for (program, expected) in programs.iter_mut().zip(expected) {
-                program.attach(arena);
-                program.input("x").fill(f32::from(round));
-                program.run(&mut store);
-                assert_eq!(
-                    program.scalar_output("y", &store).to_bits(),
-                    f32::to_bits(expected)
-                );
-                arena = program.detach().unwrap();
+        let mut arenas = [(); 2].map(|()| Arena::new(largest.unwrap()).unwrap());
+        let rows = [3.0, 1000.0];
+        // An input that is not filled again has its values wherever the program runs next: here
+        // after another program in the same arena, and after it was filled for another arena.
+        for (program, arena, filled, x) in [
+            (0, 0, Some(1.0), 1.0),
+            (1, 0, Some(2.0), 2.0),
+            (0, 0, None, 1.0),
+            (0, 1, Some(3.0), 3.0),
+            (0, 0, None, 3.0),
+            (1, 1, None, 2.0),
+        ] {
+            let (rows, arena) = (rows[program], &mut arenas[arena]);
+            let program = &mut programs[program];
+            if let Some(x) = filled {
+                program.input("x").fill(x);
             }
+            program.run(&mut store, arena);
+            let found = program.output("y", &store, arena)[0];
+            assert_eq!(found.to_bits(), f32::to_bits(rows * x * x));
         }
-        // Another arena, at another address, works too.
-        let other = Arena::new(arena.bytes()).unwrap();
-        assert_ne!(other.start(), arena.start());
-        let [program, _] = &mut programs;
-        program.attach(other);
-        program.input("x").fill(3.0);
-        program.run(&mut store);
-        assert_eq!(
-            program.scalar_output("y", &store).to_bits(),
-            27f32.to_bits()
-        );
+    }
+
+    // Its arena may be too small to hold the output.
+    #[test]
+    #[should_panic(expected = "outputs are read from the arena of the last replay")]
+    fn no_output_is_read_before_the_first_replay() {
+        let program = square(3, &Arc::new(Pool::single()));
+        program.output("y", &Store::new(), &Arena::new(0).unwrap());
+    }
+
+    #[test]
+    #[should_panic(expected = "before another program runs there")]
+    fn an_output_is_read_before_another_program_runs() {
+        let (pool, mut store) = (Arc::new(Pool::single()), Store::new());
+        let [mut first, mut next] = [square(3, &pool), square(3, &pool)];
+        let mut arena = Arena::new(first.plan().arena_bytes()).unwrap();
+        first.run(&mut store, &mut arena);
+        next.run(&mut store, &mut arena);
+        first.output("y", &store, &arena);
     }
 
     #[test]
@@ -297,7 +305,7 @@ mod tests {
         b.halt(stop, &[norm]).unwrap();
         // The copy shares all values until one of the two stores changes them.
         let before = store.copy();
-        Executor::new(&b, Arc::new(Pool::single())).run(&mut store);
+        Alone::new(&b, Arc::new(Pool::single())).run(&mut store);
         let shared = [w, halt].map(|slot| store.get(slot).as_ptr() == before.get(slot).as_ptr());
         assert_eq!(shared, [true, false]);
     }
@@ -336,7 +344,7 @@ mod tests {
         for (name, value) in names.into_iter().zip([loss, gradient, added, vectors]) {
             b.output(name, value);
         }
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(threads).unwrap()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::new(threads).unwrap()));
         executor
             .input("x")
             .copy_from_slice(&random(&[rows, inner], 3).values);
@@ -374,7 +382,7 @@ mod tests {
         let norm = b.gradient_norm(&[gradient]).unwrap();
         b.output("loss", loss);
         b.output("norm", norm);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         assert!(executor.part_times().is_empty());
         executor.start_profile();
         executor.run(&mut store);
@@ -388,14 +396,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "a program runs in an arena")]
-    fn a_program_without_an_arena_does_not_run() {
-        square(3, &Arc::new(Pool::single())).run(&mut Store::new());
-    }
-
-    #[test]
     #[should_panic(expected = "an arena of 64 bytes for a program of ")]
     fn an_arena_must_be_large_enough() {
-        square(1000, &Arc::new(Pool::single())).attach(Arena::new(64).unwrap());
+        let mut arena = Arena::new(64).unwrap();
+        square(1000, &Arc::new(Pool::single())).run(&mut Store::new(), &mut arena);
     }
 }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use super::super::arena::{Factors, RightFactor};
 use super::super::frame::{Frame, Operands, View};
 use super::super::pool::{Pool, Rows};
+use crate::given::Given;
 use crate::op::{Builder, Op};
 use crate::ops::GRAIN;
 use crate::plan::{Place, widened};
 use crate::precision::Precision;
 use crate::profile::OpProfile;
-use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store, Values};
 use crate::value::{DType, Type};
 
@@ -24,6 +24,8 @@ pub(super) struct PreparedOp {
     pub(super) op: Arc<dyn Op>,
     pub(super) types: Vec<Type>,
     pub(super) inputs: Vec<View>,
+    /// Inputs that the program is given, each with its place among these.
+    pub(super) given: Vec<(usize, usize)>,
     /// Inputs in the store, whose addresses are looked up at each replay.
     pub(super) stored: Vec<(usize, Slot)>,
     /// Inputs that the store holds in bf16, and the memory that each replay widens them to.
@@ -33,6 +35,7 @@ pub(super) struct PreparedOp {
     pub(super) outputs: Vec<View>,
     pub(super) accumulate: Vec<bool>,
     pub(super) copies: Vec<(View, usize)>,
+    pub(super) given_copies: Vec<(usize, usize)>,
     pub(super) stored_copies: Vec<(Slot, usize)>,
     pub(super) scratch: View,
     /// Which operands the kernel has taken from its frame.
@@ -47,10 +50,12 @@ pub(super) struct PreparedOp {
 impl PreparedOp {
     /// All views into the arena.
     pub(super) fn views(&mut self) -> impl Iterator<Item = &mut View> {
-        let stored: Vec<usize> = self.stored.iter().map(|&(index, _)| index).collect();
+        let stored = self.stored.iter().map(|&(index, _)| index);
+        let given = self.given.iter().map(|&(index, _)| index);
+        let elsewhere: Vec<usize> = stored.chain(given).collect();
         let inputs = self.inputs.iter_mut().enumerate();
         inputs
-            .filter(move |(index, _)| !stored.contains(index))
+            .filter(move |(index, _)| !elsewhere.contains(index))
             .map(|(_, view)| view)
             .chain(&mut self.outputs)
             .chain(self.copies.iter_mut().map(|(from, _)| from))
@@ -58,13 +63,12 @@ impl PreparedOp {
             .chain([&mut self.scratch])
     }
 
-    pub(super) fn run(
-        &mut self,
-        store: &mut Store,
-        parameters: &StepParameters,
-        pool: &Pool,
-        factors: &Factors,
-    ) {
+    pub(super) fn run(&mut self, store: &mut Store, given: &Given, pool: &Pool, factors: &Factors) {
+        for &(index, offset) in &self.given {
+            let view = &mut self.inputs[index];
+            let values = given.f32s(offset, view.len);
+            view.start = values.as_ptr().cast_mut().cast();
+        }
         for &(index, slot) in &self.stored {
             // Only tensors that are written count as changed, on the host or a device.
             let (start, len, dtype): (*mut u8, _, _) = if self.writes.contains(&index) {
@@ -94,12 +98,17 @@ impl PreparedOp {
             // `from`.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, 4 * to.len) };
         }
-        for &(slot, output) in &self.stored_copies {
-            let to = self.outputs[output];
-            let from = store.read(slot);
+        let copy = |from: &[f32], to: View| {
             assert_eq!(from.len(), to.len, "an accumulation keeps its shape");
-            // SAFETY: the store and the arena do not overlap.
+            // SAFETY: neither the inputs of the program nor the store overlap with the arena.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.start.cast(), to.len) };
+        };
+        for &(offset, output) in &self.given_copies {
+            let to = self.outputs[output];
+            copy(given.f32s(offset, to.len), to);
+        }
+        for &(slot, output) in &self.stored_copies {
+            copy(&store.read(slot), self.outputs[output]);
         }
         let operands = Operands {
             op: self.work.name,
@@ -116,9 +125,9 @@ impl PreparedOp {
         };
         // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap
         // while it runs (`plan::tests::live_values_do_not_overlap`), aligned to 64 bytes, inside
-        // the arena. Tensors of the store are held mutably, and a tensor that an op writes to is
-        // one of its inputs once (`Builder::op`).
-        let mut frame = unsafe { Frame::new(operands, parameters, pool) };
+        // the arena or the inputs of the program, which are borrowed. Tensors of the store are held
+        // mutably, and a tensor that an op writes to is one of its inputs once (`Builder::op`).
+        let mut frame = unsafe { Frame::new(operands, &given.parameters, pool) };
         self.op.run(&mut frame);
     }
 }
@@ -153,13 +162,17 @@ pub(super) fn prepare(
         ..view(planned.scratch + place.start, &Type::scalar())
     };
     let widened: Vec<_> = widened(builder, node, precision).collect();
-    let mut stored = Vec::new();
+    let (mut given, mut stored) = (Vec::new(), Vec::new());
     let inputs = planned
         .inputs
         .iter()
         .zip(&types)
         .enumerate()
         .map(|(index, (place, ty))| match *place {
+            Place::Input(offset) => {
+                given.push((index, offset));
+                nowhere(ty)
+            }
             Place::Arena(offset) => view(offset, ty),
             Place::Store(slot) => {
                 match widened.iter().find(|&&(input, ..)| input == index) {
@@ -177,9 +190,10 @@ pub(super) fn prepare(
         .zip(output_types())
         .map(|(&offset, ty)| view(offset, ty))
         .collect();
-    let (mut copies, mut stored_copies) = (Vec::new(), Vec::new());
+    let (mut copies, mut given_copies, mut stored_copies) = (Vec::new(), Vec::new(), Vec::new());
     for &(place, output) in &planned.copies {
         match place {
+            Place::Input(offset) => given_copies.push((offset, output)),
             Place::Arena(offset) => {
                 copies.push((view(offset, builder.ty(node.outputs[output])), output));
             }
@@ -206,6 +220,7 @@ pub(super) fn prepare(
         op: Arc::clone(&node.op),
         types: types.iter().map(|&ty| ty.clone()).collect(),
         inputs,
+        given,
         stored,
         widened: widened
             .iter()
@@ -217,6 +232,7 @@ pub(super) fn prepare(
         outputs,
         accumulate: node.into.iter().map(Option::is_some).collect(),
         copies,
+        given_copies,
         stored_copies,
         scratch: view(planned.scratch, &scratch),
         precision,

@@ -1,6 +1,6 @@
 //! Repeats replays on another device and compares the results.
-#![expect(unsafe_code, reason = "inputs are pieces of the arena")]
 
+use super::super::arena::Arena;
 use super::Executor;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
@@ -37,18 +37,15 @@ impl Executor {
 
     /// Results of the next replay on the other device.
     pub(super) fn repeated(&mut self, store: &Store) -> Option<Found> {
-        let inputs = self.inputs.iter().map(|(name, view)| {
-            // SAFETY: as for `input`; both types of inputs have elements of four bytes.
-            let words = unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) };
-            (name.as_str(), words)
-        });
-        let inputs = inputs.collect();
-        self.repeat.as_mut()?.run(inputs, &self.parameters, store)
+        let (repeat, given) = (self.repeat.as_mut()?, &self.given);
+        repeat.run(given.inputs().collect(), &given.parameters, store)
     }
 
     /// Compares them with those of the executor's replay.
-    pub(super) fn compare(&self, found: Option<Found>, store: &Store) {
-        let outputs = self.output_names().map(|name| self.output(name, store));
+    pub(super) fn compare(&self, found: Option<Found>, store: &Store, arena: &Arena) {
+        let outputs = self
+            .output_names()
+            .map(|name| self.output(name, store, arena));
         let tensors: Vec<_> = store.slots().map(|slot| store.read(slot)).collect();
         if let (Some(found), Some(repeat)) = (found, &self.repeat) {
             let tensors = tensors.iter().map(|values| &**values);

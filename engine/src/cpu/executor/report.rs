@@ -29,12 +29,6 @@ impl Executor {
         parts
     }
 
-    /// Bytes that the host writes before a replay.
-    pub fn input_bytes(&self) -> usize {
-        // Both types of inputs have elements of four bytes.
-        self.inputs.iter().map(|(_, view)| 4 * view.len).sum()
-    }
-
     /// Most bytes that a thread holds beside the arena, for its packed parts of products.
     pub fn packed_bytes(&self) -> usize {
         let of_op = |op: &PreparedOp| match op.precision {

@@ -277,9 +277,7 @@ fn a_cpu_multiplies_rounded_factors() {
         let of_weights = b.matmul(w, w).unwrap();
         b.output("y", y);
         b.output("of_weights", of_weights);
-        let mut executor =
-            crate::cpu::Executor::planned(&b, Arc::new(crate::Pool::new(2).unwrap()));
-        executor.attach(crate::cpu::Arena::new(executor.plan().arena_bytes()).unwrap());
+        let mut executor = crate::cpu::Alone::new(&b, Arc::new(crate::Pool::new(2).unwrap()));
         executor.input("x").copy_from_slice(&x);
         executor.run(&mut store);
         ["y", "of_weights"].map(|name| executor.output(name, &store).to_vec())

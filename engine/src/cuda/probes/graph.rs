@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use super::{Place, same};
-use crate::cpu::{self, Pool};
+use crate::cpu::Pool;
 use crate::cuda::replacement::is_installed;
-use crate::cuda::{Arena, Device, Executor, Fault, Result};
+use crate::cuda::{Device, Fault, Result};
+use crate::executor::{Alone, Processor};
 use crate::op::Builder;
 use crate::ops::{AdamW, AdamWOperands};
 use crate::step_parameters::StepParameters;
@@ -95,31 +96,30 @@ pub(super) fn graph(place: &Place) -> Result<String> {
 /// Replays the program op by op and as a graph, and compares with the CPU.
 pub(super) fn replays(device: &Arc<Device>, side: usize) -> Result<String> {
     let (b, mut store) = program(side);
-    let mut executor = cpu::Executor::new(&b, Arc::new(Pool::single()));
+    let mut alone = Alone::new(&b, &Arc::new(Pool::single()).into())?;
     let mut expected = Vec::new();
     for step in 0..STEPS {
         let (parameters, order) = given(step, side);
-        executor.parameters = parameters;
-        executor.input("order").copy_from_slice(&order);
-        executor.run(&mut store);
+        alone.parameters = parameters;
+        alone.input("order").copy_from_slice(&order);
+        alone.run(&mut store)?;
         expected.push(state(&store));
     }
     for captured in [false, true] {
         let how = if captured { "of the graph" } else { "op by op" };
         let (_, mut store) = program(side);
         let slots: Vec<Slot> = store.slots().collect();
-        let mut executor = Executor::planned(&b, Some(device));
-        executor.attach(Arena::new(device, executor.plan().arena_bytes())?)?;
+        let mut alone = Alone::new(&b, &Processor::Gpu(Some(Arc::clone(device))))?;
         let mut left = None;
         for step in 0..STEPS {
             if !captured {
                 // Profiling enqueues ops one by one.
-                executor.start_profile();
+                alone.start_profile();
             }
             let (parameters, order) = given(step, side);
-            executor.parameters = parameters;
-            executor.input("order").copy_from_slice(&order);
-            executor.run(&mut store)?;
+            alone.parameters = parameters;
+            alone.input("order").copy_from_slice(&order);
+            alone.run(&mut store)?;
             if step + 2 == STEPS {
                 left = store.stage(&slots)?;
             }

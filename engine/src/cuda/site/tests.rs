@@ -11,8 +11,8 @@ use crate::cuda::device_op::DeviceGraph;
 use crate::cuda::emulated::{Emulated, Order, is_there, source};
 use crate::cuda::libraries::Library;
 use crate::cuda::program::Program;
-use crate::cuda::tests::{gpu, replay_on, same_bits, uses};
-use crate::cuda::{self, Arena, Device};
+use crate::cuda::tests::{Alone, gpu, replay_on, same_bits, uses};
+use crate::cuda::{self, Device};
 use crate::derivation::SiteInputs;
 use crate::op::Builder;
 use crate::ops::oracle::{close, random};
@@ -192,9 +192,8 @@ pub(crate) fn numbers() -> StepParameters {
 fn on_device(made: &Made, b: &DeviceGraph, one: bool) -> Vec<(String, Vec<f32>)> {
     let emulated = Emulated::new(Order::new(true, true));
     let device = gpu().unwrap_or_else(|| Device::of(Arc::<Emulated>::clone(&emulated)));
-    let mut executor = cuda::Executor::of(Program::of(b, |_, _| one));
-    let arena = Arena::new(&device, executor.plan().arena_bytes()).unwrap();
-    executor.attach(arena).unwrap();
+    let executor = cuda::Executor::of(Program::of(b, |_, _| one));
+    let mut executor = Alone::of(executor, &device).unwrap();
     let mut replay = |backwards: bool| {
         emulated.turn(backwards);
         let mut store = made.store.copy();
@@ -206,7 +205,7 @@ fn on_device(made: &Made, b: &DeviceGraph, one: bool) -> Vec<(String, Vec<f32>)>
 }
 
 fn on_cpu(made: &Made) -> Vec<(String, Vec<f32>)> {
-    let mut executor = cpu::Executor::new(&made.b, Arc::new(Pool::single()));
+    let mut executor = cpu::Alone::new(&made.b, Arc::new(Pool::single()));
     executor.parameters = numbers();
     for (name, words) in &made.inputs {
         if executor.has_input(name) {
@@ -300,9 +299,8 @@ fn memory_traffic_matches_the_table_of_kernels() {
     let made = EVEN.build(true);
     let emulated = Emulated::new(Order::new(true, true));
     let device = Device::of(Arc::<Emulated>::clone(&emulated));
-    let mut executor = cuda::Executor::of(Program::of(&stored(&made.b), |_, _| true));
-    let arena = Arena::new(&device, executor.plan().arena_bytes()).unwrap();
-    executor.attach(arena).unwrap();
+    let executor = cuda::Executor::of(Program::of(&stored(&made.b), |_, _| true));
+    let mut executor = Alone::of(executor, &device).unwrap();
     let mut store = made.store.copy();
     replay_on(&mut executor, &mut store, &made.inputs, &numbers()).unwrap();
     let traffic = emulated.traffic();

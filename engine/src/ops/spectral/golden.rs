@@ -41,7 +41,7 @@ impl Case {
         );
         let path = shared.join(format!("golden/spectral/{name}.safetensors"));
         if !path.is_file() {
-            spd_skips::skip("shared/golden/spectral");
+            spd_testing::skip("shared/golden/spectral");
             return None;
         }
         let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();

@@ -87,25 +87,21 @@ fn measured(task: &mut DecompositionTask, store: &mut Store) -> Vec<Vec<[Vec<f32
         .collect();
     let source = task.held_out().clone();
     let feed = eval_feed(task.decomposition.run.seed, 3);
-    let (owner, program) = task.for_figures();
+    let (program, arena) = (&mut task.figures, &mut task.arena);
     let mut found = vec![Vec::new(); paths.len()];
-    in_arena_of(owner, program, |program| {
-        let mut batch = Batch::default();
-        for index in 0..3 {
-            source.fill(&feed, index * 3, &mut batch).unwrap();
-            data::fill(program, &batch);
-            program.run_and_fetch(store)?;
-            for (found, path) in found.iter_mut().zip(&paths) {
-                let [importance, logits] = ["importance", "logits"].map(|what| {
-                    let all = program.output(&format!("{what} {path}"), store);
-                    all.chunks(16 * 12).map(<[f32]>::to_vec)
-                });
-                found.extend(importance.zip(logits).map(|(one, other)| [one, other]));
-            }
+    let mut batch = Batch::default();
+    for index in 0..3 {
+        source.fill(&feed, index * 3, &mut batch).unwrap();
+        data::fill(program, &batch);
+        program.run_and_fetch(store, arena).unwrap();
+        for (found, path) in found.iter_mut().zip(&paths) {
+            let [importance, logits] = ["importance", "logits"].map(|what| {
+                let all = program.output(&format!("{what} {path}"), store, arena);
+                all.chunks(16 * 12).map(<[f32]>::to_vec)
+            });
+            found.extend(importance.zip(logits).map(|(one, other)| [one, other]));
         }
-        Ok::<_, Fault>(())
-    })
-    .unwrap();
+    }
     found
 }
 

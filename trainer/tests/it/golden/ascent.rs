@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use spd_engine::{Builder, Executor, Value};
+use spd_engine::{Alone, Builder, Value};
 use spd_trainer::decomposition::{CleanPass, Draws};
 use spd_trainer::losses::{Ascent, LossInputs, ascents};
 use spd_trainer::losses::{PgdRecon, Term};
@@ -178,7 +178,7 @@ impl<'n> Climb<'n> {
     }
 
     /// Ascents of so many steps; outputs of the first gradients and of the last sources.
-    fn program(&self, steps: usize) -> Executor {
+    fn program(&self, steps: usize) -> Alone {
         let batch = self.batch();
         let (mut b, clean_pass) = self.replica.clean_pass();
         let pgd = PgdRecon { steps, ..self.pgd };
@@ -217,7 +217,7 @@ impl<'n> Climb<'n> {
         self.case.get("batch")
     }
 
-    fn run(&mut self, program: &mut Executor, sources: &Sources) {
+    fn run(&mut self, program: &mut Alone, sources: &Sources) {
         let adversaries: Vec<usize> = self.adversaries().map(|(k, _)| k).collect();
         for k in adversaries {
             let name = format!("ascent.p{k}");
@@ -233,7 +233,7 @@ impl<'n> Climb<'n> {
     }
 
     /// An output of the components and its companion of the delta, as they are recorded.
-    fn read(&self, program: &Executor, what: &str, k: usize, path: &str) -> Vec<f32> {
+    fn read(&self, program: &Alone, what: &str, k: usize, path: &str) -> Vec<f32> {
         let sites = &self.replica.decomposition.sites;
         let site = sites.iter().find(|site| site.path() == path);
         let c = site.expect("one of the sites").components;

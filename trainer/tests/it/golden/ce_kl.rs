@@ -1,6 +1,6 @@
 //! The evaluation of a language model: divergence and cross-entropy under its six kinds of masks.
 
-use spd_engine::Executor;
+use spd_engine::Given;
 
 use super::compare::Comparison;
 use super::numbers::Numbers;
@@ -35,7 +35,7 @@ pub(super) fn check(name: &str) -> Outcome {
     let batch = case.get("batch");
     let mut replay = replica.replay();
     let held_out = replica.batch(batch);
-    let feed = |executor: &mut Executor| {
+    let feed = |given: &mut Given| {
         for site in &replica.decomposition.sites {
             for (kind, theirs) in [
                 ("src", "m0.src"),
@@ -43,7 +43,7 @@ pub(super) fn check(name: &str) -> Outcome {
                 ("random", "random_mask"),
             ] {
                 let theirs = format!("rng.ce_kl.{theirs}.{}", site.path());
-                let ours = executor.input(&format!("{kind}.eval.{}", site.path()));
+                let ours = given.input(&format!("{kind}.eval.{}", site.path()));
                 ours.copy_from_slice(&case.get(&theirs).f32());
             }
         }

@@ -49,7 +49,7 @@ pub(super) fn check(name: &str) -> Outcome {
         name: "stochastic_recon.m0".into(),
         recorded: "total.m0".into(),
     };
-    replica.feed_draws(replay.program(), &case, &sample, |_| Vec::new());
+    replica.feed_draws(replay.given(), &case, &sample, |_| Vec::new());
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -65,7 +65,7 @@ pub(super) fn check(name: &str) -> Outcome {
         ("total", "total"),
     ] {
         let output = format!("loss/{ours}");
-        let loss = replay.program().scalar_output(&output, &replica.store);
+        let loss = replay.output(&output, &replica.store)[0];
         let key = format!("loss.{theirs}");
         comparison.tensor(&key, &[loss], &case.get(&key).values);
     }

@@ -3,7 +3,7 @@
 
 use serde_json::Value as Json;
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
-use spd_engine::{Builder, Executor, Store, Type, Value};
+use spd_engine::{Alone, Builder, Given, Store, Type, Value};
 use spd_trainer::component_model::{Routing, Sampling};
 use spd_trainer::decomposition::{CleanPass, Draws};
 use spd_trainer::losses::LossInputs;
@@ -182,7 +182,7 @@ fn upper(case: &Numbers, comparison: &mut Comparison) {
         };
         let found = b.importance_gates(op, input, None).expect("shapes fit");
         b.output("upper", found.power_sums);
-        let mut executor = Executor::new(&b, &processor(1)).expect("a processor that works");
+        let mut executor = Alone::new(&b, &processor(1)).expect("a processor that works");
         executor.input("logits").copy_from_slice(&logits);
         executor.set_scalar("p", 1.0);
         let mut store = Store::new();
@@ -363,7 +363,7 @@ impl Step {
         let mut replica = Replica::new(&run, case, "");
         let recorded = case.get("batch");
         let mut replay = replica.replay();
-        feed(&replica, case, &terms, adversary, replay.program());
+        feed(&replica, case, &terms, adversary, replay.given());
         let batch = replica.batch(recorded);
         #[expect(
             clippy::cast_possible_truncation,
@@ -414,7 +414,7 @@ fn feed(
     case: &Numbers,
     terms: &[(&str, &Term)],
     adversary: Adversary,
-    executor: &mut Executor,
+    given: &mut Given,
 ) {
     for &(name, term) in terms {
         for (k, sample) in replica.samples(term, name, 0).iter().enumerate() {
@@ -425,10 +425,10 @@ fn feed(
                     Adversary::Climbing => format!("rng.{}.init.{path}", sample.recorded),
                 };
                 let source = |path: &str| case.get(&source(path)).f32();
-                replica.feed_sources(executor, &sample.name, source);
-                replica.feed_routes(executor, &sample.name, route);
+                replica.feed_sources(given, &sample.name, source);
+                replica.feed_routes(given, &sample.name, route);
             } else {
-                replica.feed_draws(executor, case, sample, route);
+                replica.feed_draws(given, case, sample, route);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use spd_dataloader::Batch;
-use spd_engine::{Builder, Executor, Store};
+use spd_engine::{Alone, Builder, Given, Store};
 use spd_trainer::component_model::{Routing, Sampling};
 use spd_trainer::data::fill;
 use spd_trainer::decomposition::{CleanPass, Decomposition, Draws};
@@ -154,8 +154,8 @@ impl Replica {
     }
 
     /// Ready to be replayed on a batch.
-    pub(super) fn executor(&self, b: &Builder, batch: &Tensor) -> Executor {
-        let mut executor = Executor::new(b, &processor(2)).expect("a processor that works");
+    pub(super) fn executor(&self, b: &Builder, batch: &Tensor) -> Alone {
+        let mut executor = Alone::new(b, &processor(2)).expect("a processor that works");
         if executor.has_input("input") {
             fill(&mut executor, &self.batch(batch));
         }
@@ -165,7 +165,7 @@ impl Replica {
     /// Gives a sample its recorded draws; `routes` has those of its sites, where they are routed.
     pub(super) fn feed_draws(
         &self,
-        executor: &mut Executor,
+        given: &mut Given,
         numbers: &Numbers,
         sample: &Sample,
         routes: impl Fn(&str) -> Vec<f32>,
@@ -175,26 +175,26 @@ impl Replica {
             let path = site.path();
             for kind in ["src", "dmask"] {
                 let ours = format!("{kind}.{name}.{path}");
-                if executor.has_input(&ours) {
+                if given.has_input(&ours) {
                     let theirs = numbers.get(&format!("rng.{recorded}.{kind}.{path}"));
-                    executor.input(&ours).copy_from_slice(&theirs.f32());
+                    given.input(&ours).copy_from_slice(&theirs.f32());
                 }
             }
         }
-        self.feed_routes(executor, name, routes);
+        self.feed_routes(given, name, routes);
     }
 
     /// Gives a sample its routes, where its sites are routed.
     pub(super) fn feed_routes(
         &self,
-        executor: &mut Executor,
+        given: &mut Given,
         name: &str,
         routes: impl Fn(&str) -> Vec<f32>,
     ) {
         for site in &self.decomposition.sites {
             let ours = format!("route.{name}.{}", site.path());
-            if executor.has_input(&ours) {
-                executor.input(&ours).copy_from_slice(&routes(site.path()));
+            if given.has_input(&ours) {
+                given.input(&ours).copy_from_slice(&routes(site.path()));
             }
         }
     }
@@ -203,26 +203,26 @@ impl Replica {
     /// row for all positions or one for each.
     pub(super) fn feed_sources(
         &self,
-        executor: &mut Executor,
+        given: &mut Given,
         name: &str,
         sources: impl Fn(&str) -> Vec<f32>,
     ) {
         for site in &self.decomposition.sites {
             let (path, c) = (site.path(), site.components);
             let [ours, delta] = ["src", "dmask"].map(|kind| format!("{kind}.{name}.{path}"));
-            if !executor.has_input(&ours) {
+            if !given.has_input(&ours) {
                 continue;
             }
             let recorded = sources(path);
-            let has_delta = executor.has_input(&delta);
+            let has_delta = given.has_input(&delta);
             let rows = recorded.chunks_exact(c + usize::from(has_delta));
-            let source = executor.input(&ours);
+            let source = given.input(&ours);
             assert_eq!(source.len(), rows.len() * c, "{ours}");
             for (to, from) in source.chunks_exact_mut(c).zip(rows.clone()) {
                 to.copy_from_slice(&from[..c]);
             }
             if has_delta {
-                let last = executor.input(&delta);
+                let last = given.input(&delta);
                 assert_eq!(last.len(), rows.len(), "{delta}");
                 for (to, from) in last.iter_mut().zip(rows) {
                     *to = from[c];
@@ -232,14 +232,14 @@ impl Replica {
     }
 
     /// Gives binomial sampling its recorded noise on the logits.
-    pub(super) fn feed_noise(&self, executor: &mut Executor, numbers: &Numbers) {
+    pub(super) fn feed_noise(&self, given: &mut Given, numbers: &Numbers) {
         for site in &self.decomposition.sites {
             let ours = format!("noise.{}", site.path());
             if self.decomposition.run.importance.sampling == Sampling::Binomial
-                && executor.has_input(&ours)
+                && given.has_input(&ours)
             {
                 let theirs = numbers.get(&format!("ci_binom.rand.{}", site.path()));
-                executor.input(&ours).copy_from_slice(&theirs.f32());
+                given.input(&ours).copy_from_slice(&theirs.f32());
             }
         }
     }

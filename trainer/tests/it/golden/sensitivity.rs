@@ -28,7 +28,7 @@
 use std::collections::BTreeMap;
 
 use spd_dataloader::Batch;
-use spd_engine::{Builder, Executor, Store, Type, Value};
+use spd_engine::{Alone, Builder, Store, Type, Value};
 use spd_trainer::data::fill;
 use spd_trainer::losses::Term;
 
@@ -44,7 +44,7 @@ const ALPHA: f64 = 0.01;
 
 /// Logits of a batch, and the gradients of a weighted sum of them.
 pub(super) struct Sensitivity {
-    program: Executor,
+    program: Alone,
     /// Path of each site, and its components.
     sites: Vec<(String, usize)>,
     /// Names of the parameters that logits depend on.
@@ -94,7 +94,7 @@ impl Sensitivity {
         let norms = b.gradient_norm(&gradients).expect("there are some");
         b.output("norms", norms);
         Self {
-            program: Executor::new(&b, &processor(1)).expect("a processor that works"),
+            program: Alone::new(&b, &processor(1)).expect("a processor that works"),
             sites,
             parameters,
         }

@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value as Json;
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Builder, Executor, Store, Value};
+use spd_engine::{Alone, Builder, Store, Value};
 use spd_trainer::networks::{Network, TargetTensor, shipped};
 use spd_trainer::parameters::start;
 use spd_trainer::pass::Pass;
@@ -238,11 +238,11 @@ impl Subject {
         }
     }
 
-    fn executor(&self) -> Executor {
-        Executor::new(&self.b, &processor(2)).expect("a processor that works")
+    fn executor(&self) -> Alone {
+        Alone::new(&self.b, &processor(2)).expect("a processor that works")
     }
 
-    fn replay(&mut self, executor: &mut Executor) {
+    fn replay(&mut self, executor: &mut Alone) {
         let ran = executor.run_and_fetch(&mut self.store);
         ran.expect("a processor that works");
     }
@@ -250,7 +250,7 @@ impl Subject {
     /// Gradients that a program put out, if any are recorded. Absent means zero, in both.
     fn compare_gradients(
         &self,
-        executor: &Executor,
+        executor: &Alone,
         numbers: &Numbers,
         (tolerance, comparison): (f64, &mut Comparison),
     ) {

@@ -62,11 +62,11 @@ fn first_step(text: &str, numbers: &Numbers) -> (f64, BTreeMap<String, Vec<f32>>
     let run = run_file::read(text);
     let mut replica = Replica::new(&run, numbers, "warm.");
     let mut replay = replica.replay();
-    feed(&replica, numbers, replay.program(), 0);
+    feed(&replica, numbers, replay.given(), 0);
     let batch = replica.batch(numbers.get("batch.0"));
     replay
         .step(&mut replica.store, &batch, 0)
         .expect("a processor that works");
-    let loss = replay.program().scalar_output("loss/total", &replica.store);
+    let loss = replay.output("loss/total", &replica.store)[0];
     (loss.into(), replica.gradients())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 use spd_dataloader::Batch;
-use spd_engine::Executor;
+use spd_engine::Given;
 use spd_trainer::component_model::Routing;
 use spd_trainer::losses::{Loss, Term};
 use spd_trainer::parameters::Group;
@@ -100,7 +100,7 @@ pub(super) fn text(case: &Numbers, numbers: &Numbers) -> String {
 }
 
 /// Gives a program the draws of a step.
-pub(super) fn feed(replica: &Replica, numbers: &Numbers, executor: &mut Executor, step: u64) {
+pub(super) fn feed(replica: &Replica, numbers: &Numbers, given: &mut Given, step: u64) {
     // Terms that draw anything are numbered on in the order of the losses.
     let mut first = 0;
     for Loss { term, .. } in &replica.decomposition.run.losses {
@@ -119,10 +119,10 @@ pub(super) fn feed(replica: &Replica, numbers: &Numbers, executor: &mut Executor
             if let Term::PgdRecon(_) = term {
                 let start = |path: &str| format!("rng.{}.init.{path}", sample.recorded);
                 let start = |path: &str| numbers.get(&start(path)).f32();
-                replica.feed_sources(executor, &sample.name, start);
-                replica.feed_routes(executor, &sample.name, route);
+                replica.feed_sources(given, &sample.name, start);
+                replica.feed_routes(given, &sample.name, route);
             } else {
-                replica.feed_draws(executor, numbers, &sample, route);
+                replica.feed_draws(given, numbers, &sample, route);
             }
             first += 1;
         }
@@ -161,7 +161,7 @@ impl Training<'_> {
             self.comparison.group(format!("step {step}"));
             let batch = self.numbers.get(&format!("batch.{step}"));
             let batch = self.replica.batch(batch);
-            feed(&self.replica, self.numbers, self.replay.program(), step);
+            feed(&self.replica, self.numbers, self.replay.given(), step);
             let uncertain = self.uncertain(&batch, step);
             let store = &mut self.replica.store;
             let replayed = self.replay.step(store, &batch, step);
@@ -257,7 +257,7 @@ impl Training<'_> {
             (Group::Importance, "ci_fns"),
         ] {
             let norms = format!("norms/{}", group.name());
-            let norms = self.replay.program().output(&norms, store);
+            let norms = self.replay.output(&norms, store);
             let (_, each) = norms.split_last().expect("ends in the total");
             let of_group = parameters.of(&[group]);
             assert_eq!(

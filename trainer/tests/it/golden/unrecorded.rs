@@ -4,7 +4,7 @@
 //! gradients through binomial sampling.
 
 use spd_dataloader::Batch;
-use spd_engine::{Executor, Store};
+use spd_engine::{Given, Store};
 use spd_trainer::decomposition::{Decomposition, Draws};
 use spd_trainer::replay::Replay;
 
@@ -155,7 +155,7 @@ impl Case {
     }
 
     /// Gives a program all draws that it takes.
-    fn feed(&self, decomposition: &Decomposition, executor: &mut Executor, step: u64) {
+    fn feed(&self, decomposition: &Decomposition, given: &mut Given, step: u64) {
         let mut names = Vec::new();
         for site in &decomposition.sites {
             let path = site.path();
@@ -172,10 +172,10 @@ impl Case {
         }
         for name in names
             .iter()
-            .filter(|name| executor.has_input(name))
+            .filter(|name| given.has_input(name))
             .collect::<Vec<_>>()
         {
-            let input = executor.input(name);
+            let input = given.input(name);
             input.copy_from_slice(&self.draw(step, name, input.len()));
         }
     }
@@ -255,7 +255,7 @@ impl Case {
         comparison: &mut Comparison,
     ) {
         let batch = self.batch(step);
-        self.feed(decomposition, replay.program(), step);
+        self.feed(decomposition, replay.given(), step);
         replay
             .step(store, &batch, step)
             .expect("a processor that works");
@@ -265,7 +265,7 @@ impl Case {
             .expect("shapes fit");
         oracle.update(&found, step).expect("shapes fit");
         for (name, theirs) in &found.losses {
-            let ours = replay.program().scalar_output(name, store);
+            let ours = replay.output(name, store)[0];
             comparison.number(name, ours.into(), *theirs);
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use super::{Elementwise, Expr, GeluKind};
-use crate::cpu::{Executor, Pool};
+use crate::cpu::{Alone, Pool};
 use crate::op::{Builder, Result};
 use crate::ops::oracle::{Oracle, Sample, random};
 use crate::store::Store;
@@ -181,10 +181,10 @@ fn nth_gradient(order: usize, x: f32, of: impl Fn(&mut Builder, Value) -> Result
         y = b.gradients(y, &[input]).unwrap()[0].unwrap();
     }
     b.output("y", y);
-    let (mut executor, mut store) = (Executor::new(&b, Arc::new(Pool::single())), Store::new());
+    let (mut executor, mut store) = (Alone::new(&b, Arc::new(Pool::single())), Store::new());
     executor.input("x")[0] = x;
     executor.run(&mut store);
-    executor.scalar_output("y", &store)
+    executor.output("y", &store)[0]
 }
 
 #[test]

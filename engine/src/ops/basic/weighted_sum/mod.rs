@@ -95,7 +95,7 @@ impl Op for WeightedSum {
 mod tests {
     use std::sync::Arc;
 
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::cuda::tests::agree;
     use crate::ops::oracle::{Oracle, random};
     use crate::step_parameters::StepParameters;
@@ -135,12 +135,12 @@ mod tests {
         let gradients = b.gradients(sum, &[x, y]).unwrap();
         assert!(gradients[0].is_none() && gradients[1].is_some());
         b.output("sum", sum);
-        let (mut executor, mut store) = (Executor::new(&b, Arc::new(Pool::single())), Store::new());
+        let (mut executor, mut store) = (Alone::new(&b, Arc::new(Pool::single())), Store::new());
         for (x, expected) in [(5.0, 6.0), (f32::NAN, f32::NAN)] {
             executor.input("x")[0] = x;
             executor.input("y")[0] = 3.0;
             executor.run(&mut store);
-            let found = executor.scalar_output("sum", &store);
+            let found = executor.output("sum", &store)[0];
             assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()));
         }
     }

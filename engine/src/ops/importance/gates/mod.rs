@@ -227,7 +227,7 @@ mod tests {
 
     use super::*;
     use crate::Store;
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::cuda::tests::replay;
     use crate::ops::oracle::{Sample, close, random};
     use crate::step_parameters::StepParameters;
@@ -259,7 +259,7 @@ mod tests {
         for (name, value) in [("g", g), ("s", s), ("dz", dz)] {
             b.output(name, value);
         }
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::new(2).unwrap()));
         executor.input("gg").copy_from_slice(gg);
         executor.input("gs").copy_from_slice(gs);
         executor.set_scalar("p", p);
@@ -403,7 +403,7 @@ mod tests {
         b.output("s", moved.power_sums);
         b.output("plain", plain.power_sums);
         b.output("active", moved.active);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         executor.set_scalar("p", 1.0);
         executor.input("u").fill(0.5);
         executor.run(&mut store);
@@ -469,7 +469,7 @@ mod tests {
                 let dz = b.op1(grad(true), &[z, ones]).unwrap();
                 b.output(format!("gradient of sums {p}"), dz);
             }
-            let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+            let mut executor = Alone::new(&b, Arc::new(Pool::single()));
             executor.parameters = parameters.clone();
             executor.run(&mut store);
             let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
@@ -510,7 +510,7 @@ mod tests {
             let found = b.importance_gates(op, value, None).unwrap();
             b.output("sums", found.power_sums);
             b.output("active", found.active);
-            let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
+            let mut executor = Alone::new(&b, Arc::new(Pool::new(2).unwrap()));
             executor.set_scalar("p", 2.0);
             executor.run(&mut store);
             let mut expected = vec![0.0; c];

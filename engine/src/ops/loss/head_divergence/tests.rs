@@ -1,7 +1,7 @@
 use candle_core::{D, Device, Tensor};
 
 use super::*;
-use crate::cpu::Executor;
+use crate::cpu::Alone;
 use crate::cuda::tests::agree;
 use crate::ops::oracle::{Oracle, close, random};
 use crate::schedule::order;
@@ -217,7 +217,7 @@ fn one_walk_gives_divergence_cross_entropy_and_gradient() {
         let words = labels(rows, vocabulary);
         let mut bits: Vec<Vec<u32>> = Vec::new();
         for threads in [1, 2] {
-            let mut executor = Executor::new(&b, Arc::new(Pool::new(threads).unwrap()));
+            let mut executor = Alone::new(&b, Arc::new(Pool::new(threads).unwrap()));
             executor.input_u32("labels").copy_from_slice(&words);
             executor.run(&mut store);
             for name in ["kl", "ce", "dh"] {

@@ -68,7 +68,7 @@ impl Op for Ascend {
 mod tests {
     use std::sync::Arc;
 
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::{Builder, Store, Type};
 
     // By hand. The sums 0.25 + 0.5 and 0.75 - 0.5 are exact.
@@ -78,7 +78,7 @@ mod tests {
         let [source, gradient] = ["r", "g"].map(|name| b.input(name, &Type::f32(&[8])).unwrap());
         let next = b.ascend(source, gradient, 0.5).unwrap();
         b.output("next", next);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         let nan = f32::NAN;
         executor
             .input("r")

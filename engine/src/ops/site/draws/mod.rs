@@ -241,7 +241,7 @@ mod tests {
 
     use spd_draws::{Purpose, Stream};
 
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::{Builder, Store, Value};
 
     fn routes(rows: usize, sites: usize, block: u32) -> Vec<Vec<f32>> {
@@ -255,7 +255,7 @@ mod tests {
         {
             b.output(site.to_string(), route);
         }
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::new(2).unwrap()));
         executor.parameters.block = block;
         let mut store = Store::new();
         executor.run(&mut store);
@@ -302,7 +302,7 @@ mod tests {
         let mut b = Builder::new();
         let value = draw(&mut b);
         b.output("drawn", value);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::new(2).unwrap()));
         executor.parameters.seed = 5;
         executor.parameters.step = 6;
         executor.parameters.block = 7;

@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::Store;
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::ops::oracle::{close, random};
 
     fn table(positions: usize, size: usize, base: f64) -> Vec<f32> {
@@ -194,7 +194,7 @@ mod tests {
         let mut b = Builder::new();
         let table = b.rotary_table(positions, size, base, scaling).unwrap();
         b.output("table", table);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::new(2).unwrap()));
         let mut store = Store::new();
         executor.run(&mut store);
         executor.output("table", &store).to_vec()
@@ -240,7 +240,7 @@ mod tests {
         let mut b = Builder::new();
         let table = b.fourier_table(5, 3, 4).unwrap();
         b.output("table", table);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         let mut store = Store::new();
         executor.run(&mut store);
         let expected = [
@@ -266,7 +266,7 @@ mod tests {
         let transposed = b.transpose(table).unwrap();
         let gram = b.matmul(table, transposed).unwrap();
         b.output("gram", gram);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         let mut store = Store::new();
         executor.run(&mut store);
         let mut expected = vec![0.0; period * period];

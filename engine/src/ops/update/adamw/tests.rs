@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cpu::{Executor, Pool};
+use crate::cpu::{Alone, Pool};
 use crate::cuda::program::Program;
 use crate::cuda::tests::{agree, compiles_within_its_budget};
 use crate::ops::oracle::{close, random};
@@ -10,7 +10,7 @@ use crate::{Store, Type};
 
 struct Bench {
     store: Store,
-    executor: Executor,
+    executor: Alone,
 }
 
 fn bench(clip: Option<f32>, decay: f32) -> Bench {
@@ -40,7 +40,7 @@ fn bench(clip: Option<f32>, decay: f32) -> Bench {
         &[],
     )
     .unwrap();
-    let executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
+    let executor = Alone::new(&b, Arc::new(Pool::new(2).unwrap()));
     Bench { store, executor }
 }
 

@@ -140,7 +140,7 @@ impl Op for KeepAverage {
 mod tests {
     use std::sync::Arc;
 
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::{Builder, Store, Type};
 
     // By hand, in numbers that are exact: a weight of 1/2, of 8 and then 4.
@@ -159,7 +159,7 @@ mod tests {
         b.keep_average(e, x, 0.5, &[guard]).unwrap();
         b.output("y", y);
         b.output("gradient", gradient);
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         for (x, correction, y, kept) in [
             (8.0, 0.5, 8.0, 4.0),
             (4.0, 0.75, 16.0 / 3.0, 4.0),

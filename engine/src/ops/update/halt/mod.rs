@@ -80,7 +80,7 @@ impl Op for Halt {
 mod tests {
     use std::sync::Arc;
 
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Alone, Pool};
     use crate::{Builder, Store, Type};
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
         let gradient = b.input("gradient", &Type::f32(&[3])).unwrap();
         let norm = b.gradient_norm(&[gradient]).unwrap();
         b.halt(halt, &[norm]).unwrap();
-        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         for (step, gradient, expected) in [
             (1, 1.0, [0.0, 0.0]),
             (2, f32::NAN, [2.0, f32::INFINITY]),

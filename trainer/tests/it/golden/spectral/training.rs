@@ -2,7 +2,7 @@
 //! has them.
 
 use spd_dataloader::Batch;
-use spd_engine::{Executor, Type};
+use spd_engine::{Alone, Type};
 use spd_trainer::data::fill;
 use spd_trainer::parameters::{BETA1, Group, HALT, Parameters, Update};
 use spd_trainer::run_file::TargetTrain;
@@ -23,7 +23,7 @@ const LOSS: f64 = 1e-5;
 pub(super) struct Training {
     subject: Subject,
     parameters: Parameters,
-    executor: Executor,
+    executor: Alone,
     settings: TargetTrain,
     made: u64,
 }
@@ -93,7 +93,7 @@ impl Training {
         let squares = self.executor.output("norms/target", store);
         let square = squares.last().expect("ends in the total");
         [
-            self.executor.scalar_output("loss", store).into(),
+            self.executor.output("loss", store)[0].into(),
             f64::from(*square).sqrt(),
         ]
     }

@@ -1,0 +1,174 @@
+//! Inputs and numbers of the step, which the host gives a program before a replay.
+
+use std::ops::Range;
+
+use crate::graph::Graph;
+use crate::plan::{Place, Plan};
+use crate::step_parameters::StepParameters;
+use crate::value::{ALIGN, DType, StepScalar};
+
+/// Inputs and numbers of a program. The host gives them before a replay, and the program keeps them
+/// until it is given others, whatever runs in between.
+#[derive(Debug)]
+pub struct Given {
+    /// Numbers of the next replay.
+    pub parameters: StepParameters,
+    /// Names of the step scalars.
+    scalars: Vec<String>,
+    inputs: Vec<Input>,
+    /// Words of the inputs that were filled since a device last read them.
+    filled: Vec<Range<usize>>,
+    /// Empty before [`Self::make_room`].
+    memory: Vec<u32>,
+    /// The words of all inputs in this memory, of which the first is aligned to [`ALIGN`].
+    words: Range<usize>,
+}
+
+/// An input, and its words among those of all. Both types of inputs have elements of four bytes.
+#[derive(Debug)]
+struct Input {
+    name: String,
+    dtype: DType,
+    words: Range<usize>,
+}
+
+impl Given {
+    /// Zeros.
+    pub(crate) fn new<P>(builder: &Graph<P>, plan: &Plan) -> Self {
+        let inputs = builder.inputs.iter().map(|(name, &value)| {
+            let Some(Place::Input(offset)) = plan.places[value.index()] else {
+                unreachable!("inputs have places of their own");
+            };
+            let ty = builder.ty(value);
+            Input {
+                name: name.clone(),
+                dtype: ty.dtype,
+                words: offset / 4..offset / 4 + ty.len(),
+            }
+        });
+        Self {
+            parameters: StepParameters {
+                scalars: vec![0.0; builder.scalars.len()],
+                ..StepParameters::default()
+            },
+            scalars: builder.scalars.clone(),
+            inputs: inputs.collect(),
+            filled: Vec::with_capacity(builder.inputs.len()),
+            memory: Vec::new(),
+            words: 0..plan.input_bytes() / 4,
+        }
+    }
+
+    /// Makes the memory of the inputs, unless it is there: a program may be planned to no other end
+    /// than to be looked at.
+    pub(crate) fn make_room(&mut self) {
+        if self.memory.is_empty() {
+            let len = self.words.len();
+            self.memory = vec![0; len + ALIGN / 4];
+            let first = self.memory.as_ptr().align_offset(ALIGN);
+            self.words = first..first + len;
+        }
+    }
+
+    /// Sets a step scalar by name; a name that the program does not use is ignored.
+    pub fn set_scalar(&mut self, name: &str, value: f32) {
+        if let Some(index) = self.scalars.iter().position(|known| known == name) {
+            self.parameters.scalars[index] = value;
+        }
+    }
+
+    /// Value of a step scalar at the next replay.
+    pub fn scalar(&self, scalar: StepScalar) -> f32 {
+        self.parameters.scalars[scalar.0 as usize]
+    }
+
+    /// Whether the program reads an input of this name.
+    pub fn has_input(&self, name: &str) -> bool {
+        self.inputs.iter().any(|input| input.name == name)
+    }
+
+    /// An f32 input.
+    ///
+    /// # Panics
+    ///
+    /// When the program has no f32 input of this name.
+    pub fn input(&mut self, name: &str) -> &mut [f32] {
+        bytemuck::cast_slice_mut(self.typed(name, DType::F32))
+    }
+
+    /// An input of token ids.
+    ///
+    /// # Panics
+    ///
+    /// When the program has no such input of this name.
+    pub fn input_u32(&mut self, name: &str) -> &mut [u32] {
+        self.typed(name, DType::U32)
+    }
+
+    fn typed(&mut self, name: &str, dtype: DType) -> &mut [u32] {
+        self.make_room();
+        let found = self.inputs.iter().find(|input| input.name == name);
+        let input = found.unwrap_or_else(|| panic!("the program has an input `{name}`"));
+        assert_eq!(input.dtype, dtype, "the type of input `{name}`");
+        if !self.filled.contains(&input.words) {
+            self.filled.push(input.words.clone());
+        }
+        &mut self.memory[self.words.clone()][input.words.clone()]
+    }
+
+    /// An input of either type.
+    #[cfg(any(test, feature = "compare-emulated"))]
+    pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
+        let input = self.inputs.iter().find(|input| input.name == name);
+        self.typed(name, input.map_or(DType::F32, |input| input.dtype))
+    }
+
+    /// Names and words of the inputs.
+    #[cfg(feature = "compare-emulated")]
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = (&str, &[u32])> {
+        let inputs = self.inputs.iter();
+        inputs.map(|input| (&*input.name, &self.words()[input.words.clone()]))
+    }
+
+    /// The words of all inputs, in their places.
+    pub(crate) fn words(&self) -> &[u32] {
+        &self.memory[self.words.clone()]
+    }
+
+    /// Words of the inputs that were filled since the last call, or of all for another device.
+    pub(crate) fn take_filled(&mut self, device_is_new: bool) -> Vec<Range<usize>> {
+        let all = self.inputs.iter().map(|input| input.words.clone());
+        let filled = std::mem::take(&mut self.filled);
+        if device_is_new { all.collect() } else { filled }
+    }
+
+    /// The words of an input of `len` elements as f32s.
+    ///
+    /// - `offset`: its [place](Place::Input)
+    pub(crate) fn f32s(&self, offset: usize, len: usize) -> &[f32] {
+        bytemuck::cast_slice(&self.words()[offset / 4..][..len])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Builder;
+    use crate::value::Type;
+
+    #[test]
+    fn inputs_start_at_cache_lines_and_are_sent_once_they_are_filled() {
+        let mut b = Builder::new();
+        for name in ["x", "y"] {
+            b.input(name, &Type::f32(&[3])).unwrap();
+        }
+        let mut given = Given::new(&b, &Plan::new(&b));
+        for name in ["y", "x", "y"] {
+            assert_eq!(given.input(name).as_ptr().addr() % ALIGN, 0);
+        }
+        let (x, y) = (0..3, 16..19);
+        assert_eq!(given.take_filled(false), [y.clone(), x.clone()]);
+        assert!(given.take_filled(false).is_empty());
+        assert_eq!(given.take_filled(true), [x, y]);
+    }
+}
