@@ -150,8 +150,10 @@ impl HeadDivergence {
     /// Gradients through logits that are made.
     fn plain_gradient(self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let on = self.operands(node.inputs);
-        let wanted = [Some(on.h), Some(on.right.w), on.bias];
-        let wanted: Vec<Value> = wanted.into_iter().flatten().collect();
+        // A frozen bias may be that of the target's logits, which have no gradient.
+        let inputs = [Some(on.h), Some(on.right.w), on.bias];
+        let mut wanted: Vec<Value> = inputs.into_iter().flatten().collect();
+        wanted.retain(|&input| gradients.wants(input));
         let logits = gradients
             .builder()
             .multiply(on.h, on.right, on.bias, None)?;
