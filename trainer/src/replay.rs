@@ -1,5 +1,6 @@
-//! The programs of a run, one replay at a time, on numbers that the caller has: a batch, and draws
-//! where the programs take them as inputs ([`Draws::Inputs`](crate::decomposition::Draws::Inputs)).
+//! The programs of a run, one replay at a time, on numbers that the caller has: a batch, weights,
+//! and draws where the programs take them as inputs
+//! ([`Draws::Inputs`](crate::decomposition::Draws::Inputs)).
 
 use spd_dataloader::{Batch, Features, Source};
 use spd_engine::{Given, Processor, Store};
@@ -8,6 +9,9 @@ use crate::data::Sources;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Interrupt, Outcome};
+use crate::networks::shipped;
+use crate::run_file::Run;
+use crate::target_task::{Lessons, TargetTask};
 use crate::task::{Task as _, run_step};
 use crate::world::World;
 
@@ -27,15 +31,9 @@ impl Replay {
         store: &mut Store,
         processor: &Processor,
     ) -> Result<Self, Fault> {
-        // Nothing is read from it.
-        let none = Source::Features(Features::new(1, 1.0, 0.0, 1.0)?);
-        let sources = Sources {
-            train: none.clone(),
-            eval: none,
-        };
         let mut task = DecompositionTask::new(
             decomposition.clone(),
-            sources,
+            no_data()?,
             store,
             processor,
             &World::default(),
@@ -112,4 +110,56 @@ impl Replay {
         program.fetch(store, arena)?;
         Ok(program.observe(store, arena))
     }
+}
+
+/// The training of a run's target.
+pub struct TargetReplay {
+    task: TargetTask,
+}
+
+impl TargetReplay {
+    /// Builds the programs; the store gets the tensors of the target by their names, all zeros, and
+    /// the moments.
+    ///
+    /// # Errors
+    ///
+    /// When the run does not train its target, a program cannot be built, or its memory cannot be
+    /// had.
+    pub fn new(run: &Run, store: &mut Store, processor: &Processor) -> Result<Self, Fault> {
+        let settings = run.target.train.as_ref();
+        let lessons = Lessons {
+            run,
+            network: &shipped(&run.target.model)?,
+            settings: settings.ok_or_else(|| Fault::BadInput("[target]: no table train".into()))?,
+        };
+        let mut task = TargetTask::new(lessons, no_data()?, store, processor)?;
+        task.make_room()?;
+        Ok(Self { task })
+    }
+
+    /// One step. Gives its training row, by name.
+    ///
+    /// # Errors
+    ///
+    /// When a GPU refuses.
+    pub fn step(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<Vec<(String, f64)>, Fault> {
+        run_step(&mut self.task, store, batch, step)?;
+        self.task.fetch(store)?;
+        store.fetch()?;
+        Ok(self.task.observe(store))
+    }
+}
+
+/// Sources that nothing is read from.
+fn no_data() -> Result<Sources, Fault> {
+    let none = Source::Features(Features::new(1, 1.0, 0.0, 1.0)?);
+    Ok(Sources {
+        train: none.clone(),
+        eval: none,
+    })
 }

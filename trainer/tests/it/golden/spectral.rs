@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use serde_json::Value as Json;
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Alone, Builder, Store, Value};
-use spd_trainer::networks::{Network, TargetTensor, shipped};
+use spd_trainer::networks::{Network, Target, TargetTensor, shipped};
 use spd_trainer::parameters::start;
 use spd_trainer::pass::Pass;
 use spd_trainer::run_file::Run;
@@ -126,10 +126,12 @@ fn target(info: &Json) -> String {
 }
 
 /// The run of a target with such keys, one of which says where its weights are from.
-fn run(target: &str) -> Run {
+fn run(target: &str, seq_len: usize) -> Run {
     let data = match target.contains("n_ctx = ") {
-        true => "kind = \"tokens\"\ntrain = \"recorded\"\neval = \"recorded\"\nseq_len = 1",
-        false => "kind = \"sparse_features\"\nexactly_active = 1",
+        true => format!(
+            "kind = \"tokens\"\ntrain = \"recorded\"\neval = \"recorded\"\nseq_len = {seq_len}"
+        ),
+        false => "kind = \"sparse_features\"\nexactly_active = 1".to_owned(),
     };
     read(&format!(
         "name = \"golden\"\n[target]\n{target}\n[data]\n{data}\n\
@@ -141,7 +143,7 @@ fn run(target: &str) -> Run {
 
 /// The network of such keys.
 fn network(target: &str) -> Network {
-    let run = run(&format!("{target}\nweights = \"recorded.safetensors\""));
+    let run = run(&format!("{target}\nweights = \"recorded.safetensors\""), 1);
     shipped(&run.target.model).expect("a network of ours")
 }
 
@@ -154,6 +156,15 @@ fn recorded(numbers: &Numbers, what: &str, tensor: &TargetTensor) -> Option<Tens
     };
     assert_eq!(recorded.dims, tensor.dims, "{}", tensor.name);
     Some(recorded)
+}
+
+/// Fills the tensors of a network, in the store by their names, as training starts them.
+fn starting_values(network: &dyn Target, store: &mut Store) {
+    for (number, tensor) in (0u16..).zip(network.tensors()) {
+        let slot = store.slot(&tensor.name).expect("a tensor of the network");
+        let stream = Stream::new(Purpose::TargetInit, 0, number);
+        start(store, slot, stream, 0, tensor.start);
+    }
 }
 
 /// A network in a program.
@@ -180,15 +191,15 @@ impl Subject {
     /// With tensors as training starts them.
     fn at_start(network: Network) -> Self {
         let (mut b, mut store) = (Builder::new(), Store::new());
-        let tensors = (0u16..).zip(network.tensors());
-        let weights = tensors.map(|(number, tensor)| {
+        let tensors = network.tensors().into_iter();
+        let weights = tensors.map(|tensor| {
             let slot = store.zeros(&tensor.name, &tensor.dims);
-            let stream = Stream::new(Purpose::TargetInit, 0, number);
-            start(&mut store, slot, stream, 0, tensor.start);
             (tensor.name, b.persistent(&store, slot))
         });
+        let weights = weights.collect();
+        starting_values(&*network, &mut store);
         Self {
-            weights: weights.collect(),
+            weights,
             network,
             b,
             store,

@@ -122,9 +122,8 @@ fn n1() -> Outcome {
 fn n4_n5() -> Outcome {
     let target = nm_gpt_mini(MICRO, true);
     let (rows, positions) = (2, 16);
-    let settings = "steps = 1, batch_size = 2, lr = 0.01, weight_decay = 0.0";
-    let subject = Subject::at_start(network(&target));
-    let mut training = Training::new(subject, &target, settings, &[rows, positions]);
+    let settings = "steps = 101, batch_size = 2, lr = 0.01, weight_decay = 0.0";
+    let mut training = Training::new(&target, settings, positions);
     let tokens: Vec<u32> = (0u32..)
         .take(rows * (positions + 1))
         .map(|i| i * i * 7 % 65)

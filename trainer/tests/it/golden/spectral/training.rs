@@ -1,15 +1,15 @@
-//! Training of spectral networks as targets: loss, penalties, clipping, decay and updates as a run
-//! has them.
+//! Training of spectral networks as targets, by the program of a run.
 
 use spd_dataloader::Batch;
-use spd_engine::{Alone, Type};
-use spd_trainer::data::fill;
-use spd_trainer::parameters::{BETA1, Group, HALT, Parameters, Update};
-use spd_trainer::run_file::TargetTrain;
+use spd_engine::Store;
+use spd_trainer::networks::{Network, TargetTensor, shipped};
+use spd_trainer::parameters::BETA1;
+use spd_trainer::replay::TargetReplay;
 
-use super::{GRADIENTS, Subject, recorded, run, target};
+use super::{GRADIENTS, recorded, run, starting_values, target};
 use crate::golden::compare::Comparison;
 use crate::golden::numbers::Numbers;
+use crate::golden::processor;
 use crate::golden::run_file::{number, size, text, texts};
 use crate::harness::Outcome;
 
@@ -21,45 +21,26 @@ const LOSS: f64 = 1e-5;
 
 /// A network in training.
 pub(super) struct Training {
-    subject: Subject,
-    parameters: Parameters,
-    executor: Alone,
-    settings: TargetTrain,
+    pub(super) network: Network,
+    store: Store,
+    replay: TargetReplay,
     made: u64,
 }
 
 impl Training {
+    /// From starting values.
+    ///
     /// - `settings`: the keys of `[target.train]`
-    /// - `dims`: rows and tokens of a batch
-    pub(super) fn new(mut subject: Subject, target: &str, settings: &str, dims: &[usize]) -> Self {
-        let run = run(&format!("{target}train = {{ {settings} }}\n"));
-        let settings = run.target.train.expect("given");
-        let input = subject.b.input("input", &Type::u32(dims)).expect("new");
-        let (logits, penalty) = subject.forward(input);
-        let network = subject.network.clone();
-        let ce = network.loss(&mut subject.b, input, logits);
-        let terms = [(1.0, ce.expect("shapes fit")), (1.0, penalty)];
-        let loss = subject.b.weighted_sum(&terms).expect("scalars");
-        subject.b.output("loss", loss);
-        let mut parameters = Parameters::default();
-        subject.store.transient(HALT, &[2]);
-        for tensor in network.tensors().iter().filter(|tensor| tensor.trained) {
-            let group = Group::Target;
-            parameters.add(&mut subject.store, &tensor.name, &tensor.dims, group);
-        }
-        let update = Update {
-            beta2: settings.beta2,
-            decay: settings.weight_decay,
-            decay_vectors: settings.decay_vectors,
-            clip: settings.clip,
-        };
-        let updates = parameters.update(&mut subject.b, &subject.store, loss, |_| update);
-        updates.expect("ops with gradients");
+    pub(super) fn new(target: &str, settings: &str, seq_len: usize) -> Self {
+        let run = run(&format!("{target}train = {{ {settings} }}\n"), seq_len);
+        let network = shipped(&run.target.model).expect("a network of ours");
+        let mut store = Store::new();
+        let replay = TargetReplay::new(&run, &mut store, &processor(2)).expect("programs");
+        starting_values(&*network, &mut store);
         Self {
-            executor: subject.executor(),
-            subject,
-            parameters,
-            settings,
+            network,
+            store,
+            replay,
             made: 0,
         }
     }
@@ -73,29 +54,25 @@ impl Training {
             tokens,
             ..Batch::default()
         };
-        fill(&mut self.executor, &batch);
+        let row = self.replay.step(&mut self.store, &batch, self.made);
+        let row = row.expect("a processor that works");
         self.made += 1;
-        let made = i32::try_from(self.made).expect("few");
-        let correction = |beta: f64| 1.0 - beta.powi(made);
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "settings are rounded to f32"
-        )]
-        for (name, value) in [
-            ("lr", self.settings.lr.start),
-            ("correction1", correction(BETA1)),
-            ("correction2", correction(self.settings.beta2)),
-        ] {
-            self.executor.set_scalar(name, value as f32);
-        }
-        self.subject.replay(&mut self.executor);
-        let store = &self.subject.store;
-        let squares = self.executor.output("norms/target", store);
-        let square = squares.last().expect("ends in the total");
-        [
-            self.executor.output("loss", store)[0].into(),
-            f64::from(*square).sqrt(),
-        ]
+        ["loss/total", "grad_norm/target"].map(|name| {
+            let found = row.iter().find(|(known, _)| known == name);
+            found.unwrap_or_else(|| panic!("a row has `{name}`")).1
+        })
+    }
+
+    /// Tensors that are trained.
+    fn trained(&self) -> Vec<TargetTensor> {
+        let mut tensors = self.network.tensors();
+        tensors.retain(|tensor| tensor.trained);
+        tensors
+    }
+
+    fn get(&self, name: &str) -> &[f32] {
+        let slot = self.store.slot(name);
+        self.store.get(slot.expect("a tensor in the store"))
     }
 }
 
@@ -120,17 +97,22 @@ pub(super) fn check(case: &str) -> Outcome {
     let [_, rows, tokens] = batches.dims[..] else {
         panic!("batches of rows");
     };
-    let subject = Subject::new(&numbers, "init");
-    let mut tensors = subject.network.tensors();
-    tensors.retain(|tensor| tensor.trained);
-    let decayed = tensors.iter().filter(|tensor| tensor.dims.len() > 1);
+    let mut training = Training::new(&target(&numbers.info), &settings, tokens - 1);
+    let trained = training.trained();
+    for tensor in &trained {
+        let slot = training
+            .store
+            .slot(&tensor.name)
+            .expect("a tensor in the store");
+        let start = recorded(&numbers, "init", tensor).expect("recorded");
+        training.store.get_mut(slot).copy_from_slice(&start.f32());
+    }
+    let decayed = trained.iter().filter(|tensor| tensor.dims.len() > 1);
     let mut decayed: Vec<&str> = decayed.map(|tensor| tensor.name.as_str()).collect();
     let mut theirs = texts(said, "decayed");
     decayed.sort_unstable();
     theirs.sort_unstable();
     assert_eq!(decayed, theirs);
-    let target = target(&numbers.info);
-    let mut training = Training::new(subject, &target, &settings, &[rows, tokens - 1]);
 
     let mut comparison = Comparison::new(&format!("{case}.traj"), ROUNDING);
     let (losses, norms) = (numbers.get("losses"), numbers.get("gradnorms"));
@@ -149,8 +131,8 @@ pub(super) fn check(case: &str) -> Outcome {
         }
         // First moments are gradients after clipping, times one minus their decay.
         let scale = (number(said, "clip") / (their_norm + 1e-6)).min(1.0) * (1.0 - BETA1);
-        for (tensor, parameter) in tensors.iter().zip(training.parameters.iter()) {
-            let first = training.subject.store.get(parameter.first);
+        for tensor in &trained {
+            let first = training.get(&format!("adamw.first.{}", tensor.name));
             let theirs = recorded(&numbers, "grad.s0", tensor);
             let theirs = theirs.map_or_else(|| vec![0.0; first.len()], |theirs| theirs.values);
             #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
@@ -167,10 +149,14 @@ pub(super) fn check(case: &str) -> Outcome {
         }
     }
     comparison.group("end");
-    for (tensor, parameter) in tensors.iter().zip(training.parameters.iter()) {
+    for tensor in &trained {
         let theirs = recorded(&numbers, "final", tensor).expect("recorded");
-        let ours = training.subject.store.get(parameter.slot);
-        comparison.at_scale(1.0, &tensor.name, ours, &theirs.values);
+        comparison.at_scale(
+            1.0,
+            &tensor.name,
+            training.get(&tensor.name),
+            &theirs.values,
+        );
     }
     Ok(comparison.finish())
 }
