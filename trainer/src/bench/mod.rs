@@ -160,6 +160,8 @@ fn time_on(
                 .iter()
                 .zip(["forward_median_ms", "forward_backward_median_ms"]);
             line.extend(fields.map(|((_, ms), name)| (name.to_owned(), rounded(*ms, 4))));
+            let parameters = json!(workload.parameters(Group::Target));
+            line.extend([("params_target".to_owned(), parameters)]);
         }
         if let Some(ranks) = world.ranks() {
             line.extend(all_reduces(&mut workload, &*ranks, world.size(), settings)?);
@@ -258,7 +260,6 @@ fn line(
             json!(workload.parameters(Group::Components)),
         ),
         ("params_ci", json!(workload.parameters(Group::Importance))),
-        ("params_target", json!(workload.parameters(Group::Target))),
         ("ops", json!(workload.program.plan().ops())),
         (
             "arena_mb",

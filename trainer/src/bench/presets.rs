@@ -471,7 +471,8 @@ mod tests {
         let known = "known: tms_5-2, tms_5-2-id, tms_40-10, resid_mlp1, resid_mlp2, seed-16x128, seed-32x256, \
                      seed-64x256, seed-128x256, seed-16x128-bf16, seed-32x256-bf16, seed-64x256-bf16, seed-128x256-bf16, \
                      full-ss-llama, full-ss-llama-32x512, full-ss-llama-64x512, full-gpt2-h1, tiny-tms, tiny-resid, \
-                     tiny-seed, tiny-seed-bf16, tiny-ss-llama, tiny-pgd, tiny-gpt2-h1";
+                     tiny-seed, tiny-seed-bf16, tiny-ss-llama, tiny-pgd, tiny-gpt2-h1, sd-2x64, sd-1x128, kaufmann-2x64, \
+                     kaufmann-1x128, byte-4x64, byte-spectral-4x64, byte-loop-4x64, byte-traditional-4x64";
         assert_eq!(
             refused("full-pile-4l", &default),
             format!("bench full-pile-4l: not yet in this build; {known}")

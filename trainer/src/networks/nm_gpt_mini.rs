@@ -65,8 +65,9 @@ pub struct NmGptMini {
     pub basis: Basis,
     /// Whether the basis reaches the logits.
     pub wire_basis: bool,
-    /// Factor of its branch.
-    pub fsa_gain: f64,
+    /// Factor of its branch; `None` without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fsa_gain: Option<f64>,
     /// The largest score.
     pub score_scale: ScoreScale,
     /// Vectors of positions.
@@ -100,11 +101,14 @@ fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
     let d_mlp = table.or("d_mlp", Size::at_least(1), eight_thirds);
     let basis = table.or("basis", Basis::LEARNED, Basis::Softmax);
     let wire_basis = table.or("wire_basis", Flag, true);
-    if wire_basis == Some(false) && table.has("fsa_gain") {
-        let message = "nothing is multiplied by it with wire_basis = false".to_owned();
-        table.refuse::<()>("fsa_gain", message);
-    }
-    let fsa_gain = table.or("fsa_gain", Number::FINITE, 1.0);
+    let fsa_gain = match wire_basis {
+        Some(false) if table.has("fsa_gain") => table.refuse(
+            "fsa_gain",
+            "nothing is multiplied by it with wire_basis = false",
+        ),
+        Some(false) => Some(None),
+        _ => table.or("fsa_gain", Number::FINITE, 1.0).map(Some),
+    };
     let score_scale = table.or("score_scale", ScoreScale::WORDS, ScoreScale::Fixed);
     let positions = table.or("positions", POSITIONS, Positions::Learned);
     let network = || {
@@ -204,16 +208,14 @@ impl NmGptMini {
         let (q, k) = (b.mul(q, phi)?, b.mul(k, phi)?);
         let mixed = b.linear_attention([q, k, v], self.n_head)?;
         let y_btd = pass.linear(b, &format!("{block}.fsa.to_out"), mixed)?;
-        times(b, y_btd, self.fsa_gain)
+        times(b, y_btd, self.fsa_gain.unwrap_or(1.0))
     }
 }
 
 impl Target for NmGptMini {
     fn describe(&self) -> String {
-        let wired = match self.wire_basis {
-            true => format!("wired {}", self.fsa_gain),
-            false => "unwired".to_owned(),
-        };
+        let wired = self.fsa_gain.map(|gain| format!("wired {gain}"));
+        let wired = wired.unwrap_or_else(|| "unwired".to_owned());
         format!(
             "nm_gpt_mini, {} layers of width {}, {} heads, {} scores of {} coordinates, {} basis of {}, {wired}, mlp {}, {} tokens, {} {} positions",
             self.n_layer,
