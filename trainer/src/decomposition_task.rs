@@ -88,7 +88,8 @@ impl DecompositionTask {
             BatchProgram::whole(executor(&Builder::new()))
         };
         let evaluation = Evaluation::new(&decomposition, store, true, world, executor)?;
-        let has_slow = decomposition.run.eval.metrics.terms.has_slow();
+        let terms = &decomposition.run.eval.metrics.terms;
+        let has_slow = terms.rows.iter().any(|term| term.slow);
         let cheap_evaluation = if trains && has_slow {
             Some(Evaluation::new(
                 &decomposition,

@@ -45,13 +45,7 @@ impl Metric for MaskedOutput {
     fn means(&self, b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
         let (model, clean_pass) = (on.from.model, on.from.clean_pass);
         let mut means = Vec::new();
-        let mut add = |name: String, value| {
-            means.push(Mean {
-                name,
-                value,
-                count: clean_pass.shape.examples(),
-            });
-        };
+        let mut add = |name, value| means.push(on.mean(name, value));
         let target = clean_pass.output;
         if let Some(labels) = on.labels {
             add("ce/target".into(), b.cross_entropy(target, labels)?);
@@ -93,49 +87,28 @@ impl Metric for MaskedOutput {
     }
 
     fn derived(&self, means: &[(String, f64)]) -> Measured {
-        let Some(scale) = CrossEntropies::of(means) else {
-            return Vec::new();
-        };
         let mut derived = Measured::new();
+        let Some((target, unrecovered)) = unrecovered(means) else {
+            return derived;
+        };
         for (name, ce) in means {
             if let Some(kind) = name.strip_prefix("eval/ce/")
                 && !["target", "zero"].contains(&kind)
             {
-                let difference = ce - scale.target;
-                derived.push((format!("eval/ce_difference/{kind}"), difference));
-                let unrecovered = scale.unrecovered(*ce);
-                derived.push((format!("eval/ce_unrecovered/{kind}"), unrecovered));
+                derived.push((format!("eval/ce_difference/{kind}"), ce - target));
+                derived.push((format!("eval/ce_unrecovered/{kind}"), unrecovered(*ce)));
             }
         }
         derived
     }
 }
 
-/// The cross-entropies that others are compared with.
-pub(super) struct CrossEntropies {
-    target: f64,
-    zero: f64,
-}
-
-impl CrossEntropies {
-    /// The cross-entropies of a language model.
-    pub(super) fn of(means: &[(String, f64)]) -> Option<Self> {
-        let of = |name: &str| {
-            let mut means = means.iter();
-            means
-                .find(|(known, _)| known == name)
-                .map(|(_, mean)| *mean)
-        };
-        Some(Self {
-            target: of("eval/ce/target")?,
-            zero: of("eval/ce/zero")?,
-        })
-    }
-
-    /// The part of the target's performance that is lost: 1 without components.
-    pub(super) fn unrecovered(&self, ce: f64) -> f64 {
-        (ce - self.target) / (self.zero - self.target)
-    }
+/// Of a language model: its target's cross-entropy, and the part of the target's performance that
+/// another one has lost, 1 without components.
+pub(super) fn unrecovered(means: &[(String, f64)]) -> Option<(f64, impl Fn(f64) -> f64)> {
+    let of = |name: &str| Some(means.iter().find(|(known, _)| known == name)?.1);
+    let (target, zero) = (of("eval/ce/target")?, of("eval/ce/zero")?);
+    Some((target, move |ce| (ce - target) / (zero - target)))
 }
 
 #[cfg(test)]

@@ -143,6 +143,12 @@ pub(crate) struct Evaluated<'a> {
 }
 
 impl Evaluated<'_> {
+    /// A mean over the examples of the batch.
+    fn mean(&self, name: String, value: Value) -> Mean {
+        let count = self.from.clean_pass.shape.examples();
+        Mean { name, value, count }
+    }
+
     /// Masks of all sites, those of the sample that the usual masks share.
     fn masks(&self, b: &mut Builder, masking: Masking) -> Result<Vec<(usize, MaskValues)>> {
         let sample = MaskSample {
@@ -177,14 +183,18 @@ pub struct Eval {
 }
 
 /// The tables before `[eval]`, as far as they could be read, which its keys are checked against.
-pub(crate) struct Before<'a> {
-    pub(crate) target: &'a Facts,
-    pub(crate) decomposition: Option<&'a Decomposition>,
-    pub(crate) train: Option<&'a Train>,
+struct Before<'a> {
+    target: &'a Facts,
+    decomposition: Option<&'a Decomposition>,
+    train: Option<&'a Train>,
 }
 
-pub(crate) fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Eval> {
-    let train = before.train;
+pub(crate) fn read(
+    table: &mut Table<'_>,
+    target: &Facts,
+    decomposition: Option<&Decomposition>,
+    train: Option<&Train>,
+) -> Option<Eval> {
     let tenth = train.map_or(0, |train| (train.steps + 5) / 10);
     let every = table.or("every", Whole::at_least(0), tenth);
     let batches = table.or("batches", Whole::at_least(1), 10);
@@ -197,8 +207,13 @@ pub(crate) fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Eval> {
         table.refuse::<()>("batch_size", message);
     }
     let slow_every = table.or("slow_every", Whole::at_least(0), 0);
-    let components = read_components(table, before.target);
-    let metrics = Metrics::read(table, before);
+    let components = read_components(table, target);
+    let before = Before {
+        target,
+        decomposition,
+        train,
+    };
+    let metrics = Metrics::read(table, &before);
     Some(Eval {
         every: every?,
         batches: batches?,

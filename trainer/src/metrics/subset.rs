@@ -21,7 +21,7 @@ use spd_configs::{
 };
 use spd_engine::{Builder, Result};
 
-use super::masked_output::CrossEntropies;
+use super::masked_output::unrecovered;
 use super::{Before, Evaluated, Mean, Measured, Metric};
 use crate::component_model::Masking;
 use crate::fault::Fault;
@@ -113,36 +113,29 @@ impl Metric for Subsets {
             masked.retain(|(site, _)| subset.has(model.sites[*site].path()));
             let output = model.masked_pass(b, clean_pass, &masked)?.output;
             let [kl, ce] = divergence_and_cross_entropy(b, clean_pass.output, output, labels)?;
-            means.extend([("ce", ce), ("kl", kl)].map(|(measure, value)| Mean {
-                name: format!("subset/{}/{measure}", subset.name),
-                value,
-                count: clean_pass.shape.examples(),
-            }));
+            means.push(on.mean(format!("subset/{}/ce", subset.name), ce));
+            means.push(on.mean(format!("subset/{}/kl", subset.name), kl));
         }
         Ok(means)
     }
 
     fn derived(&self, means: &[(String, f64)]) -> Measured {
-        let scale = CrossEntropies::of(means);
+        let of_subsets = |measure: &'static str| {
+            means.iter().filter_map(move |(name, value)| {
+                let subset = name.strip_prefix("eval/subset/")?.strip_suffix(measure)?;
+                Some((subset, *value))
+            })
+        };
+        let worst = |measure| of_subsets(measure).map(|(_, value)| value).reduce(f64::max);
         let mut derived = Measured::new();
-        let mut worst = [None; 2];
-        for (name, value) in means {
-            let of_subset = name.strip_prefix("eval/subset/");
-            let of_subset = of_subset.and_then(|name| name.rsplit_once('/'));
-            let (Some((subset, measure)), Some(scale)) = (of_subset, &scale) else {
-                continue;
-            };
-            let is_ce = measure == "ce";
-            let worst = &mut worst[usize::from(is_ce)];
-            *worst = Some(worst.map_or(*value, |worst: f64| worst.max(*value)));
-            if is_ce {
+        if let (Some((_, unrecovered)), Some(ce), Some(kl)) =
+            (unrecovered(means), worst("/ce"), worst("/kl"))
+        {
+            for (subset, ce) in of_subsets("/ce") {
                 let name = format!("eval/subset/{subset}/ce_unrecovered");
-                derived.push((name, scale.unrecovered(*value)));
+                derived.push((name, unrecovered(ce)));
             }
-        }
-        if let ([Some(kl), Some(ce)], Some(scale)) = (worst, scale) {
-            let unrecovered = scale.unrecovered(ce);
-            let worst = [("ce", ce), ("ce_unrecovered", unrecovered), ("kl", kl)];
+            let worst = [("ce", ce), ("ce_unrecovered", unrecovered(ce)), ("kl", kl)];
             let worst = worst.map(|(name, worst)| (format!("eval/subset_worst/{name}"), worst));
             derived.extend(worst);
         }

@@ -115,18 +115,14 @@ pub(crate) fn text(
     store: &mut Store,
     check_stop: &mut CheckStop<'_>,
 ) -> Result<String, Interrupt> {
-    let &Summary {
-        run_dir,
-        of: ref when,
-        ref last,
-    } = of;
+    let (run_dir, when) = (of.run_dir, &of.of);
     let run = task.decomposition.run.clone();
     let shown = Shown {
         first: match when {
             Of::End(_) => Some(first_evaluation(run_dir)),
             Of::Later { .. } => None,
         },
-        last: last.iter().cloned().collect(),
+        last: of.last.iter().cloned().collect(),
     };
     let mut values = shown.last.clone();
     let metrics = &run.eval.metrics;
@@ -207,10 +203,6 @@ pub(crate) fn text(
     let tables: Vec<Value> = tables
         .into_iter()
         .map(|(title, columns, rows)| json!({"title": title, "columns": columns, "rows": rows}))
-        .collect();
-    let lines: Vec<Value> = lines
-        .into_iter()
-        .map(|(label, value)| json!([label, value]))
         .collect();
     let mut summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
     if let Some((found, means)) = solved(&values, &*task.decomposition.target) {

@@ -63,19 +63,8 @@ impl Metric for Terms {
         let values = on.from.measures(b, terms)?;
         let terms = self.rows.iter().zip(values);
         let terms = terms.filter(|(said, _)| on.is_slow || !said.slow);
-        let means = terms.map(|(said, value)| Mean {
-            name: format!("loss/{}", said.name),
-            value,
-            count: on.from.clean_pass.shape.examples(),
-        });
+        let means = terms.map(|(said, value)| on.mean(format!("loss/{}", said.name), value));
         Ok(means.collect())
-    }
-}
-
-impl Terms {
-    /// Whether some are measured in slow evaluations alone.
-    pub(crate) fn has_slow(&self) -> bool {
-        self.rows.iter().any(|measure| measure.slow)
     }
 }
 

@@ -346,12 +346,7 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
         train::read(table, &facts, terms)
     });
     let eval = file.table_or_empty("eval", |table| {
-        let before = metrics::Before {
-            target: &facts,
-            decomposition: decomposition.as_ref(),
-            train: train.as_ref(),
-        };
-        metrics::read(table, &before)
+        metrics::read(table, &facts, decomposition.as_ref(), train.as_ref())
     });
     let checkpoint = file.table_or_empty("checkpoint", |table| {
         let every = table.or("every", Whole::at_least(1), 1000);
