@@ -184,8 +184,6 @@ impl EveryOp {
             high: 4.0,
             context: 16.0,
         };
-        let waves = self.b.fourier_table(positions, d / 2, 5)?;
-        let x = self.b.add_positions(x, waves)?;
         let table = self.b.rotary_table(positions, 2, 10.0, Some(scaling))?;
         let all = Heads::causal(heads, heads);
         let by_head = self.b.attention(Qkv::ByHead(qkv), all, Some(table))?;
@@ -433,6 +431,8 @@ impl EveryOp {
             ..
         } = self.sizes;
         let d = heads * size;
+        let waves = self.b.fourier_table(positions, d / 2, 5)?;
+        self.count(waves)?;
         let x = self.b.tanh(x)?;
         let (h, bias) = (self.leaf(&[positions - 3, d]), self.leaf(&[d]));
         let mixed = self.b.causal_mixing(x, h, bias)?;

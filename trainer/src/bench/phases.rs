@@ -200,8 +200,8 @@ fn kinds(rows: &[OpRow]) -> Vec<OpRow> {
     kinds
 }
 
-/// The stages of the step before its backward pass, and that of a network too, each with the median time of a program that
-/// ends with it.
+/// The stages of the step before its backward pass, and that of a network too, each with the
+/// median time of a program that ends with it.
 pub(super) fn stages(
     workload: &mut Workload,
     steps: usize,

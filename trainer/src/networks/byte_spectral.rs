@@ -26,7 +26,8 @@
 //!
 //! # Keys of `[target]`
 //!
-//! - byte_spectral: `encoder` | `"causal"` | | `"embedding"`, `"causal"`, or `"loop"`, which is LEAKY
+//! - byte_spectral: `encoder` | `"causal"` | | `"embedding"`, `"causal"`, or `"loop"`, which is
+//!   LEAKY
 //! - byte_spectral: `mixing` | `"causal"` | | `"causal"`, or `"circular"`, which is LEAKY
 //! - byte_spectral: `window` | 64 | | bytes that the causal encoder sees
 

@@ -4,7 +4,7 @@
 //! ```text
 //! q, k, v = to_q x, to_k x, to_v x, in heads
 //! alpha_i = cross_q q_i + cross_ci c_i + b        kappa_j = cross_k k_j + cross_cj c_j
-//! o_i = attention of i over j <= i with scores  scale tanh((w . silu(alpha_i + kappa_j) + beta) / 2)
+//! o_i = attention over j <= i with scores  scale tanh((w . silu(alpha_i + kappa_j) + beta) / 2)
 //! y = to_out invariant_net.2 silu(invariant_net.0 o)        u = out_proj reaction(x, y)
 //! ```
 //!

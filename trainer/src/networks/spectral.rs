@@ -5,7 +5,8 @@
 //! z = spectral_proj.2 silu(spectral_proj.0 c)
 //! softmax   phi = softmax(z)          l2   phi = z / (|z| sqrt(k))
 //! random    phi = cos(e^log_sigma c R)
-//! penalty   0.01 mean over the batch of |G - I|^2 / k^2, G = Q^T Q, Q = phi with columns of length 1
+//! penalty   0.01 mean over the batch of |G - I|^2 / k^2
+//!           with G = Q^T Q, and Q = phi with columns of length 1
 //! ```
 //!
 //! The toy is trained by its penalty alone. The eigenvalues of the published module
