@@ -245,7 +245,8 @@ pub(crate) fn numbers(every_op: &EveryOp) -> StepParameters {
     StepParameters {
         seed: 0x0123_4567_89ab_cdef,
         step: 7,
-        block: 1000,
+        // Draws of some blocks put a number within rounding of a kink, where gradients jump.
+        block: 77,
         scalars: scalars.collect(),
     }
 }

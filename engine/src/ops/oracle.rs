@@ -259,7 +259,7 @@ pub(crate) fn close(what: &str, ours: &[f32], theirs: &[f32], tolerance: f32) {
     for (at, (a, b)) in ours.iter().zip(theirs).enumerate() {
         assert!(
             (a - b).abs() <= tolerance * scale,
-            "{what}, element {at}: ours {a}, theirs {b}"
+            "{what}, element {at}: ours {a}, theirs {b}, largest {scale}"
         );
     }
 }
