@@ -2,8 +2,6 @@
 
 use spd_engine::{Builder, Result, Value};
 
-use super::gpt2::rounded;
-
 /// The operation of a layer, and the layout of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
@@ -94,7 +92,8 @@ pub(super) fn add_bias(b: &mut Builder, x_btd: Value, bias: Value) -> Result<Val
 
 /// `x` times a number that no training moves.
 pub(super) fn times(b: &mut Builder, x: Value, factor: f64) -> Result<Value> {
-    let factor = rounded(factor);
+    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+    let factor = factor as f32;
     b.elementwise(["times", "times_grad"], [x], |[x]| x * factor)
 }
 
