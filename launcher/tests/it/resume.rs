@@ -82,6 +82,26 @@ const SHARED_ADVERSARY: Case = Case {
     longest_ms: 700,
 };
 
+/// Two of its sites have a row for each head of a position.
+const SHARED_HEADS: Case = Case {
+    config: "kaufmann-toy.toml",
+    set: &[
+        "train.steps=120",
+        "train.batch_size=8",
+        "train.faithfulness_warmup.steps=5",
+        "target.train.steps=40",
+        "target.train.batch_size=8",
+        "checkpoint.every=10",
+        "log.every=7",
+        "eval.every=40",
+        "eval.batches=1",
+        "eval.batch_size=8",
+    ],
+    more: &["train.shards=4"],
+    worlds: WORLDS,
+    longest_ms: 700,
+};
+
 const SHARED_LANGUAGE_MODEL: Case = Case {
     more: &[
         "train.steps=200",
@@ -358,6 +378,11 @@ fn a_killed_toy_gives_the_same_bits_with_any_number_of_nodes() {
 #[test]
 fn a_killed_toy_with_a_shared_adversary_gives_the_same_bits() {
     killed_is_unkilled(&SHARED_ADVERSARY);
+}
+
+#[test]
+fn a_killed_toy_with_rows_for_heads_gives_the_same_bits_with_any_number_of_ranks() {
+    killed_is_unkilled(&SHARED_HEADS);
 }
 
 #[test]
