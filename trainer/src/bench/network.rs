@@ -17,25 +17,35 @@ const COTANGENT: &str = "cotangent";
 
 fn tensors(decomposition: &Decomposition, store: &Store) -> Vec<(TargetTensor, Slot)> {
     let tensors = decomposition.target.tensors().into_iter();
-    let slot = |name: &str| store.slot(&format!("target_model.{name}"));
     tensors
         .map(|tensor| {
-            let slot = slot(&tensor.name).expect("made with the decomposition");
+            let slot = store.slot(&tensor.name).expect("made with the parameters");
             (tensor, slot)
         })
         .collect()
 }
 
-/// The network's own parameters.
+/// The network's own parameters, beside those that a decomposition holds frozen.
 pub(super) fn parameters(decomposition: &Decomposition, store: &mut Store) -> Parameters {
     let mut parameters = Parameters::default();
     for tensor in decomposition.target.tensors() {
         if tensor.trained {
-            let name = format!("target_model.{}", tensor.name);
-            parameters.add(store, &name, &tensor.dims, Group::Target);
+            parameters.add(store, &tensor.name, &tensor.dims, Group::Target);
+        } else {
+            store.zeros(&tensor.name, &tensor.dims);
         }
     }
     parameters
+}
+
+/// Gives the network the values of the frozen one.
+pub(super) fn start(decomposition: &Decomposition, store: &mut Store) {
+    for (tensor, slot) in tensors(decomposition, store) {
+        let frozen = store.slot(&format!("target_model.{}", tensor.name));
+        let frozen = frozen.expect("made with the decomposition");
+        let values = store.get(frozen).to_vec();
+        store.change(slot, |to| to.copy_from_slice(&values));
+    }
 }
 
 /// The loss of a batch, a scalar, and the input of a toy.
@@ -119,5 +129,24 @@ pub(super) fn draw(given: &mut Given) {
     if given.has_input(COTANGENT) {
         let stream = Stream::new(Purpose::Source, 0, 0);
         stream.fill_uniform(0, 0, 0, given.input(COTANGENT));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::bench::{Overrides, Step, all, preset};
+
+    #[test]
+    fn every_step_of_a_network_is_a_program() {
+        let names = all()
+            .into_iter()
+            .filter(|preset| preset.step == Step::Network);
+        let names: Vec<String> = names.map(|preset| preset.run.name).collect();
+        assert_eq!(names.len(), 16, "8 networks in 2 precisions");
+        for name in names {
+            let preset = preset(&name, &Overrides::default()).unwrap();
+            let program = preset.program();
+            assert!(program.is_ok(), "{name}: {}", program.err().unwrap());
+        }
     }
 }

@@ -67,6 +67,9 @@ impl Workload {
         let blocks = world.blocks(run.train.blocks());
         store.hold_blocks(blocks.clone(), run.train.blocks());
         start_target(&*decomposition.target, &mut store);
+        if preset.step == Step::Network {
+            network::start(&decomposition, &mut store);
+        }
         decomposition.initialise(&mut store);
         store.zeros(HALT, &[2]);
         let builder = step(preset, &decomposition, &store)?;
