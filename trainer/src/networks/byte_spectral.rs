@@ -19,8 +19,8 @@
 //! The circular form, as published, is LEAKY: every position reads those after it. The causal form
 //! has twice the period, so that the last lag is no alias of the next position.
 //!
-//! The encoders: `embedding` looks a byte up; `causal` has magnitude, sine and cosine of the bins of
-//! the last `window` bytes (before the first there is silence), and two linear layers with a GELU;
+//! The encoders: `embedding` looks a byte up; `causal` has magnitude, sine and cosine of the bins
+//! of the last `window` bytes (silence comes before the first), and two linear layers with a GELU;
 //! `loop`, as published, has those of the whole window as it lies from each position on, around its
 //! end: LEAKY, since the spectrum at every position is that of all bytes.
 //!

@@ -13,9 +13,9 @@
 //! pair of positions would be the same function, but a mask of each pair would have to be stored.
 //! `cross_q` and `cross_k` meet every head of a position, so their sites have a row for each.
 //!
-//! `scale` is `1 / sqrt(d_head)`: weights then lie within `e^(2 / sqrt(d_head))` of one another, and
-//! select little. A learned one starts at 8. The toy reads positions of random `x` and `c`, and is
-//! trained to give `x` again.
+//! `scale` is `1 / sqrt(d_head)`: weights then lie within `e^(2 / sqrt(d_head))` of one another,
+//! and select little. A learned one starts at 8. The toy reads positions of random `x` and `c`, and
+//! is trained to give `x` again.
 //!
 //! # Keys of `[target]`
 //!

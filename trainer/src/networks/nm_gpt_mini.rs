@@ -10,8 +10,8 @@
 //! ```
 //!
 //! `fsa` is causal linear attention whose queries and keys are multiplied by the basis:
-//! `o_t = k^(-1/2) sum_(s <= t) (phi_t q_t . phi_s k_s) v_s`. Without `wire_basis` the basis reaches
-//! nothing but its own penalty, which is the control of a decomposition: its components are to end
+//! `o_t = k^(-1/2) sum_(s <= t) (phi_t q_t . phi_s k_s) v_s`. Without `wire_basis` the basis
+//! reaches nothing but its own penalty: the control of a decomposition, whose components are to end
 //! at importance 0. The encoder of coordinates is three linear layers with LayerNorms and SiLUs
 //! between them; the layer norms of blocks are LayerNorms, the last is an RMS norm.
 //!

@@ -15,7 +15,8 @@
 //! # Keys of `[target]`
 //!
 //! - spectral: `d_coords`, `n_basis` | | | widths of the coordinates and of the basis
-//! - spectral, nm_gpt_mini: `basis` | `"softmax"` | | `"softmax"` or `"l2"`; spectral: or `"random"`
+//! - spectral, nm_gpt_mini: `basis` | `"softmax"` | | `"softmax"` or `"l2"`; spectral: or
+//!   `"random"`
 
 use std::sync::Arc;
 
