@@ -101,13 +101,14 @@ fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
     let d_mlp = table.or("d_mlp", Size::at_least(1), eight_thirds);
     let basis = table.or("basis", Basis::LEARNED, Basis::Softmax);
     let wire_basis = table.or("wire_basis", Flag, true);
+    let gain = table.or("fsa_gain", Number::FINITE, 1.0);
     let fsa_gain = match wire_basis {
         Some(false) if table.has("fsa_gain") => table.refuse(
             "fsa_gain",
             "nothing is multiplied by it with wire_basis = false",
         ),
         Some(false) => Some(None),
-        _ => table.or("fsa_gain", Number::FINITE, 1.0).map(Some),
+        _ => gain.map(Some),
     };
     let score_scale = table.or("score_scale", ScoreScale::WORDS, ScoreScale::Fixed);
     let positions = table.or("positions", POSITIONS, Positions::Learned);

@@ -64,6 +64,15 @@ fn a_wrong_key_is_named_with_the_key_it_was_meant_to_be() {
             ],
         ),
         tiny(
+            &[(
+                "kind = \"gpt2\"",
+                "kind = \"nm_gpt_mini\"\nd_coords = 4\nn_basis = 2\nwire_basis = false\nfsa_gain = 2.5",
+            )],
+            &[
+                "run.toml:7:1: [target] fsa_gain: nothing is multiplied by it with wire_basis = false",
+            ],
+        ),
+        tiny(
             &[("p = 2", "p = 2\ngamma = 1")],
             &[
                 "run.toml:27:1: unknown key `gamma` in [loss.0]; known keys: `kind`, `coeff`, `p`, `p_final`, `anneal_start`, `anneal_end`, `beta`, `frequency_halflife`",
