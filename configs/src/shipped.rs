@@ -44,6 +44,7 @@ impl Shipped {
         "byte-loop-LEAKY"
         "nmgpt-nano"
         "nmgpt-unwired"
+        "nmgpt-shakespeare"
         "tinystories"
         "pythia-70m"
         "gpt2"
