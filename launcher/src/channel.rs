@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{self, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process_group};
@@ -28,6 +28,9 @@ pub(crate) const KEY: &str = "SPD_CHANNEL";
 
 /// Interval between two reads of the heartbeat.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// A rank without progress for this long asks whether it waits for a disk.
+const STILL: Duration = Duration::from_secs(1);
 
 /// How long a rank waits for a stopped launcher to take its last message.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -56,6 +59,9 @@ pub(crate) enum Message {
         /// Total time that it has waited for other ranks, in milliseconds.
         #[serde(default)]
         waited_ms: u64,
+        /// Whether it makes no progress while one of its threads waits for a disk or a driver.
+        #[serde(default)]
+        waits_for_disk: bool,
     },
     /// It exits on request: where it stopped and what is saved, in words.
     Stopped(String),
@@ -188,19 +194,25 @@ impl Channel {
     pub(crate) fn beat(&self, heartbeat: Arc<Heartbeat>) -> io::Result<()> {
         let channel = self.clone();
         let mut last = None;
+        let mut progressed = Instant::now();
         let tell = move || {
             loop {
                 let beat = heartbeat.newest();
+                if last.is_none_or(|(last, _)| last != beat) {
+                    progressed = Instant::now();
+                }
+                let waits_for_disk = progressed.elapsed() >= STILL && threads::wait_for_disk();
                 // The first one says that the rank is up.
-                if last != Some(beat) {
+                if last != Some((beat, waits_for_disk)) {
                     channel.send_if_room(&Message::Beat {
                         phase: beat.phase.to_owned(),
                         step: beat.step,
                         ticks: beat.ticks,
                         waits_for: beat.waits_for,
                         waited_ms: u64::try_from(beat.waited.as_millis()).unwrap_or(u64::MAX),
+                        waits_for_disk,
                     });
-                    last = Some(beat);
+                    last = Some((beat, waits_for_disk));
                 }
                 thread::sleep(LOOK);
             }
@@ -235,8 +247,6 @@ impl Channel {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn pair() -> (Listener, Channel) {
@@ -257,6 +267,7 @@ mod tests {
             ticks: step + 1,
             waits_for: None,
             waited_ms: 0,
+            waits_for_disk: false,
         }
     }
 

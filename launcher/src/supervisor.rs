@@ -53,7 +53,7 @@ const TELL_FIRST: Duration = Duration::from_secs(60);
 const KILL: Duration = Duration::from_secs(60);
 const KILL_FACTOR: u32 = 20;
 
-/// Like [`KILL`] for a phase without a known pause.
+/// Like [`KILL`] for a phase without a known pause, and for a rank that waits for a disk.
 const KILL_FIRST: Duration = Duration::from_secs(600);
 
 /// From the first failure to the kill of all ranks: the failure that caused it may arrive a little
@@ -114,6 +114,7 @@ pub(crate) enum Action {
         silent: Duration,
         longest: Option<Duration>,
         limit: Option<Duration>,
+        waits_for_disk: bool,
     },
     /// Report that such a rank makes progress again.
     Recovered(usize),
@@ -217,6 +218,7 @@ struct RankState {
     ticks: u64,
     /// The rank that it waits for.
     waits_for: Option<usize>,
+    waits_for_disk: bool,
     /// Total time that it has waited for other ranks.
     waited: Duration,
     /// Time of its last progress.
@@ -326,7 +328,9 @@ impl Supervisor {
                 ticks,
                 waits_for,
                 waited_ms,
+                waits_for_disk,
             } => {
+                rank.waits_for_disk = waits_for_disk;
                 // The pause of a rank that waited for others restarts.
                 if rank.waits_for.is_some() && waits_for.is_none() {
                     rank.progressed = now;
@@ -460,6 +464,7 @@ impl Supervisor {
                     silent,
                     longest,
                     limit,
+                    waits_for_disk: rank.waits_for_disk,
                 });
             }
         }
@@ -496,16 +501,21 @@ impl Supervisor {
     }
 
     /// How long a rank may go without progress in its phase: [`KILL`] or [`KILL_FACTOR`] times its
-    /// longest pause there, if known.
+    /// longest pause there, if known. A kill cannot end a wait for a disk.
     fn limit(&self, rank: usize) -> Option<Duration> {
         match self.timeouts.hang {
             HangLimit::Never => None,
             HangLimit::After(limit) => Some(limit),
-            HangLimit::Learned => Some(
-                self.ranks[rank]
-                    .longest()
-                    .map_or(KILL_FIRST, |longest| KILL.max(KILL_FACTOR * longest)),
-            ),
+            HangLimit::Learned => {
+                let rank = &self.ranks[rank];
+                let least = if rank.waits_for_disk {
+                    KILL_FIRST
+                } else {
+                    KILL
+                };
+                let learned = |longest| least.max(KILL_FACTOR * longest);
+                Some(rank.longest().map_or(KILL_FIRST, learned))
+            }
         }
     }
 

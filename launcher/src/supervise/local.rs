@@ -1,6 +1,5 @@
 //! The ranks of this node, and events from them.
 
-use std::fs;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -20,6 +19,7 @@ use crate::ranks::{Process, RankProgram, Transport};
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::supervisor::{Action, Event, Position, ProcessEnd};
+use crate::threads;
 
 /// The ranks of this node during an attempt.
 #[derive(Debug)]
@@ -191,9 +191,12 @@ impl Local {
                 silent,
                 longest,
                 limit,
+                waits_for_disk,
             } => {
                 let what = if is_stopped(pid) {
                     stopped(pid)
+                } else if waits_for_disk {
+                    "waits for a disk or a driver".to_owned()
                 } else {
                     "makes no progress".to_owned()
                 };
@@ -259,10 +262,8 @@ impl RankProcess {
 
 /// Whether a signal has stopped a process, as far as the system reports it.
 fn is_stopped(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in parentheses may contain anything.
-    let state = stat.rsplit_once(") ").map(|(_, state)| state);
-    state.is_some_and(|state| state.starts_with(['T', 't']))
+    let state = threads::state(format!("/proc/{pid}/stat").as_ref());
+    matches!(state, Some('T' | 't'))
 }
 
 fn stopped(pid: u32) -> String {

@@ -26,6 +26,7 @@ fn waiting(rank: usize, phase: &str, ticks: u64, waits_for: Option<usize>) -> Ev
             ticks,
             waits_for,
             waited_ms: 0,
+            waits_for_disk: false,
         },
     )
 }
@@ -299,6 +300,7 @@ fn hang_limits_are_learned_from_the_run() {
         silent,
         longest: Some(longest),
         limit: Some(limit),
+        waits_for_disk: false,
     };
     // The last step of rank 1 was at 7.9 s.
     let slow = tell(1, ms(10_100), ms(100), KILL);
@@ -314,6 +316,29 @@ fn hang_limits_are_learned_from_the_run() {
         consequences: Vec::new(),
     };
     assert_eq!(verdict, expected);
+}
+
+#[test]
+fn a_rank_that_waits_for_a_disk_has_ten_minutes() {
+    let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
+    s.on(ms(0), beat(0, "saving", 1));
+    s.on(ms(100), beat(0, "saving", 2));
+    let Event::Said(rank, mut said) = beat(0, "saving", 2) else {
+        unreachable!("a beat is said")
+    };
+    if let Message::Beat { waits_for_disk, .. } = &mut said {
+        *waits_for_disk = true;
+    }
+    s.on(ms(1100), Event::Said(rank, said));
+    let tell = Action::Tell {
+        rank: 0,
+        silent: ms(10_100),
+        longest: Some(ms(100)),
+        limit: Some(KILL_FIRST),
+        waits_for_disk: true,
+    };
+    let expected = [(10_200, tell), (600_200, Action::Kill(0))];
+    assert_eq!(waits(&mut s, 1200, 600_400), expected);
 }
 
 #[test]
