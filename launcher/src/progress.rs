@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::HumanDuration;
 use spd_tracker::{Cursor, Kind, Mark, Read, ReadError, Reader, Row};
+use spd_trainer::networks::LEAKY;
+use spd_trainer::run_file::Run;
 
 use crate::run_dir::RunDir;
 use crate::screen::{self, plain};
@@ -30,6 +32,8 @@ pub(crate) struct Progress {
     /// Total loss and number of active components in the last training row.
     loss: Option<f64>,
     l0: Option<f64>,
+    /// Whether its target sees later tokens, which stands beside the loss.
+    leaks: bool,
 }
 
 impl Progress {
@@ -91,6 +95,10 @@ impl Progress {
     /// Loss, L0, speed and remaining time, as far as known.
     fn numbers(&self) -> [Option<String>; 4] {
         let (loss, l0) = loss_and_l0(self.loss, self.l0);
+        let said = |loss| match self.leaks {
+            true => format!("{LEAKY} {loss}"),
+            false => loss,
+        };
         // A phase without counted steps has neither speed nor a known end.
         let speed = Some(self.steps_per_s);
         let speed = speed.filter(|speed| self.steps > 0 && speed.is_finite() && *speed > 0.0);
@@ -99,7 +107,7 @@ impl Progress {
             let left = Duration::try_from_secs_f64(seconds.ceil()).ok()?;
             Some(format!("{} left", HumanDuration(left)))
         });
-        [loss, l0, speed.map(pace), left]
+        [loss.map(said), l0, speed.map(pace), left]
     }
 
     /// The whole state, as a separate line.
@@ -205,8 +213,13 @@ impl SpoolReader {
             progress: Progress::default(),
         };
         spool.read();
+        let config = spd_files::read_to_string(&run_dir.config()).unwrap_or_default();
+        let leaks = Run::from_resolved(&config).is_ok_and(|run| run.target.allow_leak);
         Ok(Self {
-            progress: Progress::default(),
+            progress: Progress {
+                leaks,
+                ..Progress::default()
+            },
             ..spool
         })
     }
@@ -348,6 +361,9 @@ const BAR: usize = 24;
 
 #[cfg(test)]
 mod tests {
+    use spd_checkpoint::atomic::write_file;
+    use spd_trainer::bench::{Overrides, preset};
+
     use super::*;
 
     fn phase(name: &str, step: u64) -> Row {
@@ -376,6 +392,12 @@ mod tests {
             progress.line(),
             "decomposing  step 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left"
         );
+        let leaky = Progress {
+            leaks: true,
+            ..progress
+        };
+        let said = "  LEAKY loss 1.230e-2  L0 1.75  ";
+        assert!(leaky.line().contains(said) && leaky.live(200).contains(said));
     }
 
     #[test]
@@ -501,5 +523,18 @@ mod tests {
         rank.append(Row::new(2, Kind::Event).with_note("new"));
         rank.sync().unwrap();
         assert_eq!(spool.read(), ["step 2: new"]);
+    }
+
+    #[test]
+    fn a_run_of_a_target_that_leaks_is_known_by_its_run_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::at(dir.path().to_owned());
+        let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+        for leaks in [false, true] {
+            run.target.allow_leak = leaks;
+            write_file(&run_dir.config(), run.to_toml().as_bytes()).unwrap();
+            let spool = SpoolReader::follow(&run_dir).unwrap();
+            assert_eq!(spool.progress().leaks, leaks);
+        }
     }
 }

@@ -12,6 +12,7 @@ use spd_tracker::{
     Cursor, Kind, METRICS, Mark, Read, ReadError, Reader, Row, SYSTEM, Start, system_files,
 };
 use spd_trainer::Fault;
+use spd_trainer::networks::LEAKY;
 
 use crate::cli::TailArgs;
 use crate::exit::Exit;
@@ -42,6 +43,7 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
     let mut tail = Tail {
         asked,
         run_dir: &run_dir,
+        leaky: false,
         files: Vec::new(),
         told: Vec::new(),
     };
@@ -54,6 +56,7 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
             State::Done => true,
             _ => !asked.wait,
         };
+        tail.leaky = status.leaky;
         let looked = Instant::now();
         while is_first || is_over || looked.elapsed() < LOOK {
             let mut new = tail.read();
@@ -113,6 +116,8 @@ fn check(run_dir: &RunDir, waits: bool) -> Result<(), Fault> {
 struct Tail<'a> {
     asked: &'a TailArgs,
     run_dir: &'a RunDir,
+    /// Whether its target sees later tokens, so that its losses are none of a language model.
+    leaky: bool,
     files: Vec<(String, Reader)>,
     /// Reading errors that were already reported.
     told: Vec<String>,
@@ -137,7 +142,7 @@ impl Tail<'_> {
                 match reader.next() {
                     Ok(Some(Read::Row { row, time })) => {
                         last = last.max(time);
-                        let text = text(&row, time, self.asked);
+                        let text = text(&row, time, (self.asked, self.leaky));
                         lines.extend(text.map(|text| Line { time: last, text }));
                     }
                     Ok(Some(Read::RolledBack(start))) => {
@@ -202,7 +207,7 @@ fn open(dir: &Path, name: &str, asked: &TailArgs) -> Result<Reader, ReadError> {
 }
 
 /// The line of a row; rows of phase, speed and machines only with `--all`.
-fn text(row: &Row, time: f64, asked: &TailArgs) -> Option<String> {
+fn text(row: &Row, time: f64, (asked, leaky): (&TailArgs, bool)) -> Option<String> {
     if row.kind == Kind::System && !asked.all {
         return None;
     }
@@ -211,14 +216,14 @@ fn text(row: &Row, time: f64, asked: &TailArgs) -> Option<String> {
         false => {
             let clock = clock(time);
             let room = result_columns().map(|columns| columns.saturating_sub(clock.len() + 2));
-            format!("{clock}  {}", words(row, room))
+            format!("{clock}  {}", words(row, leaky, room))
         }
     };
     Some(text + "\n")
 }
 
 /// A row in words, with as many values as fit into `columns`.
-fn words(row: &Row, columns: Option<usize>) -> String {
+fn words(row: &Row, leaky: bool, columns: Option<usize>) -> String {
     let step = row.step;
     match row.kind {
         Kind::Event => happened(row).unwrap_or_else(|| format!("step {step}")),
@@ -243,7 +248,10 @@ fn words(row: &Row, columns: Option<usize>) -> String {
                 .map(|(name, value)| format!("{} {value:.3e}", short(name)))
                 .collect();
             let told: Vec<String> = loss.into_iter().chain(l0).collect();
-            let head = format!("step {step}  {kind}");
+            let mut head = format!("step {step}  {kind}");
+            if leaky {
+                head += &format!(" {LEAKY}");
+            }
             with_values(&head, &told, (&all, VALUES), columns)
         }
         Kind::System => {
@@ -334,14 +342,18 @@ mod tests {
             .with("loss/faithfulness", 1.5e-8)
             .with("lr", 1e-3);
         assert_eq!(
-            words(&row, None),
+            words(&row, false, None),
             "step 1200  train  loss 1.230e-2  L0 1.75  faithfulness 1.500e-8  lr 1.000e-3"
+        );
+        assert_eq!(
+            words(&row, true, Some(50)),
+            "step 1200  train LEAKY  loss 1.230e-2  L0 1.75  and 2 more"
         );
         let mut eval = Row::new(0, Kind::Eval).with("eval/l0/a", 2.0);
         for number in 0..9 {
             eval = eval.with(format!("eval/m{number}"), 1.0);
         }
-        let line = words(&eval, None);
+        let line = words(&eval, false, None);
         assert!(
             line.starts_with("step 0  eval  L0 2.00  m0 1.000e0  m1 "),
             "{line}"
@@ -357,25 +369,25 @@ mod tests {
             (34, "step 0  eval  L0 2.00  and 9 more"),
             (20, "step 0  eval  L0 2.0"),
         ] {
-            assert_eq!(words(&eval, Some(columns)), expected, "{columns}");
+            assert_eq!(words(&eval, false, Some(columns)), expected, "{columns}");
         }
         let system = Row::new(7, Kind::System)
             .with_note("train")
             .with("steps", 9.0)
             .with("steps_per_s", 0.0123);
         assert_eq!(
-            words(&system, None),
+            words(&system, false, None),
             "step 7  decomposing  steps 9.0000  steps_per_s 0.0123"
         );
-        assert_eq!(words(&system, Some(40)), "step 7  decomposing  and 2 more");
+        assert_eq!(words(&system, false, Some(40)), "step 7  decomposing  and 2 more");
     }
 
     #[test]
     fn events_are_shown_without_control_characters() {
         let event = Row::new(7, Kind::Event).with_note("went\u{1b}[2J on");
-        assert_eq!(words(&event, Some(5)), "step 7: went [2J on");
+        assert_eq!(words(&event, false, Some(5)), "step 7: went [2J on");
         let alert = Row::new(7, Kind::Alert).with_note("look");
-        assert_eq!(words(&alert, None), "alert  step 7: look");
+        assert_eq!(words(&alert, false, None), "alert  step 7: look");
     }
 
     #[test]

@@ -13,8 +13,8 @@ Three measurements, on the processor:
                  tokens of 8 symbols. A causal one has a loss of at least ln 8 = 2.0794
   control        both again without causal masks, where both have to see the leak
 
-The plan, page, lists of runs, summary and trackers of a network that leaks say LEAKY. The exit code
-is 1 if a network does not say what was measured, or the control shows nothing.";
+The plan, progress, page, lists of runs, summary and trackers of a network that leaks say LEAKY. The
+exit code is 1 if a network does not say what was measured, or the control shows nothing.";
 
 /// `spd-launch check`.
 #[derive(Debug, Args)]

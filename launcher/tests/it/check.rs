@@ -135,7 +135,7 @@ fn a_leak_is_not_allowed_to_a_network_that_has_none() {
 }
 
 #[test]
-fn runs_and_inspect_say_that_a_target_leaks() {
+fn runs_tail_and_inspect_say_that_a_target_leaks() {
     let scratch = Scratch::new();
     let set = [
         "train.steps=1",
@@ -157,4 +157,7 @@ fn runs_and_inspect_say_that_a_target_leaks() {
     assert!(seen.stdout.contains(line), "{}", seen.stdout);
     let table = launch(scratch.launcher(&["runs"])).stdout;
     assert!(table.contains("LEAKY "), "{table}");
+    let rows = launch(scratch.launcher(&["tail", "runs/x"])).stdout;
+    assert!(rows.contains("  train LEAKY  loss "), "{rows}");
+    assert!(rows.contains("  eval LEAKY  "), "{rows}");
 }

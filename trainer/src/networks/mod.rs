@@ -242,8 +242,8 @@ pub trait Target: fmt::Debug + Send + Sync {
         b.mse(output, input)
     }
 
-    /// Whether its logits at a position depend on later tokens. The plan, the page, lists of runs,
-    /// the summary and trackers then say [`LEAKY`], and its run files `allow_leak = true`;
+    /// Whether its logits at a position depend on later tokens. The plan, progress, the page, lists
+    /// of runs, the summary and trackers then say [`LEAKY`], and its run files `allow_leak = true`;
     /// [`causality`](crate::causality) measures whether that is so.
     fn leaks(&self) -> bool {
         false
