@@ -74,7 +74,7 @@ function isOfSite(run, key) {
 function sitesSection() {
   if (!keys(key => key.startsWith(L0)).length) return null;
   const lines = perKey(key => isOfSite(focused(), key), key => key.slice(L0.length), true);
-  return [runSelect(), new Chart({ title: "active components a position, by site", lines, named: true, tall: true }).card];
+  return [runSelect(), new Chart({ title: "active components (L0), by site", lines, named: true, tall: true }).card];
 }
 
 /** Whether it is a time of a training step. Times of other phases are prefixed with the phase. */

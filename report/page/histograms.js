@@ -22,7 +22,7 @@ function histogramsPart(run) {
   if (!names.length) return { part: null, draw: () => {} };
   const all = names.map(name => new Bars(name));
   const draw = step => all.forEach(bars => bars.show(run.histograms.get(bars.name).findLast(one => one.step <= step)));
-  const part = folded("importances of all positions and components", `${names.length}, counts on a log scale`, true, el("div", { class: "grid bars" }, all.map(bars => bars.card)));
+  const part = folded("importances of all rows and components", `${names.length}, counts on a log scale`, true, el("div", { class: "grid bars" }, all.map(bars => bars.card)));
   return { part, draw };
 }
 

@@ -106,7 +106,7 @@ fn solved(members: &[Member]) -> Option<String> {
     Some(format!("solved {found} of {} ({means})", known.len()))
 }
 
-/// Active components per position, of all sites.
+/// L0 of all sites.
 pub(super) fn l0(results: &Map<String, Value>) -> Option<f64> {
     let mut of_sites = results
         .iter()

@@ -1,5 +1,5 @@
-//! `active_components`: components that are active at a position, on average (L0), as bars: of
-//! groups of sites, and of each site.
+//! `active_components`: components that are active in a row of a site, on average (L0), as bars: of
+//! groups of sites, which are the sums of their sites, and of each site.
 
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ struct Active {
     name: String,
     /// Its components.
     components: usize,
-    /// Mean number of those that are active at a position.
+    /// Mean number of those that are active in a row; of several sites the sum.
     l0: f64,
 }
 
@@ -37,7 +37,7 @@ fn draw(sums: &Sums) -> Result<Drawn, Fault> {
     let sites = sums.sites.iter().map(|site| Active {
         name: site.site.clone(),
         components: site.active.len(),
-        l0: site.active.iter().sum::<u64>() as f64 / site.positions as f64,
+        l0: site.l0(),
     });
     let sites: Vec<Active> = sites.collect();
     let group = |name: &str, has: &dyn Fn(&str) -> bool| {
@@ -71,6 +71,6 @@ fn draw(sums: &Sums) -> Result<Drawn, Fault> {
         .collect();
     let sites = all.sites.chunks(BARS);
     panels.extend(sites.map(|bars| panel("sites", bars, most(&all.sites))));
-    let title = "components that are active at a position (of so many), mean";
+    let title = "components that are active in a row of a site (of so many), mean";
     Drawn::new(title, &all, panels, 1)
 }

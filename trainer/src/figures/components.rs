@@ -6,7 +6,7 @@
 //! step, sites
 //!   name, components         of largest mean importance first
 //!     index
-//!     mean_importance        over all positions that were read
+//!     mean_importance        over all rows of the site that were read: positions, or heads at them
 //!     density                part of them where its importance exceeds eval.alive_threshold
 //!     contexts               12 at most, of different samples, of the highest logit first; of
 //!                            equal ones some by lot
@@ -281,7 +281,7 @@ fn shown_component<'a>(
     (rows, places): (&'a Rows, &Places<'_>),
     texts: &'a RefCell<TokenTexts>,
 ) -> ShownComponent<'a> {
-    let positions = site.positions as f64;
+    let rows_read = site.rows as f64;
     let token = |id| Token { id, texts };
     let contexts = site.contexts(index).iter().map(|context| {
         let tokens = &rows.0[&context.row][context.first..][..context.len];
@@ -306,8 +306,8 @@ fn shown_component<'a>(
     };
     ShownComponent {
         index,
-        mean_importance: site.sums[index] / positions,
-        density: site.active[index] as f64 / positions,
+        mean_importance: site.sums[index] / rows_read,
+        density: site.active[index] as f64 / rows_read,
         contexts: contexts.collect(),
         removal: effect.map(|effect| ShownRemoval {
             rows: effect.rows,

@@ -1,4 +1,4 @@
-//! `importance_histograms`: importances of all positions, and the logits before the gate, two
+//! `importance_histograms`: importances of all rows, and the logits before the gate, two
 //! panels a site. The importances are values of the row too.
 
 use spd_tracker::Value;
@@ -38,6 +38,6 @@ fn draw(sums: &Sums) -> Result<Drawn, Fault> {
         let axes = Axes::new(&histogram.site, what, "values");
         Panel::Steps(axes.log(), histogram.clone())
     });
-    let title = "causal importances of all positions and components";
+    let title = "causal importances of all rows and components";
     Drawn::new(title, &all, panels, 2)
 }

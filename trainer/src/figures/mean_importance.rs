@@ -16,7 +16,7 @@ struct Means {
     site: String,
     /// Numbers of the components, in the order of `means`.
     order: Vec<usize>,
-    /// Means over positions.
+    /// Means over rows.
     means: Vec<f64>,
 }
 
@@ -26,7 +26,7 @@ fn draw(sums: &Sums) -> Result<Drawn, Fault> {
     let of_site = |site: &SiteSums| {
         let mut order: Vec<usize> = (0..site.sums.len()).collect();
         order.sort_by(|&a, &b| site.sums[b].total_cmp(&site.sums[a]).then(a.cmp(&b)));
-        let mean = |&component: &usize| site.sums[component] / site.positions as f64;
+        let mean = |&component: &usize| site.sums[component] / site.rows as f64;
         Means {
             site: site.site.clone(),
             means: order.iter().map(mean).collect(),

@@ -1,5 +1,5 @@
 //! Measurements behind the figures: importances of a toy on one-feature inputs, and sums over
-//! held-out positions.
+//! held-out rows.
 
 use std::borrow::Cow;
 
@@ -160,21 +160,21 @@ fn largest(values: &[f32], each: usize, c: usize) -> Cow<'_, [f32]> {
     Cow::Owned(of_position.collect())
 }
 
-/// Sums over held-out positions.
+/// Sums over held-out rows of sites.
 pub(super) struct Sums {
     pub(super) sites: Vec<SiteSums>,
     /// Groups of sites that the run names.
     pub(super) subsets: Vec<Subset>,
 }
 
-/// Sums over the positions of a site.
+/// Sums over the rows of a site: positions, or heads at positions.
 pub(super) struct SiteSums {
     /// Module path.
     pub(super) site: String,
-    pub(super) positions: u64,
+    pub(super) rows: u64,
     /// Of the importances, by component.
     pub(super) sums: Vec<f64>,
-    /// Positions where it is active, by component.
+    /// Rows where it is active, by component.
     pub(super) active: Vec<u64>,
     pub(super) importances: Counts,
     pub(super) logits: Counts,
@@ -202,7 +202,7 @@ impl SiteSums {
     pub(super) fn new(site: &str, c: usize) -> Self {
         Self {
             site: site.to_owned(),
-            positions: 0,
+            rows: 0,
             sums: vec![0.0; c],
             active: vec![0; c],
             importances: Counts::default(),
@@ -229,10 +229,15 @@ impl SiteSums {
         shown.map_or(1.0, |shown| shown.active.weight(component, row))
     }
 
+    /// Mean number of components that are active in a row.
+    pub(super) fn l0(&self) -> f64 {
+        self.active.iter().sum::<u64>() as f64 / self.rows as f64
+    }
+
     pub(super) fn add(&mut self, importance: &[f32], logits: &[f32], alive: f32) {
         let c = self.sums.len();
         for row in importance.chunks(c) {
-            self.positions += 1;
+            self.rows += 1;
             for ((sum, active), &g) in self.sums.iter_mut().zip(&mut self.active).zip(row) {
                 *sum += f64::from(g);
                 *active += u64::from(g > alive);
@@ -245,8 +250,18 @@ impl SiteSums {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use spd_configs::Shipped;
+    use spd_engine::Pool;
+
     use super::*;
+    use crate::data;
     use crate::figures::Figure;
+    use crate::networks::{Kaufmann, Model};
+    use crate::run_file::Run;
+    use crate::task::Task;
+    use crate::world::World;
 
     // The 48 matrices of GPT-2, as many components as it is decomposed into.
     #[test]
@@ -287,7 +302,47 @@ mod tests {
     fn a_site_adds_up_its_positions() {
         let mut site = SiteSums::new("a", 2);
         site.add(&[0.5, 0.0, 1.0, 0.05], &[0.5, -1.0, 3.0, 0.05], 0.1);
-        assert_eq!((site.positions, &site.active[..]), (2, &[2, 0][..]));
+        assert_eq!((site.rows, &site.active[..]), (2, &[2, 0][..]));
         assert!((site.sums[0] - 1.5).abs() < 1e-6);
+    }
+
+    #[test]
+    fn l0_of_a_site_with_a_row_a_head_is_a_mean_over_heads_as_in_the_evaluation() {
+        let toy = Shipped::named("kaufmann-toy").unwrap().text;
+        let mut run = Run::from_resolved(toy).unwrap();
+        (run.eval.batches, run.eval.batch_size) = (2, 3);
+        let Model::Kaufmann(Kaufmann { positions, layer }) = run.target.model else {
+            panic!("the toy's network");
+        };
+        let (mut store, pool) = (Store::new(), Arc::new(Pool::single()));
+        let decomposition = Decomposition::new(&run, &mut store).unwrap();
+        let (parts, world) = ((decomposition, data::open(&run).unwrap()), World::default());
+        let task = DecompositionTask::new(parts.0, parts.1, &mut store, &pool.into(), &world);
+        let mut task = task.unwrap();
+        task.make_room().unwrap();
+        for slot in store.slots().collect::<Vec<_>>() {
+            let wave = |(i, value): (usize, &mut f32)| *value = 0.3 * (i as f32 * 1.3).sin();
+            store.change(slot, |values| values.iter_mut().enumerate().for_each(wave));
+        }
+        let evaluated = task.begin(&mut store, &mut || Ok(())).unwrap();
+        let found = sums(&mut task, &mut store, &mut || Ok(())).unwrap();
+        for site in &found.sites {
+            let each = if site.site.contains("cross_q") || site.site.contains("cross_k") {
+                layer.n_head
+            } else {
+                1
+            };
+            assert_eq!(
+                site.rows,
+                (2 * 3 * positions * each) as u64,
+                "{}",
+                site.site
+            );
+            let name = format!("eval/l0/{}", site.site);
+            let (_, l0) = evaluated.iter().find(|(known, _)| *known == name).unwrap();
+            let ours = site.l0();
+            assert!((ours - l0).abs() < 1e-5 * l0, "{name}: {ours} {l0}");
+            assert!(0.0 < ours && ours < 32.0, "{name}: {ours}");
+        }
     }
 }

@@ -5,11 +5,11 @@
 //!   matching order
 //! - `causal_importances_upper_leaky`, of toys: the same gates as the sparsity penalty sees them
 //! - `uv_matrices`, of toys: `V` and `U`, components in the same order
-//! - `active_components`: components that are active at a position, as bars: of groups of sites,
-//!   and by site
-//! - `importance_histograms`: importances of all positions, and the logits before the gate
-//! - `activation_density`: how many components are active on which part of the positions
-//! - `activation_frequency`: the part of the positions on which each component is active
+//! - `active_components`: components that are active in a row of a site, as bars: of groups of
+//!   sites, and by site
+//! - `importance_histograms`: importances of all rows, and the logits before the gate
+//! - `activation_density`: how many components are active in which part of a site's rows
+//! - `activation_frequency`: the part of those rows in which each component is active
 //! - `mean_importance`: mean importance of each component, largest first, on a linear and a log
 //!   scale
 //! - `components`, of language models: the most important components of each site, the held-out

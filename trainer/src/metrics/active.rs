@@ -1,4 +1,5 @@
-//! L0: components that are active in a row, on average. `l0/<site>`.
+//! L0: components that are active in a row of a site, on average. `l0/<site>`. Heads are rows where
+//! each head meets the matrix, and none counts as a position of its own.
 //!
 //! # Keys of `[eval]`
 //!

@@ -306,7 +306,7 @@ fn sites_table(task: &DecompositionTask, shown: &Shown) -> Table {
     let subsets = &task.decomposition.run.eval.metrics.subsets;
     let of_subsets = subsets.rows.iter().map(of_subset);
     let rows = of_sites.chain(of_subsets).collect();
-    ("active components a position (L0)".into(), columns, rows)
+    ("active components (L0)".into(), columns, rows)
 }
 
 /// Each site of a toy against the solution that is known.
