@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::HumanDuration;
 use spd_tracker::{Cursor, Kind, Mark, Read, ReadError, Reader, Row};
+use spd_trainer::metrics::Subset;
 use spd_trainer::networks::LEAKY;
-use spd_trainer::run_file::Run;
 
 use crate::run_dir::RunDir;
 use crate::screen::{self, plain};
@@ -43,7 +43,7 @@ impl Progress {
         match row.kind {
             Kind::Train => {
                 self.loss = row.number("loss/total").or(self.loss);
-                self.l0 = l0(row).or(self.l0);
+                self.l0 = l0(row.numbers(), &[]).or(self.l0);
                 None
             }
             Kind::System => {
@@ -129,10 +129,18 @@ pub(crate) fn happened(row: &Row) -> Option<String> {
     Some(format!("step {}: {note}", row.step))
 }
 
-/// Active components of all sites, from a row with one value for each site.
-pub(crate) fn l0(row: &Row) -> Option<f64> {
-    let is_l0 = |name: &str| name.starts_with("l0/") || name.starts_with("eval/l0/");
-    let mut l0 = row.numbers().filter(|(name, _)| is_l0(name)).peekable();
+/// Active components of all sites, from numbers with one for each site. L0 of `groups` of sites is
+/// left out: it counts sites twice.
+pub(crate) fn l0<'a>(
+    numbers: impl Iterator<Item = (&'a str, f64)>,
+    groups: &[Subset],
+) -> Option<f64> {
+    let is_l0 = |name: &str| {
+        let name = name.strip_prefix("eval/").unwrap_or(name);
+        let site = name.strip_prefix("l0/");
+        site.is_some_and(|site| groups.iter().all(|group| group.name != site))
+    };
+    let mut l0 = numbers.filter(|(name, _)| is_l0(name)).peekable();
     l0.peek()?;
     Some(l0.map(|(_, value)| value).sum())
 }
@@ -213,8 +221,7 @@ impl SpoolReader {
             progress: Progress::default(),
         };
         spool.read();
-        let config = spd_files::read_to_string(&run_dir.config()).unwrap_or_default();
-        let leaks = Run::from_resolved(&config).is_ok_and(|run| run.target.allow_leak);
+        let leaks = run_dir.run().is_some_and(|run| run.target.allow_leak);
         Ok(Self {
             progress: Progress {
                 leaks,

@@ -49,6 +49,12 @@ impl RunDir {
         self.0.join("config.toml")
     }
 
+    /// The resolved run, where it can be read.
+    pub(crate) fn run(&self) -> Option<Run> {
+        let text = spd_files::read_to_string(&self.config()).ok()?;
+        Run::from_resolved(&text).ok()
+    }
+
     /// Rows of training and evaluation.
     pub(crate) fn metrics(&self) -> PathBuf {
         self.0.join("metrics.jsonl")

@@ -13,6 +13,7 @@ use spd_tracker::{
 };
 use spd_trainer::Fault;
 use spd_trainer::networks::LEAKY;
+use spd_trainer::run_file::Run;
 
 use crate::cli::TailArgs;
 use crate::exit::Exit;
@@ -43,7 +44,7 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
     let mut tail = Tail {
         asked,
         run_dir: &run_dir,
-        leaky: false,
+        run: None,
         files: Vec::new(),
         told: Vec::new(),
     };
@@ -56,7 +57,7 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
             State::Done => true,
             _ => !asked.wait,
         };
-        tail.leaky = status.leaky;
+        tail.run = run_dir.run();
         let looked = Instant::now();
         while is_first || is_over || looked.elapsed() < LOOK {
             let mut new = tail.read();
@@ -116,8 +117,8 @@ fn check(run_dir: &RunDir, waits: bool) -> Result<(), Fault> {
 struct Tail<'a> {
     asked: &'a TailArgs,
     run_dir: &'a RunDir,
-    /// Whether its target sees later tokens, so that its losses are none of a language model.
-    leaky: bool,
+    /// The run, once it can be read.
+    run: Option<Run>,
     files: Vec<(String, Reader)>,
     /// Reading errors that were already reported.
     told: Vec<String>,
@@ -142,7 +143,7 @@ impl Tail<'_> {
                 match reader.next() {
                     Ok(Some(Read::Row { row, time })) => {
                         last = last.max(time);
-                        let text = text(&row, time, (self.asked, self.leaky));
+                        let text = text(&row, time, (self.asked, self.run.as_ref()));
                         lines.extend(text.map(|text| Line { time: last, text }));
                     }
                     Ok(Some(Read::RolledBack(start))) => {
@@ -207,7 +208,7 @@ fn open(dir: &Path, name: &str, asked: &TailArgs) -> Result<Reader, ReadError> {
 }
 
 /// The line of a row; rows of phase, speed and machines only with `--all`.
-fn text(row: &Row, time: f64, (asked, leaky): (&TailArgs, bool)) -> Option<String> {
+fn text(row: &Row, time: f64, (asked, run): (&TailArgs, Option<&Run>)) -> Option<String> {
     if row.kind == Kind::System && !asked.all {
         return None;
     }
@@ -216,14 +217,14 @@ fn text(row: &Row, time: f64, (asked, leaky): (&TailArgs, bool)) -> Option<Strin
         false => {
             let clock = clock(time);
             let room = result_columns().map(|columns| columns.saturating_sub(clock.len() + 2));
-            format!("{clock}  {}", words(row, leaky, room))
+            format!("{clock}  {}", words(row, run, room))
         }
     };
     Some(text + "\n")
 }
 
 /// A row in words, with as many values as fit into `columns`.
-fn words(row: &Row, leaky: bool, columns: Option<usize>) -> String {
+fn words(row: &Row, run: Option<&Run>, columns: Option<usize>) -> String {
     let step = row.step;
     match row.kind {
         Kind::Event => happened(row).unwrap_or_else(|| format!("step {step}")),
@@ -237,7 +238,8 @@ fn words(row: &Row, leaky: bool, columns: Option<usize>) -> String {
             } else {
                 "eval"
             };
-            let (loss, l0) = loss_and_l0(row.number("loss/total"), l0(row));
+            let groups = run.map_or(&[][..], |run| &run.eval.metrics.subsets.rows);
+            let (loss, l0) = loss_and_l0(row.number("loss/total"), l0(row.numbers(), groups));
             let is_told = |name: &str| name == "loss/total" || name.contains("l0/");
             let values = row.numbers().filter(|(name, _)| !is_told(name));
             let short = |name: &str| {
@@ -249,7 +251,7 @@ fn words(row: &Row, leaky: bool, columns: Option<usize>) -> String {
                 .collect();
             let told: Vec<String> = loss.into_iter().chain(l0).collect();
             let mut head = format!("step {step}  {kind}");
-            if leaky {
+            if run.is_some_and(|run| run.target.allow_leak) {
                 head += &format!(" {LEAKY}");
             }
             with_values(&head, &told, (&all, VALUES), columns)
@@ -331,6 +333,9 @@ fn output_closes_within(limit: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use spd_trainer::bench::{Overrides, preset};
+    use spd_trainer::metrics::Subset;
+
     use super::*;
 
     #[test]
@@ -342,23 +347,34 @@ mod tests {
             .with("loss/faithfulness", 1.5e-8)
             .with("lr", 1e-3);
         assert_eq!(
-            words(&row, false, None),
+            words(&row, None, None),
             "step 1200  train  loss 1.230e-2  L0 1.75  faithfulness 1.500e-8  lr 1.000e-3"
-        );
-        assert_eq!(
-            words(&row, true, Some(50)),
-            "step 1200  train LEAKY  loss 1.230e-2  L0 1.75  and 2 more"
         );
         let mut eval = Row::new(0, Kind::Eval).with("eval/l0/a", 2.0);
         for number in 0..9 {
             eval = eval.with(format!("eval/m{number}"), 1.0);
         }
-        let line = words(&eval, false, None);
+        let line = words(&eval, None, None);
         assert!(
             line.starts_with("step 0  eval  L0 2.00  m0 1.000e0  m1 "),
             "{line}"
         );
         assert!(line.ends_with("m5 1.000e0  and 3 more"), "{line}");
+        // Groups of sites are sums of sites.
+        let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+        run.target.allow_leak = true;
+        run.eval.metrics.subsets.rows.push(Subset {
+            name: "of_a".into(),
+            sites: vec!["a".into()],
+            all_but: Vec::new(),
+            masked: false,
+        });
+        let of_group = eval.clone().with("eval/l0/of_a", 2.0);
+        let line = words(&of_group, Some(&run), None);
+        assert!(
+            line.starts_with("step 0  eval LEAKY  L0 2.00  m0 "),
+            "{line}"
+        );
         // On a terminal a row is truncated to one line.
         for (columns, expected) in [
             (
@@ -369,25 +385,28 @@ mod tests {
             (34, "step 0  eval  L0 2.00  and 9 more"),
             (20, "step 0  eval  L0 2.0"),
         ] {
-            assert_eq!(words(&eval, false, Some(columns)), expected, "{columns}");
+            assert_eq!(words(&eval, None, Some(columns)), expected, "{columns}");
         }
         let system = Row::new(7, Kind::System)
             .with_note("train")
             .with("steps", 9.0)
             .with("steps_per_s", 0.0123);
         assert_eq!(
-            words(&system, false, None),
+            words(&system, None, None),
             "step 7  decomposing  steps 9.0000  steps_per_s 0.0123"
         );
-        assert_eq!(words(&system, false, Some(40)), "step 7  decomposing  and 2 more");
+        assert_eq!(
+            words(&system, None, Some(40)),
+            "step 7  decomposing  and 2 more"
+        );
     }
 
     #[test]
     fn events_are_shown_without_control_characters() {
         let event = Row::new(7, Kind::Event).with_note("went\u{1b}[2J on");
-        assert_eq!(words(&event, false, Some(5)), "step 7: went [2J on");
+        assert_eq!(words(&event, None, Some(5)), "step 7: went [2J on");
         let alert = Row::new(7, Kind::Alert).with_note("look");
-        assert_eq!(words(&alert, false, None), "alert  step 7: look");
+        assert_eq!(words(&alert, None, None), "alert  step 7: look");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use spd_trainer::run_file::Run;
 use super::axes::{self, Combination};
 use crate::cli::RunArgs;
 use crate::output::{Output, last_words};
-use crate::progress::{Progress, SpoolReader};
+use crate::progress::{Progress, SpoolReader, l0};
 use crate::ranks::{Process, command, own_program};
 use crate::run_dir::RunDir;
 use crate::stop;
@@ -228,6 +228,13 @@ impl Member {
             Some((found, solved.get("means")?.as_str()?.to_owned()))
         });
         Ok(())
+    }
+
+    /// Active components of all sites at its end.
+    pub(crate) fn l0(&self) -> Option<f64> {
+        let numbers = self.results.iter();
+        let numbers = numbers.filter_map(|(name, value)| Some((name.as_str(), value.as_f64()?)));
+        l0(numbers, &self.run.eval.metrics.subsets.rows)
     }
 
     /// Why it ended early, and the path of its log.

@@ -79,7 +79,7 @@ fn table(members: &[Member]) -> Table {
             .map(|(_, value)| plain(value))
             .collect();
         row.extend(columns.iter().map(of_key));
-        row.push(l0(&member.results).map_or("-".to_owned(), |l0| format!("{l0:.2}")));
+        row.push(member.l0().map_or("-".to_owned(), |l0| format!("{l0:.2}")));
         row.push(value("seconds").map_or("-".to_owned(), |seconds| format!("{seconds:.0} s")));
         row.extend(has_known.then(|| match &member.solved {
             Some((found, _)) => if *found { "yes" } else { "no" }.to_owned(),
@@ -104,17 +104,6 @@ fn solved(members: &[Member]) -> Option<String> {
     let (_, means) = known.first()?;
     let found = known.iter().filter(|(found, _)| *found).count();
     Some(format!("solved {found} of {} ({means})", known.len()))
-}
-
-/// L0 of all sites.
-pub(super) fn l0(results: &Map<String, Value>) -> Option<f64> {
-    let mut of_sites = results
-        .iter()
-        .filter(|(key, _)| key.starts_with("eval/l0/"))
-        .filter_map(|(_, value)| value.as_f64())
-        .peekable();
-    of_sites.peek()?;
-    Some(of_sites.sum())
 }
 
 /// The text of `sweep.json`:

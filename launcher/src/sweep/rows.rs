@@ -96,7 +96,7 @@ fn row(place: usize, member: &Member) -> Row {
     for (name, value) in numbers {
         row = row.with(name.as_str(), value);
     }
-    match report::l0(&member.results) {
+    match member.l0() {
         Some(l0) if !member.results.contains_key("l0") => row.with("l0", l0),
         _ => row,
     }
