@@ -1,13 +1,18 @@
 //! A program on a batch, of which a rank has some blocks: it runs as it is on one block, and in
 //! stages on several.
 
+use std::time::Duration;
+
 use spd_dataloader::Batch;
 use spd_engine::{Arena, Builder, Executor, Given, Stages, Store};
 
 use crate::data::fill_block;
 use crate::fault::Fault;
-use crate::task::{Measured, PartTimes};
+use crate::metrics::Measured;
 use crate::world::World;
+
+/// The time of each part of a step.
+pub(crate) type PartTimes = Vec<(&'static str, Duration)>;
 
 /// A program on a batch.
 pub(crate) struct BatchProgram {

@@ -3,7 +3,7 @@
 
 use spd_dataloader::{Batch, Feed, Source};
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Arena, Builder, Executor, Given, Processor, Slot, Store, Type, Value};
+use spd_engine::{Arena, Builder, Executor, Processor, Slot, Store, Type, Value};
 
 use crate::batch_program::BatchProgram;
 use crate::component_model::transposed;
@@ -17,7 +17,7 @@ use crate::pass::Pass;
 use crate::run_file::{Data, Run, TargetTrain};
 use crate::schedule::learning_rate;
 use crate::target_values::target_values;
-use crate::task::{CheckStop, Measured, NonFinite, PartTimes, Task};
+use crate::task::{CheckStop, Measured, NonFinite, Task};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -192,21 +192,8 @@ impl Task for TargetTask {
         self.eval_every
     }
 
-    fn start_clock(&mut self) {
-        self.program.start_clock();
-    }
-
-    fn run(
-        &mut self,
-        store: &mut Store,
-        batch: &Batch,
-        set: &dyn Fn(&mut Given),
-    ) -> Result<(), Fault> {
-        self.program.run(store, &mut self.arena, batch, set)
-    }
-
-    fn fetch(&mut self, store: &mut Store) -> Result<PartTimes, Fault> {
-        self.program.fetch(store, &self.arena)
+    fn program(&mut self) -> (&mut BatchProgram, &mut Arena) {
+        (&mut self.program, &mut self.arena)
     }
 
     fn source(&self) -> (Source, Feed) {

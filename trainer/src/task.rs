@@ -2,18 +2,15 @@
 //! an evaluation.
 
 use std::path::Path;
-use std::time::Duration;
 
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Given, Store};
+use spd_engine::{Arena, Store};
 use spd_tracker::Value;
 
+use crate::batch_program::{BatchProgram, PartTimes};
 use crate::fault::{Fault, Interrupt};
 pub(crate) use crate::metrics::Measured;
 use crate::parameters::{corrections, set_scalars};
-
-/// The time of each part of a step.
-pub(crate) type PartTimes = Vec<(&'static str, Duration)>;
 
 /// Called between the batches and files of whatever takes long: ends it on a request to stop.
 pub(crate) type CheckStop<'a> = dyn FnMut() -> Result<(), Interrupt> + 'a;
@@ -38,22 +35,15 @@ pub(crate) trait Task {
     /// Steps between evaluations; 0 for the ends only.
     fn eval_every(&self) -> u64;
 
-    /// Has the parts of the next replay timed, where that costs little.
-    fn start_clock(&mut self);
-
-    /// One replay of the program of a step on a batch.
-    ///
-    /// - `set`: gives a program its numbers
-    fn run(
-        &mut self,
-        store: &mut Store,
-        batch: &Batch,
-        set: &dyn Fn(&mut Given),
-    ) -> Result<(), Fault>;
+    /// The program of a step, and the memory in which it runs.
+    fn program(&mut self) -> (&mut BatchProgram, &mut Arena);
 
     /// Waits for the last replay, and fetches what can be observed of it. Returns the time of each
     /// part, if they were timed.
-    fn fetch(&mut self, store: &mut Store) -> Result<PartTimes, Fault>;
+    fn fetch(&mut self, store: &mut Store) -> Result<PartTimes, Fault> {
+        let (program, arena) = self.program();
+        program.fetch(store, arena)
+    }
 
     /// The source of batches.
     fn source(&self) -> (Source, Feed);
@@ -142,7 +132,8 @@ pub(crate) fn run_step(
 ) -> Result<(), Fault> {
     let scalars = task.scalars(step);
     let corrections = corrections(task.beta2(), step + 1);
-    task.run(store, batch, &|given| {
+    let (program, arena) = task.program();
+    program.run(store, arena, batch, &|given| {
         given.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
         set_scalars(given, scalars.iter().copied());
         set_scalars(given, corrections);

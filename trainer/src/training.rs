@@ -138,7 +138,7 @@ impl<'a> Training<'a> {
         let batch = loader.next()?;
         let waited = clock.elapsed();
         if is_logged {
-            task.start_clock();
+            task.program().0.start_clock();
         }
         run_step(&mut **task, store, &batch, step)?;
         if let Some(Records { saver, .. }) = &mut self.records {

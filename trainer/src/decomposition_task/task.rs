@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Arena, Executor, Given, Store};
+use spd_engine::{Arena, Executor, Store};
 use spd_tracker::Value;
 
 use super::DecompositionTask;
+use crate::batch_program::BatchProgram;
 use crate::data::{eval_feed, training_feed};
 use crate::fault::{Fault, Interrupt};
 use crate::figures;
@@ -17,7 +18,7 @@ use crate::refused_step::{halted, refused};
 use crate::run_file::FaithfulnessWarmup;
 use crate::schedule::learning_rate;
 use crate::step::WARMUP_LOSS;
-use crate::task::{CheckStop, Measured, NonFinite, PartTimes, Task};
+use crate::task::{CheckStop, Measured, NonFinite, Task};
 
 /// One update on faithfulness alone, counted from 1.
 fn warm_up(
@@ -45,21 +46,8 @@ impl Task for DecompositionTask {
         self.decomposition.run.eval.every
     }
 
-    fn start_clock(&mut self) {
-        self.program.start_clock();
-    }
-
-    fn run(
-        &mut self,
-        store: &mut Store,
-        batch: &Batch,
-        set: &dyn Fn(&mut Given),
-    ) -> Result<(), Fault> {
-        self.program.run(store, &mut self.arena, batch, set)
-    }
-
-    fn fetch(&mut self, store: &mut Store) -> Result<PartTimes, Fault> {
-        self.program.fetch(store, &self.arena)
+    fn program(&mut self) -> (&mut BatchProgram, &mut Arena) {
+        (&mut self.program, &mut self.arena)
     }
 
     fn source(&self) -> (Source, Feed) {
