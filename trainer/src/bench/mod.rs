@@ -244,7 +244,8 @@ fn line(
         ("mode", json!("static")),
         ("precision", json!(presets::spelled(preset.run.precision))),
         ("batch", json!(shape.rows)),
-        ("seq", json!(preset.seq())),
+        // Nothing where rows are no sequences.
+        ("seq", json!(Some(shape.positions).filter(|&t| t > 1))),
         (
             "device",
             json!(if settings.gpu.is_some() {

@@ -124,11 +124,6 @@ impl Preset {
             Some(why) => Err(Fault::BadInput(format!("bench {}: {why}", self.name))),
         }
     }
-
-    /// Positions of a row, if rows are sequences.
-    pub(super) fn seq(&self) -> Option<usize> {
-        length(&mut self.run.clone()).copied()
-    }
 }
 
 /// One line that names all workloads.
