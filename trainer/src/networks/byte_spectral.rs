@@ -35,7 +35,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::{OneOf, Size};
+use spd_configs::values::Size;
+use spd_configs::words;
 use spd_engine::ops::{Expr, GeluKind};
 use spd_engine::{Builder, Result, Value};
 
@@ -62,41 +63,32 @@ pub struct ByteSpectral {
     pub window: usize,
 }
 
-/// How bytes become vectors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Encoder {
-    /// A vector for each byte.
-    Embedding,
-    /// The spectrum of the last bytes.
-    Causal,
-    /// The spectrum of all bytes. LEAKY.
-    Loop,
+words! {
+    /// How bytes become vectors.
+    pub enum Encoder {
+        /// A vector for each byte.
+        Embedding = "embedding",
+        /// The spectrum of the last bytes.
+        Causal = "causal",
+        /// The spectrum of all bytes. LEAKY.
+        Loop = "loop",
+    }
 }
 
-/// How positions mix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mixing {
-    /// By convolutions with earlier positions.
-    Causal,
-    /// By circular convolutions. LEAKY.
-    Circular,
+words! {
+    /// How positions mix.
+    pub enum Mixing {
+        /// By convolutions with earlier positions.
+        Causal = "causal",
+        /// By circular convolutions. LEAKY.
+        Circular = "circular",
+    }
 }
-
-const ENCODERS: OneOf<'static, Encoder> = OneOf(&[
-    ("embedding", Encoder::Embedding),
-    ("causal", Encoder::Causal),
-    ("loop", Encoder::Loop),
-]);
-
-const MIXINGS: OneOf<'static, Mixing> =
-    OneOf(&[("causal", Mixing::Causal), ("circular", Mixing::Circular)]);
 
 fn read(table: &mut Table<'_>) -> Found<ByteSpectral> {
     let [n_ctx, d_model, n_layer] = bytes::read_sizes(table);
-    let encoder = table.or("encoder", ENCODERS, Encoder::Causal);
-    let mixing = table.or("mixing", MIXINGS, Mixing::Causal);
+    let encoder = table.or("encoder", Encoder::WORDS, Encoder::Causal);
+    let mixing = table.or("mixing", Mixing::WORDS, Mixing::Causal);
     let window = table.or("window", Size::at_least(2), 64);
     let network = || {
         Some(ByteSpectral {
@@ -214,8 +206,7 @@ impl ByteSpectral {
 
 impl Target for ByteSpectral {
     fn describe(&self) -> String {
-        let encoder = ENCODERS.word(self.encoder);
-        let mixing = MIXINGS.word(self.mixing);
+        let (encoder, mixing) = (self.encoder.word(), self.mixing.word());
         let window = match self.encoder {
             Encoder::Causal => format!(" of {} bytes", self.window),
             Encoder::Embedding | Encoder::Loop => String::new(),

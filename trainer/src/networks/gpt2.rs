@@ -18,7 +18,8 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
-use spd_configs::values::{Flag, Number, OneOf, Size, Sizes};
+use spd_configs::values::{Flag, Number, Size, Sizes};
+use spd_configs::words;
 use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
@@ -52,25 +53,19 @@ pub struct Gpt2 {
     pub tied_head: bool,
 }
 
-/// Nonlinearity of the MLP of a language model without gates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Nonlinearity {
-    /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
-    GeluTanh,
-    /// `x` times the normal distribution function of `x`.
-    Gelu,
-    /// `max(x, 0)`.
-    Relu,
+words! {
+    /// Nonlinearity of the MLP of a language model without gates.
+    pub enum Nonlinearity {
+        /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+        GeluTanh = "gelu_tanh",
+        /// `x` times the normal distribution function of `x`.
+        Gelu = "gelu",
+        /// `max(x, 0)`.
+        Relu = "relu",
+    }
 }
 
 impl Nonlinearity {
-    pub(super) const WORDS: OneOf<'static, Self> = OneOf(&[
-        ("gelu_tanh", Self::GeluTanh),
-        ("gelu", Self::Gelu),
-        ("relu", Self::Relu),
-    ]);
-
     /// The names of Hugging Face, and ours.
     pub(super) const NAMES: &[(&str, &str)] = &[
         ("gelu_new", "gelu_tanh"),

@@ -28,7 +28,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::{OneOf, Size};
+use spd_configs::values::Size;
+use spd_configs::words;
 use spd_engine::ops::{AdditiveScores, ReactionParameters};
 use spd_engine::{Builder, Result, Value};
 
@@ -61,19 +62,14 @@ pub struct KaufmannLayer {
     pub steps: usize,
 }
 
-/// The largest score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScoreScale {
-    /// `1 / sqrt(d_head)`.
-    Fixed,
-    /// A parameter that starts at 8.
-    Learnable,
-}
-
-impl ScoreScale {
-    pub(super) const WORDS: OneOf<'static, Self> =
-        OneOf(&[("fixed", Self::Fixed), ("learnable", Self::Learnable)]);
+words! {
+    /// The largest score.
+    pub enum ScoreScale {
+        /// `1 / sqrt(d_head)`.
+        Fixed = "fixed",
+        /// A parameter that starts at 8.
+        Learnable = "learnable",
+    }
 }
 
 fn read(table: &mut Table<'_>) -> Found<Kaufmann> {
@@ -239,7 +235,7 @@ impl Target for Kaufmann {
             steps,
             ..
         } = self.layer;
-        let scale = ScoreScale::WORDS.word(self.layer.score_scale);
+        let scale = self.layer.score_scale.word();
         format!(
             "kaufmann, width {d_model}, {n_head} heads, {d_coords} coordinates, {scale} scores, {steps} steps, {} positions",
             self.positions

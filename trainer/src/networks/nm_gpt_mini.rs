@@ -30,7 +30,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::{Flag, Number, OneOf, Size};
+use spd_configs::values::{Flag, Number, Size};
+use spd_configs::words;
 use spd_engine::{Builder, Result, Value};
 
 use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors, layer_tensors};
@@ -74,20 +75,15 @@ pub struct NmGptMini {
     pub positions: Positions,
 }
 
-/// Vectors of positions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Positions {
-    /// Parameters.
-    Learned,
-    /// Ramanujan's sums.
-    Ramanujan,
+words! {
+    /// Vectors of positions.
+    pub enum Positions {
+        /// Parameters.
+        Learned = "learned",
+        /// Ramanujan's sums.
+        Ramanujan = "ramanujan",
+    }
 }
-
-const POSITIONS: OneOf<'static, Positions> = OneOf(&[
-    ("learned", Positions::Learned),
-    ("ramanujan", Positions::Ramanujan),
-]);
 
 fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
     let vocab = table.need("vocab", Size::at_least(1));
@@ -111,7 +107,7 @@ fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
         _ => gain.map(Some),
     };
     let score_scale = table.or("score_scale", ScoreScale::WORDS, ScoreScale::Fixed);
-    let positions = table.or("positions", POSITIONS, Positions::Learned);
+    let positions = table.or("positions", Positions::WORDS, Positions::Learned);
     let network = || {
         Some(NmGptMini {
             vocab: vocab?,
@@ -222,14 +218,14 @@ impl Target for NmGptMini {
             self.n_layer,
             self.d_model,
             self.n_head,
-            ScoreScale::WORDS.word(self.score_scale),
+            self.score_scale.word(),
             self.d_coords,
-            Basis::LEARNED.word(self.basis),
+            self.basis.word(),
             self.n_basis,
             self.d_mlp,
             self.vocab,
             self.n_ctx,
-            POSITIONS.word(self.positions),
+            self.positions.word(),
         )
     }
 

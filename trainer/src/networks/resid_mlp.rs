@@ -19,7 +19,8 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
-use spd_configs::values::{Flag, OneOf, Size};
+use spd_configs::values::{Flag, Size};
+use spd_configs::words;
 use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
@@ -50,25 +51,22 @@ pub struct ResidMlp {
     pub out_bias: bool,
 }
 
-/// Nonlinearity of a [`ResidMlp`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `max(x, 0)`.
-    Relu,
-    /// `x` times the normal distribution function of `x`.
-    Gelu,
+words! {
+    /// Nonlinearity of a [`ResidMlp`].
+    pub enum Activation {
+        /// `max(x, 0)`.
+        Relu = "relu",
+        /// `x` times the normal distribution function of `x`.
+        Gelu = "gelu",
+    }
 }
-
-const ACTIVATIONS: OneOf<Activation> =
-    OneOf(&[("relu", Activation::Relu), ("gelu", Activation::Gelu)]);
 
 fn read(table: &mut Table<'_>) -> Found<ResidMlp> {
     let n_features = table.need("n_features", Size::at_least(1));
     let d_embed = table.need("d_embed", Size::at_least(1));
     let d_mlp = table.need("d_mlp", Size::at_least(1));
     let n_layer = table.need("n_layer", Size::at_least(1));
-    let activation = table.or("activation", ACTIVATIONS, Activation::Relu);
+    let activation = table.or("activation", Activation::WORDS, Activation::Relu);
     let in_bias = table.or("in_bias", Flag, false);
     let out_bias = table.or("out_bias", Flag, false);
     let network = || {

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, Size};
+use spd_configs::words;
 use spd_engine::{Builder, Result, Value};
 
 use super::{Found, Input, Layer, Listed, Reads, Start, Target, TargetTensor};
@@ -49,24 +50,19 @@ pub struct SpectralLayer {
     pub basis: Basis,
 }
 
-/// The form of a basis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Basis {
-    /// Positive, with the sum 1.
-    Softmax,
-    /// Of length `1 / sqrt(k)`.
-    L2,
-    /// Cosines of random projections.
-    Random,
+words! {
+    /// The form of a basis.
+    pub enum Basis {
+        /// Positive, with the sum 1.
+        Softmax = "softmax",
+        /// Of length `1 / sqrt(k)`.
+        L2 = "l2",
+        /// Cosines of random projections.
+        Random = "random",
+    }
 }
 
 impl Basis {
-    const ALL: OneOf<'static, Self> = OneOf(&[
-        ("softmax", Self::Softmax),
-        ("l2", Self::L2),
-        ("random", Self::Random),
-    ]);
     pub(super) const LEARNED: OneOf<'static, Self> =
         OneOf(&[("softmax", Self::Softmax), ("l2", Self::L2)]);
 }
@@ -75,7 +71,7 @@ fn read(table: &mut Table<'_>) -> Found<Spectral> {
     let positions = table.need("positions", Size::at_least(1));
     let d_coords = table.need("d_coords", Size::at_least(1));
     let n_basis = table.need("n_basis", Size::at_least(1));
-    let basis = table.or("basis", Basis::ALL, Basis::Softmax);
+    let basis = table.or("basis", Basis::WORDS, Basis::Softmax);
     let network = || {
         Some(Spectral {
             positions: positions?,
@@ -174,7 +170,7 @@ impl Target for Spectral {
         } = self.layer;
         format!(
             "spectral, {} basis of {n_basis} functions of {d_coords} coordinates, {} positions",
-            Basis::ALL.word(basis),
+            basis.word(),
             self.positions
         )
     }
