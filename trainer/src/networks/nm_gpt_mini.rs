@@ -64,9 +64,9 @@ pub struct NmGptMini {
     pub d_mlp: usize,
     /// Form of the basis.
     pub basis: Basis,
-    /// Whether the basis reaches the logits.
+    /// Whether the basis reaches the logits, as run files say it.
     pub wire_basis: bool,
-    /// Factor of its branch; `None` without one.
+    /// Factor of its branch; `None` where it reaches none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fsa_gain: Option<f64>,
     /// The largest score.
@@ -195,6 +195,7 @@ impl NmGptMini {
         pass: &mut Pass<'_>,
         block: &str,
         [x_btd, phi_btk]: [Value; 2],
+        gain: f64,
     ) -> Result<Value> {
         let width = self.n_head * self.n_basis;
         let normed_btd = layer_norm(b, pass, &format!("{block}.norm_s"), x_btd, NORM_EPS)?;
@@ -205,7 +206,7 @@ impl NmGptMini {
         let (q, k) = (b.mul(q, phi)?, b.mul(k, phi)?);
         let mixed = b.linear_attention([q, k, v], self.n_head)?;
         let y_btd = pass.linear(b, &format!("{block}.fsa.to_out"), mixed)?;
-        times(b, y_btd, self.fsa_gain.unwrap_or(1.0))
+        times(b, y_btd, gain)
     }
 }
 
@@ -267,7 +268,7 @@ impl Target for NmGptMini {
             all.extend(encoder.iter().map(linear));
             all.extend(self.spectral().layers(&format!("{block}spectral.")));
             all.extend(self.attention().layers(&format!("{block}attention.")));
-            if self.wire_basis {
+            if self.fsa_gain.is_some() {
                 let fsa = [
                     ("fsa.to_qkv", d, 3 * width, false),
                     ("fsa.to_out", width, d, true),
@@ -306,13 +307,8 @@ impl Target for NmGptMini {
             all.extend(self.spectral().tensors(&format!("{block}.spectral.")));
             let attention = format!("{block}.attention.");
             all.extend(self.attention().tensors(&attention, normal, Start::Zeros));
-            let norms = ["norm1", "norm2", "norm_s"];
-            let norms = if self.wire_basis {
-                &norms[..]
-            } else {
-                &norms[..2]
-            };
-            for norm in norms {
+            let of_fsa = self.fsa_gain.map(|_| "norm_s");
+            for norm in ["norm1", "norm2"].into_iter().chain(of_fsa) {
                 all.extend(layer_norm_tensors(&format!("{block}.{norm}"), d));
             }
         }
@@ -336,8 +332,8 @@ impl Target for NmGptMini {
                 .attention()
                 .forward(b, pass, &attention, [normed_btd, c_btm])?;
             x_btd = b.add(x_btd, attn_btd)?;
-            if self.wire_basis {
-                let branch_btd = self.fsa(b, pass, &block, [x_btd, phi_btk])?;
+            if let Some(gain) = self.fsa_gain {
+                let branch_btd = self.fsa(b, pass, &block, [x_btd, phi_btk], gain)?;
                 x_btd = b.add(x_btd, branch_btd)?;
             }
             let normed_btd = layer_norm(b, pass, &format!("{block}.norm2"), x_btd, NORM_EPS)?;
