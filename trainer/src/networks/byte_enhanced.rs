@@ -34,7 +34,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::bytes::{self, LAST_NORM};
 use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors, rounded};
-use super::{Found, Input, Layer, Listed, Most, Network, Reads, Start, Target, TargetTensor};
+use super::{Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor};
 use crate::pass::Pass;
 
 /// Sizes of an enhanced byte-spectral model.
@@ -60,10 +60,7 @@ fn read(table: &mut Table<'_>) -> Found<ByteEnhanced> {
             n_layer: n_layer?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 pub(super) const BYTE_ENHANCED: Listed<ByteEnhanced> =

@@ -43,7 +43,7 @@ use spd_engine::{Builder, Result, Value};
 use super::bytes::{self, LAST_NORM};
 use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors};
 use super::layer::times;
-use super::{Found, Input, Layer, Listed, Most, Network, Reads, Start, Target, TargetTensor};
+use super::{Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor};
 use crate::pass::Pass;
 
 /// Sizes of a byte-spectral model.
@@ -100,10 +100,7 @@ fn read(table: &mut Table<'_>) -> Found<ByteSpectral> {
             window: window?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 pub(super) const BYTE_SPECTRAL: Listed<ByteSpectral> =

@@ -26,9 +26,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::bytes::{self, LAST_NORM};
 use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors};
-use super::{
-    Found, Input, Layer, Listed, Most, Network, Reads, Start, Target, TargetTensor, read_heads,
-};
+use super::{Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor, read_heads};
 use crate::pass::Pass;
 
 /// Sizes of a transformer on bytes.
@@ -60,10 +58,7 @@ fn read(table: &mut Table<'_>) -> Found<ByteTraditional> {
             d_mlp: d_mlp?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 pub(super) const BYTE_TRADITIONAL: Listed<ByteTraditional> =

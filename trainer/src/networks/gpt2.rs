@@ -24,8 +24,8 @@ use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::{
-    Export, Found, Input, Layer, LayerKind, Listed, Most, OfReference, OfTransformers, Reads,
-    Start, Target, TargetTensor, read_heads,
+    Export, Found, Input, Layer, LayerKind, Listed, Most, OfReference, OfTransformers, Start,
+    Target, TargetTensor, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -185,10 +185,7 @@ impl GptNeo {
 }
 
 fn read(table: &mut Table<'_>) -> Found<Gpt2> {
-    let vocab = table.need("vocab", Size::at_least(1));
-    let n_ctx = table.need("n_ctx", Size::at_least(1));
-    let d_model = table.need("d_model", Size::at_least(1));
-    let n_layer = table.need("n_layer", Size::at_least(1));
+    let [vocab, n_ctx, d_model, n_layer] = read_sizes(table, 1);
     let n_head = read_heads(table, d_model);
     let four_wide = d_model.map_or(1, |d_model| d_model.saturating_mul(4).min(Size::MOST));
     let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
@@ -208,10 +205,7 @@ fn read(table: &mut Table<'_>) -> Found<Gpt2> {
             tied_head: tied_head?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 /// Blocks with a window alternate with others, from the second on, where nothing is said.

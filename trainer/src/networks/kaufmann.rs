@@ -34,7 +34,7 @@ use spd_engine::ops::{AdditiveScores, ReactionParameters};
 use spd_engine::{Builder, Result, Value};
 
 use super::layer::add_bias;
-use super::{Found, Input, Layer, Listed, Reads, Start, Target, TargetTensor, read_heads};
+use super::{Found, Input, Layer, Listed, Start, Target, TargetTensor, read_heads};
 use crate::pass::Pass;
 
 /// Sizes of a Kaufmann attention.
@@ -92,10 +92,7 @@ fn read(table: &mut Table<'_>) -> Found<Kaufmann> {
         })
     };
     let network = network();
-    Found {
-        reads: Reads::Features(network.map(|network| network.features())),
-        network,
-    }
+    Found::of_features(network.map(|network| network.features()), network)
 }
 
 pub(super) const KAUFMANN: Listed<Kaufmann> = Listed::new(read, |sizes| Ok(Arc::new(*sizes)));

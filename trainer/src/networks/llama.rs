@@ -30,8 +30,8 @@ use spd_engine::{Builder, Result, Value};
 
 use super::gpt2::{self, layer_tensors, rounded, starts};
 use super::{
-    Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Reads, Start, Target,
-    TargetTensor, read_heads,
+    Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Start, Target,
+    TargetTensor, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -200,10 +200,7 @@ fn read_simple(
     table: &mut Table<'_>,
     natural_width: impl Fn(usize) -> usize,
 ) -> Found<LlamaSimple> {
-    let vocab = table.need("vocab", Size::at_least(1));
-    let n_ctx = table.need("n_ctx", Size::at_least(1));
-    let d_model = table.need("d_model", Size::at_least(1));
-    let n_layer = table.need("n_layer", Size::at_least(1));
+    let [vocab, n_ctx, d_model, n_layer] = read_sizes(table, 1);
     let n_head = read_heads(table, d_model);
     let n_kv_head = table.or("n_kv_head", Size::at_least(1), n_head.unwrap_or(1));
     let width = d_model.map_or(1, |d_model| natural_width(d_model).clamp(1, Size::MOST));
@@ -230,10 +227,7 @@ fn read_simple(
             d_mlp: d_mlp?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 /// The number of key heads, which has to divide that of query heads.
@@ -247,10 +241,7 @@ fn check_kv_heads(table: &mut Table<'_>, n_head: Option<usize>, n_kv_head: Optio
 }
 
 fn read(table: &mut Table<'_>) -> Found<Llama> {
-    let vocab = table.need("vocab", Size::at_least(1));
-    let n_ctx = table.need("n_ctx", Size::at_least(1));
-    let d_model = table.need("d_model", Size::at_least(1));
-    let n_layer = table.need("n_layer", Size::at_least(1));
+    let [vocab, n_ctx, d_model, n_layer] = read_sizes(table, 1);
     // With an explicit head width, heads need not add up to the residual stream.
     let (n_head, d_head) = if table.has("d_head") {
         let n_head = table.need("n_head", Size::at_least(1));
@@ -300,10 +291,7 @@ fn read(table: &mut Table<'_>) -> Found<Llama> {
             rope_scaling: rope_scaling?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 fn read_scaling(table: &mut Table<'_>) -> Option<RopeScaling> {

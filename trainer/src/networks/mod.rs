@@ -432,6 +432,18 @@ struct Found<N> {
     network: Option<N>,
 }
 
+impl<N> Found<N> {
+    fn of_features(features: Option<usize>, network: Option<N>) -> Self {
+        let reads = Reads::Features(features);
+        Self { reads, network }
+    }
+
+    fn of_tokens(n_ctx: Option<usize>, network: Option<N>) -> Self {
+        let reads = Reads::Tokens { n_ctx };
+        Self { reads, network }
+    }
+}
+
 /// How the SPD reference opens a network, or why it does not.
 type Exporter<N> = fn(&N) -> std::result::Result<Export, String>;
 
@@ -506,6 +518,15 @@ pub(crate) struct OfToy {
     pub(crate) has_identities: bool,
     /// Features whose labels are `x + activation(x)`, where they are.
     pub(crate) has_labels: Option<usize>,
+}
+
+/// `vocab`, `n_ctx`, `d_model` and `n_layer` of a language model.
+fn read_sizes(table: &mut Table<'_>, least_width: usize) -> [Option<usize>; 4] {
+    let sizes = ["vocab", "n_ctx", "d_model", "n_layer"];
+    sizes.map(|key| {
+        let least = if key == "d_model" { least_width } else { 1 };
+        table.need(key, Size::at_least(least))
+    })
 }
 
 /// The number of heads, which has to divide the width.

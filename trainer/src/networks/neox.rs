@@ -29,8 +29,8 @@ use super::gpt2::{
     NORM_EPS, Nonlinearity, layer_norm, layer_norm_tensors, layer_tensors, nonlinear, starts,
 };
 use super::{
-    Export, Found, Input, Layer, Listed, Most, Network, OfTransformers, Reads, Target,
-    TargetTensor, read_heads,
+    Export, Found, Input, Layer, Listed, Most, Network, OfTransformers, Target, TargetTensor,
+    read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -95,10 +95,7 @@ impl GptNeoX {
 }
 
 fn read(table: &mut Table<'_>) -> Found<GptNeoX> {
-    let vocab = table.need("vocab", Size::at_least(1));
-    let n_ctx = table.need("n_ctx", Size::at_least(1));
-    let d_model = table.need("d_model", Size::at_least(1));
-    let n_layer = table.need("n_layer", Size::at_least(1));
+    let [vocab, n_ctx, d_model, n_layer] = read_sizes(table, 1);
     let n_head = read_heads(table, d_model);
     let four_wide = d_model.map_or(1, |d_model| d_model.saturating_mul(4).min(Size::MOST));
     let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
@@ -138,10 +135,7 @@ fn read(table: &mut Table<'_>) -> Found<GptNeoX> {
             norm_eps: norm_eps?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 /// The keys of a GPT-NeoX of Hugging Face.

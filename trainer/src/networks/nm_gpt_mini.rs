@@ -39,7 +39,7 @@ use super::kaufmann::{KaufmannLayer, ScoreScale};
 use super::layer::times;
 use super::spectral::{Basis, SpectralLayer};
 use super::{
-    Found, Input, Layer, Listed, Most, Network, Reads, Start, Target, TargetTensor, read_heads,
+    Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 
@@ -86,10 +86,7 @@ words! {
 }
 
 fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
-    let vocab = table.need("vocab", Size::at_least(1));
-    let n_ctx = table.need("n_ctx", Size::at_least(1));
-    let d_model = table.need("d_model", Size::at_least(2));
-    let n_layer = table.need("n_layer", Size::at_least(1));
+    let [vocab, n_ctx, d_model, n_layer] = read_sizes(table, 2);
     let n_head = read_heads(table, d_model);
     let d_coords = table.need("d_coords", Size::at_least(1));
     let n_basis = table.need("n_basis", Size::at_least(1));
@@ -125,10 +122,7 @@ fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
             positions: positions?,
         })
     };
-    Found {
-        reads: Reads::Tokens { n_ctx },
-        network: network(),
-    }
+    Found::of_tokens(n_ctx, network())
 }
 
 pub(super) const NM_GPT_MINI: Listed<NmGptMini> = Listed::new(read, |sizes| Ok(Arc::new(*sizes)));

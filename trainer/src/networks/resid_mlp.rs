@@ -25,8 +25,8 @@ use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
 use super::{
-    Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, Reads, SolvedWhen,
-    Start, Target, TargetTensor, Traits,
+    Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, SolvedWhen, Start,
+    Target, TargetTensor, Traits,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -80,10 +80,7 @@ fn read(table: &mut Table<'_>) -> Found<ResidMlp> {
             out_bias: out_bias?,
         })
     };
-    Found {
-        reads: Reads::Features(n_features),
-        network: network(),
-    }
+    Found::of_features(n_features, network())
 }
 
 pub(super) const RESID_MLP: Listed<ResidMlp> = Listed {

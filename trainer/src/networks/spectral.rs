@@ -26,7 +26,7 @@ use spd_configs::values::{OneOf, Size};
 use spd_configs::words;
 use spd_engine::{Builder, Result, Value};
 
-use super::{Found, Input, Layer, Listed, Reads, Start, Target, TargetTensor};
+use super::{Found, Input, Layer, Listed, Start, Target, TargetTensor};
 use crate::pass::Pass;
 
 /// Sizes of a spectral decomposition.
@@ -83,10 +83,7 @@ fn read(table: &mut Table<'_>) -> Found<Spectral> {
         })
     };
     let network = network();
-    Found {
-        reads: Reads::Features(network.map(|network| network.features())),
-        network,
-    }
+    Found::of_features(network.map(|network| network.features()), network)
 }
 
 pub(super) const SPECTRAL: Listed<Spectral> = Listed::new(read, |sizes| Ok(Arc::new(*sizes)));

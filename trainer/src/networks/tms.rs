@@ -20,8 +20,8 @@ use spd_configs::values::{Flag, Size};
 use spd_engine::{Builder, Result, Value};
 
 use super::{
-    Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, Reads, Start,
-    Target, TargetTensor, Traits,
+    Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, Start, Target,
+    TargetTensor, Traits,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -52,10 +52,7 @@ fn read(table: &mut Table<'_>) -> Found<Tms> {
             zero_bias: zero_bias?,
         })
     };
-    Found {
-        reads: Reads::Features(n_features),
-        network: network(),
-    }
+    Found::of_features(n_features, network())
 }
 
 pub(super) const TMS: Listed<Tms> = Listed {
