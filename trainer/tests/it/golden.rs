@@ -134,6 +134,11 @@ fn every_recorded_case_has_a_test() -> Outcome {
     Ok(Compared::default())
 }
 
+/// A GPU that is emulated.
+fn emulated() -> Processor {
+    Processor::Gpu(Some(spd_emulated::device()))
+}
+
 /// Where the programs of these tests run: on the GPU whose number is `$SPD_TEST_GPU`, if that is
 /// set, or on so many threads. Tests on a GPU run one at a time, best in a process each.
 fn processor(threads: usize) -> Processor {

@@ -3,8 +3,6 @@
 
 mod additive_attention;
 mod causal_mixing;
-#[cfg(test)]
-mod golden;
 mod gram_penalty;
 mod linear_attention;
 #[cfg(test)]

@@ -92,10 +92,23 @@ impl Builder {
             let reason = format!("needs scalar parameters, found {}", self.ty(other));
             return Err(BuildError::new(NAMES[0], reason));
         }
+        let of = [x, y, a, b, dt];
+        let mut u = self.free_reaction(of, steps.min(FREE), |state| state.u)?;
         if steps <= FREE {
-            return self.free_reaction([x, y, a, b, dt], steps, |state| state.u);
+            return Ok(u);
         }
-        Ok(self.reaction_state([x, y, a, b, dt], steps)?[0])
+        let mut w = self.free_reaction(of, FREE, |state| state.w)?;
+        let drive = self.elementwise(NAMES, [x, y], |[x, y]| x.tanh() + y.tanh())?;
+        for _ in FREE..steps {
+            let mut next = |number: fn(State) -> Expr| {
+                let of = [u, w, drive, a, b, dt];
+                self.elementwise(NAMES, of, |[u, w, drive, a, b, dt]| {
+                    number(State { u, w, drive }.next([&a, &b, &dt], false))
+                })
+            };
+            [u, w] = [next(|state| state.u)?, next(|state| state.w)?];
+        }
+        Ok(u)
     }
 
     /// A number of the state after the first steps.
@@ -109,24 +122,6 @@ impl Builder {
             let first = State::first(&x, &y);
             number((0..steps).fold(first, |state, _| state.next([&a, &b, &dt], true)))
         })
-    }
-
-    /// `u` and `w` after some steps, two at least.
-    pub(super) fn reaction_state(&mut self, of: [Value; 5], steps: usize) -> Result<[Value; 2]> {
-        let [x, y, a, b, dt] = of;
-        let mut u = self.free_reaction(of, FREE, |state| state.u)?;
-        let mut w = self.free_reaction(of, FREE, |state| state.w)?;
-        let drive = self.elementwise(NAMES, [x, y], |[x, y]| x.tanh() + y.tanh())?;
-        for _ in FREE..steps {
-            let mut next = |number: fn(State) -> Expr| {
-                let of = [u, w, drive, a, b, dt];
-                self.elementwise(NAMES, of, |[u, w, drive, a, b, dt]| {
-                    number(State { u, w, drive }.next([&a, &b, &dt], false))
-                })
-            };
-            [u, w] = [next(|state| state.u)?, next(|state| state.w)?];
-        }
-        Ok([u, w])
     }
 }
 

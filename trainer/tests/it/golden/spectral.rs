@@ -3,6 +3,7 @@
 //! recorded files ("N1").
 
 mod language_models;
+mod layers;
 mod properties;
 mod steps;
 mod toys;
@@ -13,7 +14,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value as Json;
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Alone, Builder, Store, Value};
+use spd_engine::{Alone, Builder, Processor, Store, Value};
 use spd_trainer::networks::{Network, Target, TargetTensor, shipped};
 use spd_trainer::parameters::start;
 use spd_trainer::pass::Pass;
@@ -21,8 +22,8 @@ use spd_trainer::run_file::Run;
 
 use super::compare::Comparison;
 use super::numbers::{Numbers, Tensor};
-use super::processor;
 use super::run_file::{FAITHFULNESS, keys, number, read};
+use super::{emulated, processor};
 use crate::harness::{Outcome, Test};
 
 /// Relative to the largest of a tensor. In f32, PyTorch is off by up to 5e-6.
@@ -35,8 +36,23 @@ pub(super) fn tests() -> Vec<Test> {
         let name = format!("golden::spectral_{name}");
         tests.push(Test { name, run });
     };
+    // Both without a GPU; on one there is nothing to emulate.
+    let emulates = std::env::var_os("SPD_TEST_GPU").is_none();
     for case in toys::CASES {
-        add(case.to_owned(), Box::new(move || toys::check(case)));
+        let here = move || toys::check(case, &processor(2));
+        add(case.to_owned(), Box::new(here));
+        if emulates {
+            let there = move || toys::check(case, &emulated());
+            add(format!("{case}_emulated"), Box::new(there));
+        }
+    }
+    for case in layers::CASES {
+        let here = move || case.check(&processor(2));
+        add(case.name.to_owned(), Box::new(here));
+        if emulates {
+            let there = move || case.check(&emulated());
+            add(format!("{}_emulated", case.name), Box::new(there));
+        }
     }
     for case in language_models::CASES {
         add(
@@ -250,7 +266,11 @@ impl Subject {
     }
 
     fn executor(&self) -> Alone {
-        Alone::new(&self.b, &processor(2)).expect("a processor that works")
+        self.executor_on(&processor(2))
+    }
+
+    fn executor_on(&self, processor: &Processor) -> Alone {
+        Alone::new(&self.b, processor).expect("a processor that works")
     }
 
     fn replay(&mut self, executor: &mut Alone) {

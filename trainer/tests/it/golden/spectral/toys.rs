@@ -1,7 +1,7 @@
 //! The spectral decomposition and Kaufmann attention alone: outputs, and gradients of a product of
 //! these with recorded numbers, of parameters and of inputs.
 
-use spd_engine::Type;
+use spd_engine::{Processor, Type};
 
 use super::{GRADIENTS, Subject, VALUES, compare_sums, network, target};
 use crate::golden::compare::Comparison;
@@ -27,7 +27,7 @@ pub(super) const CASES: [&str; 11] = [
 /// their products nearly cancel: in f32, NumPy is off by up to 8e-5.
 const SUMS: f64 = 1e-4;
 
-pub(super) fn check(case: &str) -> Outcome {
+pub(super) fn check(case: &str, processor: &Processor) -> Outcome {
     let mut numbers = Numbers::open(&format!("spectral/{case}"))?;
     fill_by_rule(&mut numbers);
     let mut subject = Subject::new(&numbers, "param");
@@ -57,7 +57,7 @@ pub(super) fn check(case: &str) -> Outcome {
     subject.differentiate(&numbers, loss, Some(input));
     subject.b.output("output", output);
     subject.b.output("penalty", penalty);
-    let mut executor = subject.executor();
+    let mut executor = subject.executor_on(processor);
     executor.input("input").copy_from_slice(&features.f32());
     if let Some(cotangent) = cotangent {
         executor
