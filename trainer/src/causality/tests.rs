@@ -209,6 +209,17 @@ fn each_causal_language_model_keeps_its_mask_and_without_it_every_position_sees_
     }
 }
 
+// N3. Without its mask it learns what comes next.
+#[test]
+fn nm_gpt_mini_learns_nothing_of_a_random_stream() {
+    for keys in causal().iter().filter(|keys| keys.contains("nm_gpt_mini")) {
+        let stream = checked(&of_keys(keys), 100).stream;
+        let control = stream.control.unwrap();
+        assert!(!stream.loss.is_below(stream.floor), "{keys}: {stream:?}");
+        assert!(control.is_below(stream.floor), "{keys}: {stream:?}");
+    }
+}
+
 #[test]
 fn every_position_of_a_leaky_language_model_sees_all() {
     for keys in [

@@ -163,7 +163,7 @@ mod tests {
         ReactionParameters { a, b, dt }
     }
 
-    // Twelve steps reach both clamps of `u`.
+    // K6, K7, K10. Twelve steps reach both clamps of `u`.
     #[test]
     fn reactions_agree_with_candle() {
         let [mut x, mut y] = [1, 2].map(|seed| random(&[5, 7], seed));
@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    // By hand: u_1 = 0 and w_1 = dt a / tau, so u_2 = -dt^2 a / tau.
+    // K8. By hand: u_1 = 0 and w_1 = dt a / tau, so u_2 = -dt^2 a / tau.
     #[test]
     fn two_steps_from_rest_recede() {
         let zero = Sample {

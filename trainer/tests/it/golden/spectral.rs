@@ -1,6 +1,6 @@
 //! The spectral networks, and those that they are measured against: whole networks, steps of their
 //! training and of their decomposition, and properties that have a number in the notes beside the
-//! recorded files ("N1").
+//! recorded files ("N1"). A case of a file has the numbers of the tests that it serves in its own JSON.
 
 mod language_models;
 mod layers;

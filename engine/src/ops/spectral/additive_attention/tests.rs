@@ -85,6 +85,7 @@ fn agrees(samples: &[Sample], causal: bool) {
         .agree(TOLERANCE);
 }
 
+// K1, K9: the scores of all pairs; one position.
 #[test]
 fn causal_and_full_attention_agree_with_candle() {
     for sizes in [

@@ -28,6 +28,7 @@ fn penalties_agree_with_candle() {
     }
 }
 
+// S3 to S5: 0 and `1 - 1 / k`.
 #[test]
 fn orthogonal_and_equal_columns_have_the_least_and_the_largest_penalty() {
     let sample = |of: fn(usize, usize) -> f32| Sample {

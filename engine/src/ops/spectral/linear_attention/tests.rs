@@ -28,7 +28,7 @@ fn samples(dims: [usize; 3]) -> [Sample; 3] {
     [1, 2, 3].map(|seed| random(&dims, seed))
 }
 
-// One tile and several, whole and partial.
+// F1, F2. One tile and several, whole and partial.
 #[test]
 fn linear_attention_agrees_with_candle() {
     for (dims, heads) in [
@@ -70,6 +70,7 @@ fn without_masks_every_query_sees_every_key() {
         .agree(TOLERANCE);
 }
 
+// F3.
 #[test]
 fn later_positions_change_no_bit() {
     is_causal(&samples([2, 70, 10]), 3, |b, v| {

@@ -258,7 +258,7 @@ mod tests {
         );
     }
 
-    // Sums over a whole period: T on the diagonal, 0 elsewhere (Parseval).
+    // B17. Sums over a whole period: T on the diagonal, 0 elsewhere (Parseval).
     #[test]
     fn bins_are_orthogonal() {
         let (mut b, period) = (Builder::new(), 12);

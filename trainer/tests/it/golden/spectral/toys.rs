@@ -9,6 +9,8 @@ use crate::golden::numbers::{Numbers, Tensor};
 use crate::golden::run_file::{size, texts};
 use crate::harness::Outcome;
 
+// S11: compared with PyTorch's autograd; S7: also where the penalty alone is differentiated. K7, K11:
+// the gradient of `b` is 0 with two steps, and not with three.
 pub(super) const CASES: [&str; 11] = [
     "sd_softmax",
     "sd_l2",
