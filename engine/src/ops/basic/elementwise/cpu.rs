@@ -17,9 +17,9 @@ const TILE: usize = 1024;
 type Registers = [[f32; TILE]];
 
 thread_local! {
-    /// Registers of the steps, and of the result that a sum is over.
-    static OF_THREAD: RefCell<[[f32; TILE]; REGISTERS + 1]> =
-        const { RefCell::new([[0.0; TILE]; REGISTERS + 1]) };
+    /// Registers of the steps, and of the result that a sum is over. On the heap, where threads
+    /// that compute nothing have none, and pages that no step writes take no memory.
+    static OF_THREAD: RefCell<Vec<f32>> = RefCell::new(vec![0.0; TILE * (REGISTERS + 1)]);
 }
 
 /// Tiles of the one or two results.
@@ -41,6 +41,7 @@ pub(super) fn run(op: &Elementwise, frame: &mut Frame<'_>) {
     frame.pool.run(len, GRAIN, parts, |range, (first, second)| {
         let mut second = second.map_or(&mut [][..], |second| second.0);
         OF_THREAD.with_borrow_mut(|registers| {
+            let registers = registers.as_chunks_mut::<TILE>().0;
             vectorised(
                 #[inline(always)]
                 || {
@@ -69,6 +70,7 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
     let parts = PerChunk(&mut *partials, 1);
     frame.pool.run(len, GRAIN, parts, |range, partial| {
         OF_THREAD.with_borrow_mut(|registers| {
+            let registers = registers.as_chunks_mut::<TILE>().0;
             let (result, registers) = registers.split_last_mut().expect("one more");
             partial.0[0] = vectorised(
                 #[inline(always)]
