@@ -13,7 +13,7 @@ use crate::data::AHEAD;
 
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the
 /// allocator.
-const THREAD: usize = 256 << 10;
+const THREAD: usize = 192 << 10;
 /// Measured likewise: ops with their settings and places, names, rows and figures that are being
 /// written, and what the allocator keeps of those before. A run of one step keeps half a MiB less
 /// than a whole one; this is between them.
