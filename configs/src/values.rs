@@ -362,10 +362,28 @@ impl Kind for Widths {
     }
 
     fn read(&self, value: &DeValue<'_>) -> Result<Vec<usize>, String> {
-        let widths = value.as_array().filter(|widths| !widths.is_empty());
-        let read = |width| Size::at_least(1).read(width).ok();
-        widths
-            .and_then(|widths| widths.iter().map(|width| read(width.get_ref())).collect())
+        let widths = WidthsOrNone.read(value).ok();
+        let widths = widths.filter(|widths| !widths.is_empty());
+        widths.ok_or_else(|| self.expected())
+    }
+}
+
+/// Widths of layers, or none.
+pub struct WidthsOrNone;
+
+impl Kind for WidthsOrNone {
+    type Value = Vec<usize>;
+
+    fn expected(&self) -> String {
+        "a list of widths of at least 1, such as [16], or []".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Vec<usize>, String> {
+        let read =
+            |width: &toml::Spanned<DeValue<'_>>| Size::at_least(1).read(width.get_ref()).ok();
+        value
+            .as_array()
+            .and_then(|widths| widths.iter().map(read).collect())
             .ok_or_else(|| self.expected())
     }
 }

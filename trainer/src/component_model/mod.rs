@@ -21,8 +21,8 @@ use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 pub use components::SiteValues;
 use importance::SeenSite;
 pub use importance::{
-    GlobalSharedMlp, Importance, ImportanceKind, Mlp, Sampling, SharedMlp, Sigmoid, SiteMlp,
-    VectorMlp,
+    GlobalReverseResidual, GlobalSharedMlp, GlobalSharedTransformer, Importance, ImportanceKind,
+    Mlp, Sampling, SelfAttention, SharedMlp, Sigmoid, SiteGroup, SiteMlp, VectorMlp,
 };
 pub(crate) use importance::{
     KINDS as IMPORTANCES, Kind as ImportanceWord, read as read_importance,

@@ -6,11 +6,12 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
 use spd_configs::values::Widths;
-use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
-use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
-use crate::networks::LayerKind;
+use super::all_sites::{all, by_name, share_out, width};
+use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp, mlp_layers};
+use super::{ImportanceFunction, SeenSite, hidden_dims};
+use crate::run_file::reference::Made;
 use crate::sites::Site;
 
 /// One MLP from the inputs of all sites, side by side, to the components of all sites.
@@ -21,15 +22,11 @@ pub struct GlobalSharedMlp {
 }
 
 impl GlobalSharedMlp {
-    fn layers<'s>(&self, sites: impl Iterator<Item = &'s Site>) -> Vec<MlpLayer> {
-        let width = |site: &Site| match site.layer.kind {
-            LayerKind::Embedding => site.components,
-            _ => site.layer.d_in,
-        };
+    fn layers<'s>(&self, sites: impl Iterator<Item = &'s Site>) -> Vec<Linear> {
         let (d_in, c) = sites.fold((0, 0), |(d_in, c), site| {
             (d_in + width(site), c + site.components)
         });
-        mlp_layers("_global_ci_fn", d_in, &self.hidden, c)
+        mlp_layers("_global_ci_fn.layers", d_in, &self.hidden, c)
     }
 }
 
@@ -47,6 +44,10 @@ impl ImportanceFunction for GlobalSharedMlp {
         true
     }
 
+    fn from_reference(of: &mut Table<'_>, made: &mut Made) {
+        hidden_dims(of, made);
+    }
+
     fn to_reference(&self) -> Json {
         json!({
             "ci_config": { "mode": "global", "fn_type": "global_shared_mlp", "hidden_dims": self.hidden },
@@ -54,41 +55,25 @@ impl ImportanceFunction for GlobalSharedMlp {
     }
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
-        mlp_tensors(self.layers(sites.iter()), None, sites.len())
+        let mut tensors = Tensors::new(sites.len(), None);
+        tensors.mlp(self.layers(sites.iter()), AT_END);
+        tensors.list
     }
 
     fn logits(
         &self,
         b: &mut Builder,
-        weight: &dyn Fn(&mut Builder, &str) -> Value,
+        weights: Weights<'_>,
         seen: &[SeenSite<'_>],
     ) -> Result<Vec<Value>> {
-        let mut order: Vec<usize> = (0..seen.len()).collect();
-        order.sort_by_key(|&index| seen[index].site.path());
-        let mut inputs = Vec::with_capacity(seen.len());
-        for &index in &order {
-            let seen = &seen[index];
-            inputs.push(match seen.site.layer.kind {
-                LayerKind::Embedding => seen.activations(b)?,
-                _ => seen.input,
-            });
-        }
-        let mut x = b.concatenate(&inputs)?;
-        let sites = seen.iter().map(|seen| seen.site);
-        for (depth, layer) in self.layers(sites).iter().enumerate() {
-            if depth > 0 {
-                x = b.gelu(x, GeluKind::Exact)?;
-            }
-            let (weight, bias) = (weight(b, &layer.weight), weight(b, &layer.bias));
-            x = b.linear_io(x, weight, Some(bias))?;
-        }
-        let mut logits = vec![x; seen.len()];
-        let mut first = 0;
-        for index in order {
-            let next = first + seen[index].site.components;
-            logits[index] = b.slice(x, first..next)?;
-            first = next;
-        }
-        Ok(logits)
+        let order = by_name(seen.iter().map(|seen| seen.site));
+        let inputs = order.iter().map(|&index| seen[index].shown(b));
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        let x = b.concatenate(&inputs)?;
+        let layers = self.layers(seen.iter().map(|seen| seen.site));
+        let x = mlp(b, weights, &layers, x)?;
+        let mut logits = vec![None; seen.len()];
+        share_out(b, x, seen, &order, &mut logits)?;
+        Ok(all(logits))
     }
 }

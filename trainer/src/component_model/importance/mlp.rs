@@ -4,8 +4,9 @@
 use spd_engine::ops::{ComponentMlpWeights, GeluKind};
 use spd_engine::{Builder, Result, Value};
 
+use super::SeenSite;
+use super::layers::{Linear, Weights};
 use super::site_mlp::{MlpShape, SiteFunction, values};
-use super::{MlpLayer, SeenSite};
 use crate::sites::Site;
 
 /// Per component a scalar MLP of its own activation `x V`.
@@ -26,12 +27,12 @@ impl SiteFunction for Mlp {
 
     fn logits(
         b: &mut Builder,
-        weight: &dyn Fn(&mut Builder, &str) -> Value,
-        layers: &[MlpLayer],
+        weights: Weights<'_>,
+        layers: &[Linear],
         seen: &SeenSite<'_>,
     ) -> Result<Value> {
         let acts = seen.activations(b)?;
-        let layers = values(b, weight, layers);
+        let layers = values(b, weights, layers);
         if let [[w1, b1], [w2, b2]] = layers[..] {
             return b.component_mlp(acts, &ComponentMlpWeights { w1, b1, w2, b2 });
         }

@@ -6,11 +6,13 @@
 //! - `shared_mlp`: from the input `x` `[.., d_in]`, one network d_in -> hidden.. -> c
 //! - `global_shared_mlp`: from the inputs of all sites, side by side, one network for all sites:
 //!   sum of d_in -> hidden.. -> sum of c
+//! - `global_shared_transformer`: the same by a transformer over the positions of a row
+//! - `global_reverse_residual`: a residual stream that visits groups of sites
 //!
 //! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of
 //! `functions!`.
 //!
-//! Layers are linear, with biases and the exact GELU between them. The gates make importances of
+//! MLPs are linear layers, with biases and the exact GELU between them. The gates make importances of
 //! logits: with the default ones (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and the
 //! penalty gets the same, but `1 + 0.01 (z - 1)` above 1 (upper leaky). Backwards, the lower leaky
 //! one passes a hundredth of the gradient on below 0, where that raises the logit; see
@@ -22,13 +24,18 @@
 //! # Keys of `[importance]`
 //!
 //! - `kind`, `hidden` | | `ci_fn_type`, `ci_fn_hidden_dims`; `ci_config`: `fn_type`, `hidden_dims`
-//!   | `"mlp"`, `"vector_mlp"`, `"shared_mlp"`, or `"global_shared_mlp"`, one network over all
-//!   sites (embeddings need the first or the last); widths of hidden layers
+//!   | `"mlp"`, `"vector_mlp"`, `"shared_mlp"`; over all sites `"global_shared_mlp"`,
+//!   `"global_shared_transformer"` or `"global_reverse_residual"` (embeddings need the first or one
+//!   of these); widths of hidden layers
 //! - `sigmoid` | `"leaky_hard"` | `sigmoid_type` | or `"normal"`, `"hard"`, `"upper_leaky_hard"`,
 //!   `"swish_hard"`
 //! - `sampling` | `"continuous"` | `sampling` | or `"binomial"`
 
+mod all_sites;
+mod global_reverse_residual;
 mod global_shared_mlp;
+mod global_shared_transformer;
+mod layers;
 mod mlp;
 mod shared_mlp;
 mod site_mlp;
@@ -41,7 +48,11 @@ use spd_configs::values::OneOf;
 use spd_configs::words;
 use spd_engine::{Builder, Result, Store, Value};
 
+pub use global_reverse_residual::{GlobalReverseResidual, SiteGroup};
 pub use global_shared_mlp::GlobalSharedMlp;
+pub use global_shared_transformer::GlobalSharedTransformer;
+pub use layers::SelfAttention;
+use layers::{ImportanceTensor, Weights};
 pub use mlp::Mlp;
 pub use shared_mlp::SharedMlp;
 pub use site_mlp::SiteMlp;
@@ -49,8 +60,9 @@ pub use vector_mlp::VectorMlp;
 
 use super::components::{SiteValues, stream};
 use crate::fault::Fault;
-use crate::networks::{LayerKind, Start};
+use crate::networks::LayerKind;
 use crate::parameters::{self, Group, Parameters};
+use crate::run_file::reference::Made;
 use crate::sites::Site;
 
 macro_rules! functions {
@@ -75,6 +87,13 @@ macro_rules! functions {
             fn read(self, table: &mut Table<'_>) -> Option<ImportanceKind> {
                 match self {
                     $(Self::$Name => <$Function>::read(table).map(ImportanceKind::$Name),)*
+                }
+            }
+
+            /// Makes its keys of those in `ci_config` of the SPD reference.
+            pub(crate) fn read_reference(self, of: &mut Table<'_>, made: &mut Made) {
+                match self {
+                    $(Self::$Name => <$Function>::from_reference(of, made),)*
                 }
             }
 
@@ -108,6 +127,8 @@ functions! {
     "vector_mlp" => VectorMlp(SiteMlp<VectorMlp>);
     "shared_mlp" => SharedMlp(SiteMlp<SharedMlp>);
     "global_shared_mlp" => GlobalSharedMlp(GlobalSharedMlp);
+    "global_shared_transformer" => GlobalSharedTransformer(GlobalSharedTransformer);
+    "global_reverse_residual" => GlobalReverseResidual(GlobalReverseResidual);
 }
 
 impl ImportanceKind {
@@ -196,22 +217,27 @@ trait ImportanceFunction {
         false
     }
 
+    /// Makes its keys of those in `ci_config` of the SPD reference.
+    fn from_reference(of: &mut Table<'_>, made: &mut Made)
+    where
+        Self: Sized;
+
     /// Its keys in a run file of the SPD reference.
     fn to_reference(&self) -> Json;
 
-    /// Why a site cannot be seen by it, if so.
-    fn refuses(&self, _site: &Site) -> Option<String> {
+    /// Why it cannot see these sites, if so.
+    fn refuses(&self, _sites: &[Site]) -> Option<String> {
         None
     }
 
     /// Its tensors, in the order of updates.
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor>;
 
-    /// Logits f32 `[.., c]` of each site from what all sites saw. `weight` is a tensor by its name.
+    /// Logits f32 `[.., c]` of each site from what all sites saw.
     fn logits(
         &self,
         b: &mut Builder,
-        weight: &dyn Fn(&mut Builder, &str) -> Value,
+        weights: Weights<'_>,
         seen: &[SeenSite<'_>],
     ) -> Result<Vec<Value>>;
 }
@@ -236,20 +262,10 @@ impl SeenSite<'_> {
     }
 }
 
-/// A tensor of an importance function.
-struct ImportanceTensor {
-    name: String,
-    dims: Vec<usize>,
-    start: Start,
-    /// The site and the number, from 2 on, that key its starting draws; those of a network over all
-    /// sites are of the site behind the last.
-    draws: (usize, usize),
-}
-
 /// Refuses sites that the function cannot see.
 pub(super) fn check(said: &Importance, sites: &[Site]) -> std::result::Result<(), Fault> {
     let function = said.kind.function();
-    match sites.iter().find_map(|site| function.refuses(site)) {
+    match function.refuses(sites) {
         None => Ok(()),
         Some(reason) => Err(Fault::BadInput(format!("[importance] kind: {reason}"))),
     }
@@ -290,61 +306,14 @@ pub(super) fn logits(
     said: &Importance,
     seen: &[SeenSite<'_>],
 ) -> Result<Vec<Value>> {
-    let weight = |b: &mut Builder, name: &str| {
+    let weights = |b: &mut Builder, name: &str| {
         let value = b.persistent(store, store.slot(name).expect("made by `add`"));
         b.per_block(value).expect("a tensor in f32")
     };
-    said.kind.function().logits(b, &weight, seen)
+    said.kind.function().logits(b, &weights, seen)
 }
 
-/// One layer of a network of a site: weight and bias, and the length of its input.
-struct MlpLayer {
-    weight: String,
-    bias: String,
-    d_in: usize,
-    d_out: usize,
-}
-
-/// The layers of a network of the module `of`, whose input has length `d_in` and whose output
-/// `d_out`.
-fn mlp_layers(of: &str, d_in: usize, hidden: &[usize], d_out: usize) -> Vec<MlpLayer> {
-    let widths = [&[d_in], hidden, &[d_out]].concat();
-    let pairs = widths.windows(2).enumerate();
-    pairs
-        .map(|(depth, pair)| MlpLayer {
-            weight: format!("_ci_fns.{of}.layers.{}.W", 2 * depth),
-            bias: format!("_ci_fns.{of}.layers.{}.b", 2 * depth),
-            d_in: pair[0],
-            d_out: pair[1],
-        })
-        .collect()
-}
-
-/// The tensors of such a network, with a leading dimension for each of `components` if it is one
-/// network a component. Weights start with standard deviation `gain / sqrt(d_in)`, gain `sqrt 2`
-/// before a GELU and 1 at the end.
-fn mlp_tensors(
-    layers: Vec<MlpLayer>,
-    components: Option<usize>,
-    site: usize,
-) -> Vec<ImportanceTensor> {
-    let last = layers.len() - 1;
-    let dims = |own: &[usize]| components.into_iter().chain(own.iter().copied()).collect();
-    let of_layer = |(depth, layer): (usize, MlpLayer)| {
-        let gain = if depth == last { 1.0 } else { 2f64.sqrt() };
-        let weight = ImportanceTensor {
-            name: layer.weight,
-            dims: dims(&[layer.d_in, layer.d_out]),
-            start: Start::Normal(gain / (layer.d_in as f64).sqrt()),
-            draws: (site, 2 + depth),
-        };
-        let bias = ImportanceTensor {
-            name: layer.bias,
-            dims: dims(&[layer.d_out]),
-            start: Start::Zeros,
-            ..weight
-        };
-        [weight, bias]
-    };
-    layers.into_iter().enumerate().flat_map(of_layer).collect()
+/// The widths of hidden layers in `ci_config`.
+fn hidden_dims(of: &mut Table<'_>, made: &mut Made) {
+    made.need(of, ("hidden_dims", "a list of widths"), "hidden");
 }

@@ -8,8 +8,10 @@ use spd_configs::reader::Table;
 use spd_configs::values::Widths;
 use spd_engine::{Builder, Result, Value};
 
-use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
+use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp_layers};
+use super::{ImportanceFunction, SeenSite, hidden_dims};
 use crate::networks::LayerKind;
+use crate::run_file::reference::Made;
 use crate::sites::Site;
 
 /// Widths of a site's MLP at both ends.
@@ -39,28 +41,25 @@ pub(super) trait SiteFunction {
     /// Widths of the MLP at both ends.
     fn shape(site: &Site) -> MlpShape;
 
-    /// Logits f32 `[.., c]` of a site. `weight` is a tensor by its name.
+    /// Logits f32 `[.., c]` of a site.
     fn logits(
         b: &mut Builder,
-        weight: &dyn Fn(&mut Builder, &str) -> Value,
-        layers: &[MlpLayer],
+        weights: Weights<'_>,
+        layers: &[Linear],
         seen: &SeenSite<'_>,
     ) -> Result<Value>;
 }
 
-fn layers(hidden: &[usize], site: &Site, shape: &MlpShape) -> Vec<MlpLayer> {
-    mlp_layers(&site.dashed(), shape.d_in, hidden, shape.d_out)
+fn layers(hidden: &[usize], site: &Site, shape: &MlpShape) -> Vec<Linear> {
+    let of = format!("{}.layers", site.dashed());
+    mlp_layers(&of, shape.d_in, hidden, shape.d_out)
 }
 
 /// Weights and biases of all layers.
-pub(super) fn values(
-    b: &mut Builder,
-    weight: &dyn Fn(&mut Builder, &str) -> Value,
-    layers: &[MlpLayer],
-) -> Vec<[Value; 2]> {
+pub(super) fn values(b: &mut Builder, weights: Weights<'_>, layers: &[Linear]) -> Vec<[Value; 2]> {
     let layers = layers.iter();
     layers
-        .map(|layer| [weight(b, &layer.weight), weight(b, &layer.bias)])
+        .map(|layer| [weights(b, &layer.weight), weights(b, &layer.bias)])
         .collect()
 }
 
@@ -76,15 +75,21 @@ impl<F: SiteFunction> ImportanceFunction for SiteMlp<F> {
         format!("{:?}", self.hidden)
     }
 
+    fn from_reference(of: &mut Table<'_>, made: &mut Made) {
+        hidden_dims(of, made);
+    }
+
     fn to_reference(&self) -> Json {
         json!({ "ci_fn_type": F::NAME, "ci_fn_hidden_dims": self.hidden })
     }
 
-    fn refuses(&self, site: &Site) -> Option<String> {
-        (!F::READS_EMBEDDINGS && site.layer.kind == LayerKind::Embedding).then(|| {
+    fn refuses(&self, sites: &[Site]) -> Option<String> {
+        let is_embedding = |site: &&Site| site.layer.kind == LayerKind::Embedding;
+        let embedding = sites.iter().find(is_embedding)?;
+        (!F::READS_EMBEDDINGS).then(|| {
             format!(
                 "reads the input vectors of a site, and `{}` is an embedding, which reads tokens; \"mlp\" reads what they are looked up to",
-                site.path()
+                embedding.path()
             )
         })
     }
@@ -92,7 +97,9 @@ impl<F: SiteFunction> ImportanceFunction for SiteMlp<F> {
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
         let of_site = |(index, site)| {
             let shape = F::shape(site);
-            mlp_tensors(layers(&self.hidden, site, &shape), shape.components, index)
+            let mut tensors = Tensors::new(index, shape.components);
+            tensors.mlp(layers(&self.hidden, site, &shape), AT_END);
+            tensors.list
         };
         sites.iter().enumerate().flat_map(of_site).collect()
     }
@@ -100,12 +107,12 @@ impl<F: SiteFunction> ImportanceFunction for SiteMlp<F> {
     fn logits(
         &self,
         b: &mut Builder,
-        weight: &dyn Fn(&mut Builder, &str) -> Value,
+        weights: Weights<'_>,
         seen: &[SeenSite<'_>],
     ) -> Result<Vec<Value>> {
         let of_site = |seen: &SeenSite<'_>| {
             let layers = layers(&self.hidden, seen.site, &F::shape(seen.site));
-            F::logits(b, weight, &layers, seen)
+            F::logits(b, weights, &layers, seen)
         };
         seen.iter().map(of_site).collect()
     }

@@ -3,9 +3,10 @@
 
 use spd_engine::{Builder, Result, Value};
 
+use super::SeenSite;
+use super::layers::{Linear, Weights};
 use super::mlp::per_component;
 use super::site_mlp::{MlpShape, SiteFunction, values};
-use super::{MlpLayer, SeenSite};
 use crate::sites::Site;
 
 /// Per component an MLP of the site's input `x`.
@@ -25,11 +26,11 @@ impl SiteFunction for VectorMlp {
 
     fn logits(
         b: &mut Builder,
-        weight: &dyn Fn(&mut Builder, &str) -> Value,
-        layers: &[MlpLayer],
+        weights: Weights<'_>,
+        layers: &[Linear],
         seen: &SeenSite<'_>,
     ) -> Result<Value> {
-        let layers = values(b, weight, layers);
+        let layers = values(b, weights, layers);
         // All components see the same input, so their first layers are one matrix: [c, i, h] as
         // [i, c h].
         let [w_cih, bias] = layers[0];

@@ -51,7 +51,7 @@ fn of_table(of: &mut Table<'_>, made: &mut Made) {
         of.refuse::<()>("fn_type", message);
     }
     made.text("kind", of.place("fn_type"), &word);
-    made.need(of, ("hidden_dims", "a list of widths"), "hidden");
+    kind.read_reference(of, made);
     // Of other functions, and null for this one.
     of.pass_over();
 }
@@ -101,7 +101,7 @@ fn known(word: &str) -> Option<Kind> {
 fn refuse(table: &mut Table<'_>, key: &'static str, word: &str) {
     let message = format!(
         "the importance function {word:?} is not here; those that are: \"mlp\", \"vector_mlp\", \"shared_mlp\" (mode \
-         \"layerwise\") and \"global_shared_mlp\" (mode \"global\"), each with `hidden_dims`"
+         \"layerwise\"), \"global_shared_mlp\", \"global_shared_transformer\" and \"global_reverse_residual\" (mode \"global\")"
     );
     table.refuse::<()>(key, message);
 }

@@ -180,8 +180,8 @@ fn missing_features_are_refused_by_key() {
         (
             LANGUAGE,
             "fn_type: global_shared_mlp",
-            "fn_type: global_shared_transformer",
-            "[ci_config] fn_type: the importance function \"global_shared_transformer\" is not here",
+            "fn_type: global_linear",
+            "[ci_config] fn_type: the importance function \"global_linear\" is not here",
         ),
         (
             LANGUAGE,
@@ -439,6 +439,92 @@ fn a_run_is_written_as_the_reference_has_it_and_read_back() {
     let language = load("language.yml", LANGUAGE, &SET).unwrap();
     let back = written_and_read(&language, &SET);
     assert_eq!(back.differences(&language), Vec::<String>::new());
+}
+
+/// The importance functions over all sites that have attention.
+const OVER_ALL_SITES: [(&str, &str); 2] = [
+    (
+        "fn_type: global_shared_transformer
+  simple_transformer_ci_cfg:
+    d_model: 16
+    n_blocks: 2
+    mlp_hidden_dim: [20, 12]
+    attn_config: {n_heads: 2, max_len: 512, rope_base: 500.0}
+",
+        "kind = \"global_shared_transformer\"
+d_model = 16
+n_layer = 2
+n_head = 2
+rope_base = 500.0
+hidden = [20, 12]
+",
+    ),
+    (
+        "fn_type: global_reverse_residual
+  d_resid_ci_fn: 16
+  reader_hidden_dims: []
+  transition_hidden_dim: 12
+  transition_attn_config: {n_heads: 2, max_len: 512}
+  block_groups:
+  - {name: layer_0.mlp, patterns: [h.0.mlp.*]}
+  - {name: rest, patterns: [\"*\"]}
+",
+        "kind = \"global_reverse_residual\"
+d_model = 16
+transition_hidden = 12
+n_head = 2
+rope_base = 10000.0
+groups = [
+    { name = \"layer_0.mlp\", patterns = [\"h.0.mlp.*\"] },
+    { name = \"rest\", patterns = [\"*\"] },
+]
+",
+    ),
+];
+
+#[test]
+fn importance_functions_over_all_sites_are_read_and_written() {
+    let theirs = "fn_type: global_shared_mlp\n  hidden_dims: [32, 16]\n  block_groups: null\n";
+    for (said, ours) in OVER_ALL_SITES {
+        assert!(LANGUAGE.contains(theirs));
+        let run = load("language.yml", &LANGUAGE.replace(theirs, said), &SET).unwrap();
+        let resolved = run.to_toml();
+        let (_, from) = resolved.split_once("[importance]\n").unwrap();
+        assert!(from.starts_with(ours), "{from}");
+        let back = written_and_read(&run, &SET);
+        assert_eq!(back.differences(&run), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn an_importance_function_with_attention_that_does_not_fit_is_refused() {
+    let theirs = "fn_type: global_shared_mlp\n  hidden_dims: [32, 16]\n  block_groups: null\n";
+    for (said, word, other, line) in [
+        (
+            OVER_ALL_SITES[0].0,
+            "n_heads: 2",
+            "n_heads: 16",
+            "n_head: the width of a head, d_model / n_head, has to be a whole even number, found 16 / 16",
+        ),
+        (OVER_ALL_SITES[0].0, "    d_model: 16\n", "", "d_model"),
+        (
+            OVER_ALL_SITES[1].0,
+            "n_heads: 2",
+            "rope_base: 20.0",
+            "n_heads",
+        ),
+        (
+            OVER_ALL_SITES[1].0,
+            "reader_hidden_dims: []",
+            "reader_hidden_dims: [0]",
+            "a list of widths of at least 1, such as [16], or []",
+        ),
+    ] {
+        assert!(said.contains(word));
+        let text = LANGUAGE.replace(theirs, &said.replace(word, other));
+        let faults = load("language.yml", &text, &SET).unwrap_err().to_string();
+        assert!(faults.contains(line), "{faults}");
+    }
 }
 
 #[test]

@@ -253,7 +253,11 @@ impl Oracle {
             ImportanceKind::Mlp(mlp) => (seen.unsqueeze(2)?, &mlp.hidden),
             ImportanceKind::VectorMlp(mlp) => (seen.unsqueeze(1)?, &mlp.hidden),
             ImportanceKind::SharedMlp(mlp) => (seen.clone(), &mlp.hidden),
-            ImportanceKind::GlobalSharedMlp(_) => panic!("is recorded, and in no case here"),
+            ImportanceKind::GlobalSharedMlp(_)
+            | ImportanceKind::GlobalSharedTransformer(_)
+            | ImportanceKind::GlobalReverseResidual(_) => {
+                panic!("is recorded, and in no case here")
+            }
         };
         for depth in 0..=hidden.len() {
             let name = format!("{}.layers.{}", self.sites[index].importance, 2 * depth);

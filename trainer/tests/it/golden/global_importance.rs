@@ -9,13 +9,17 @@ use super::replica::{Replica, Sample};
 use super::run_file::{self, Settings, number};
 use crate::harness::Outcome;
 
-pub(super) const CASES: [&str; 2] = ["ci_global_mlp", "ci_global_mlp_vec"];
+pub(super) const CASES: [&str; 6] = [
+    "ci_global_mlp",
+    "ci_global_mlp_vec",
+    "ci_global_tf",
+    "ci_global_tf_vec",
+    "ci_reverse_attn",
+    "ci_reverse_lin",
+];
 
 pub(super) fn check(name: &str) -> Outcome {
     let mut case = Numbers::open(&format!("modern/{name}"))?;
-    let function = case.info["ci_config"].clone();
-    case.info["ci_fn_type"] = function["fn_type"].clone();
-    case.info["ci_fn_hidden_dims"] = function["hidden_dims"].clone();
     case.info["identity_sites"] = json!(null);
     let said = case.info["terms"]["total"].clone();
     let run = run_file::run(&case, &losses(&said), Settings::PLAIN);

@@ -249,16 +249,61 @@ pub(super) fn text_of(
     };
     let target = target(&case["target_config"]);
     let sites = sites(case, numbers, components);
-    let (kind, hidden) = (&case["ci_fn_type"], &case["ci_fn_hidden_dims"]);
+    let importance = importance(case);
     let (rows, output) = (batch.dims[0], &case["output_loss_type"]);
     format!(
         "name = \"golden\"\n{target}[data]\n{data}\n\
          [decomposition]\ndelta = {delta}\n{tied}\n{sites}\
-         [importance]\nkind = {kind}\nhidden = {hidden}\nsampling = \"{sampling}\"\n\
+         [importance]\n{importance}sampling = \"{sampling}\"\n\
          {losses}\
          [train]\nbatch_size = {rows}\nmask_samples = {mask_samples}\noutput_loss = {output}\n{train}\
          [eval]\n{eval}"
     )
+}
+
+/// The keys of the case's importance function.
+fn importance(case: &Json) -> String {
+    let mlp = |kind: &Json, hidden: &Json| format!("kind = {kind}\nhidden = {hidden}\n");
+    let function = &case["ci_config"];
+    let attention = |said: &Json| {
+        let (n_head, rope_base) = (&said["n_heads"], &said["rope_base"]);
+        format!("n_head = {n_head}\nrope_base = {rope_base}\n")
+    };
+    match function["fn_type"].as_str() {
+        None => mlp(&case["ci_fn_type"], &case["ci_fn_hidden_dims"]),
+        Some("global_shared_transformer") => {
+            let said = &function["simple_transformer_ci_cfg"];
+            format!(
+                "kind = \"global_shared_transformer\"\nd_model = {}\nn_layer = {}\nhidden = {}\n{}",
+                said["d_model"],
+                said["n_blocks"],
+                said["mlp_hidden_dim"],
+                attention(&said["attn_config"])
+            )
+        }
+        Some("global_reverse_residual") => {
+            let groups = function["block_groups"].as_array().expect("a list");
+            let row = |group: &Json| {
+                let (name, patterns) = (&group["name"], &group["patterns"]);
+                format!("{{ name = {name}, patterns = {patterns} }}")
+            };
+            let groups: Vec<String> = groups.iter().map(row).collect();
+            let mut keys = format!(
+                "kind = \"global_reverse_residual\"\nd_model = {}\nreader_hidden = {}\ngroups = [{}]\n",
+                function["d_resid_ci_fn"],
+                function["reader_hidden_dims"],
+                groups.join(", ")
+            );
+            if let hidden @ Json::Number(_) = &function["transition_hidden_dim"] {
+                keys += &format!("transition_hidden = {hidden}\n");
+            }
+            if let said @ Json::Object(_) = &function["transition_attn_config"] {
+                keys += &attention(said);
+            }
+            keys
+        }
+        Some(_) => mlp(&function["fn_type"], &function["hidden_dims"]),
+    }
 }
 
 /// The run that the reader makes of a text.

@@ -1,0 +1,80 @@
+//! Parts of importance functions over all sites: their view of each site, and the way their result
+//! is shared out among sites.
+
+use spd_engine::{Builder, Result, Value};
+
+use super::SeenSite;
+use crate::networks::LayerKind;
+use crate::sites::Site;
+
+/// Columns that it sees of a site.
+pub(super) fn width(site: &Site) -> usize {
+    match site.layer.kind {
+        LayerKind::Embedding => site.components,
+        _ => site.layer.d_in,
+    }
+}
+
+/// Numbers of the sites in the order of their names.
+pub(super) fn by_name<'s>(sites: impl Iterator<Item = &'s Site>) -> Vec<usize> {
+    let mut names: Vec<(&str, usize)> = sites.map(Site::path).zip(0..).collect();
+    names.sort_unstable();
+    names.into_iter().map(|(_, index)| index).collect()
+}
+
+impl SeenSite<'_> {
+    /// The input of the site, or the activations `V[token]` of an embedding: f32 `[.., width]`.
+    pub(super) fn shown(&self, b: &mut Builder) -> Result<Value> {
+        match self.site.layer.kind {
+            LayerKind::Embedding => self.activations(b),
+            _ => Ok(self.input),
+        }
+    }
+}
+
+/// A network's work on positions: what sees features alone sees rows of one position.
+///
+/// # Errors
+///
+/// When `work` fails.
+pub(super) fn on_positions(
+    b: &mut Builder,
+    x: Value,
+    work: impl FnOnce(&mut Builder, Value) -> Result<Value>,
+) -> Result<Value> {
+    let dims = b.ty(x).dims.clone();
+    let [rows, columns] = dims[..] else {
+        return work(b, x);
+    };
+    let x = b.reshape(x, &[rows, 1, columns])?;
+    let y = work(b, x)?;
+    let columns = b.ty(y).columns();
+    b.reshape(y, &[rows, columns])
+}
+
+/// Shares the columns of `x` out among the sites of `order`, a column for each component.
+///
+/// # Errors
+///
+/// When `x` has too few columns.
+pub(super) fn share_out(
+    b: &mut Builder,
+    x: Value,
+    seen: &[SeenSite<'_>],
+    order: &[usize],
+    logits: &mut [Option<Value>],
+) -> Result<()> {
+    let mut first = 0;
+    for &index in order {
+        let next = first + seen[index].site.components;
+        logits[index] = Some(b.slice(x, first..next)?);
+        first = next;
+    }
+    Ok(())
+}
+
+/// The logits of all sites, once each has some.
+pub(super) fn all(logits: Vec<Option<Value>>) -> Vec<Value> {
+    let logits = logits.into_iter();
+    logits.map(|logit| logit.expect("each site once")).collect()
+}
