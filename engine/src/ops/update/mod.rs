@@ -4,6 +4,7 @@ mod adamw;
 mod average;
 mod gradient_norm;
 mod halt;
+mod keep;
 
 pub use adamw::{AdamW, AdamWOperands};
 pub use gradient_norm::GradientNorm;

@@ -1,5 +1,5 @@
-use super::{Average, KeepAverage};
-use crate::cuda::lowering::{Argument, Lowering, Source, scalar};
+use super::Average;
+use crate::cuda::lowering::{Lowering, Source, scalar};
 
 const KERNELS: Source = Source::new("average", include_str!("kernel.cu"));
 
@@ -15,14 +15,4 @@ pub(super) fn average(op: &Average, to: &mut Lowering<'_>) {
             out.into(),
             op.weight.into(),
         ]);
-}
-
-pub(super) fn keep(op: &KeepAverage, to: &mut Lowering<'_>) {
-    let (average, x) = (to.input(0).out(), to.input(1));
-    let guards = (2..to.inputs()).map(|index| to.input(index));
-    let totals = guards.map(|guard| Argument::Element(guard, guard.len - 1));
-    let totals = Argument::List(totals.collect());
-    to.kernel(KERNELS, "keep_average", &[x.len.into()])
-        .threads_over(x.len)
-        .launch(&[average.into(), x.into(), op.weight.into(), totals]);
 }

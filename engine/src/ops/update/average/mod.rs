@@ -7,12 +7,10 @@
 //! ```
 //!
 //! [`average`](Builder::average) makes `y` and leaves `e` as it is, so any part of a step may read
-//! it, at any time; [`keep_average`](Builder::keep_average) writes `e'` at the end of a replay. A
-//! gradient passes to `x` as if `y` were `x`.
+//! it, at any time; [`keep_average`](Builder::keep_average) [keeps](Builder::keep) `e'` for the next
+//! step. A gradient passes to `x` as if `y` were `x`.
 
 mod cuda;
-
-use std::ops::Range;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
@@ -24,12 +22,6 @@ use crate::value::{StepScalar, Type, Value};
 struct Average {
     weight: f32,
     correction: StepScalar,
-}
-
-/// Writes `e'`. Inputs: `e`, `x`, and guards.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct KeepAverage {
-    weight: f32,
 }
 
 impl Builder {
@@ -62,18 +54,9 @@ impl Builder {
         weight: f32,
         guards: &[Value],
     ) -> Result<()> {
-        let inputs = [&[average, x], guards].concat();
-        self.op(KeepAverage { weight }, &inputs).map(|_| ())
-    }
-}
-
-fn same(op: &'static str, inputs: &[&Type]) -> Result<Type> {
-    match inputs[0] == inputs[1] {
-        true => Ok(inputs[0].clone()),
-        false => {
-            let reason = format!("average {} and value {} differ", inputs[0], inputs[1]);
-            Err(BuildError::new(op, reason))
-        }
+        let names = ["averaged", "averaged_grad"];
+        let newest = self.elementwise(names, [average, x], |[e, x]| &e + (x - &e) * weight)?;
+        self.keep(average, newest, guards)
     }
 }
 
@@ -83,7 +66,13 @@ impl Op for Average {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        same(self.name(), inputs).map(|ty| vec![ty])
+        match inputs[0] == inputs[1] {
+            true => Ok(vec![inputs[0].clone()]),
+            false => {
+                let reason = format!("average {} and value {} differ", inputs[0], inputs[1]);
+                Err(BuildError::new(self.name(), reason))
+            }
+        }
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -104,35 +93,6 @@ impl Op for Average {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::average(self, to);
-    }
-}
-
-impl Op for KeepAverage {
-    fn name(&self) -> &'static str {
-        "keep_average"
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        same(self.name(), inputs).map(|_| Vec::new())
-    }
-
-    fn writes(&self, _inputs: usize) -> Range<usize> {
-        0..1
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        let finite = |index: usize| frame.input(index).last().is_none_or(|end| end.is_finite());
-        if !(2..frame.inputs()).all(finite) {
-            return;
-        }
-        let x = frame.input(1);
-        for (e, x) in frame.state(0).iter_mut().zip(x) {
-            *e += self.weight * (x - *e);
-        }
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::keep(self, to);
     }
 }
 

@@ -1,0 +1,79 @@
+//! Writes a value into the store at the end of a replay, for the next one to read.
+//!
+//! Until then the tensor is what the replay before left, so any part of a step may read it, at any
+//! time. Nothing is written if a guard, such as the total of a
+//! [`GradientNorm`](super::GradientNorm), is not finite.
+
+mod cuda;
+
+use std::ops::Range;
+
+use crate::cpu::Frame;
+use crate::cuda::Lowering;
+use crate::op::{BuildError, Builder, Op, Result};
+use crate::value::{Type, Value};
+
+/// Inputs: the tensor in the store, the value, and guards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Keep;
+
+impl Builder {
+    /// Keeps `x` in the place of `kept`, which is persistent and of its type, unless one of
+    /// `guards` ends in a number that is not finite.
+    ///
+    /// # Errors
+    ///
+    /// When the types differ.
+    pub fn keep(&mut self, kept: Value, x: Value, guards: &[Value]) -> Result<()> {
+        let inputs = [&[kept, x], guards].concat();
+        self.op(Keep, &inputs).map(|_| ())
+    }
+}
+
+impl Op for Keep {
+    fn name(&self) -> &'static str {
+        "keep"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        match inputs[0] == inputs[1] {
+            true => Ok(Vec::new()),
+            false => {
+                let reason = format!("{} cannot hold {}", inputs[0], inputs[1]);
+                Err(BuildError::new(self.name(), reason))
+            }
+        }
+    }
+
+    fn writes(&self, _inputs: usize) -> Range<usize> {
+        0..1
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        let finite = |index: usize| frame.input(index).last().is_none_or(|end| end.is_finite());
+        if (2..frame.inputs()).all(finite) {
+            let x = frame.input(1);
+            frame.state(0).copy_from_slice(x);
+        }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Builder, Type};
+
+    #[test]
+    fn a_value_of_another_shape_is_refused() {
+        let mut b = Builder::new();
+        let kept = b.input("kept", &Type::f32(&[2])).unwrap();
+        let x = b.input("x", &Type::f32(&[3])).unwrap();
+        assert_eq!(
+            b.keep(kept, x, &[]).unwrap_err().to_string(),
+            "keep: f32 [2] cannot hold f32 [3]"
+        );
+    }
+}
