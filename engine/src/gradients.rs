@@ -22,7 +22,7 @@ impl Builder {
     /// When `loss` is no scalar, an op on the way has no gradient, or
     /// [`associate`](Self::associate) has bypassed one of `wrt`.
     pub fn gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
-        self.gradients_of(loss, wrt, &BTreeSet::new())
+        self.gradients_of(loss, &[], wrt, &BTreeSet::new())
     }
 
     /// As [`gradients`](Self::gradients), with the others of `wrt` held fixed: paths from one of
@@ -32,12 +32,29 @@ impl Builder {
     ///
     /// As `gradients`.
     pub fn partial_gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
-        self.gradients_of(loss, wrt, &wrt.iter().copied().collect())
+        self.seeded_gradients(loss, &[], wrt)
+    }
+
+    /// As [`partial_gradients`](Self::partial_gradients), of `loss` plus the sum of
+    /// `value * upstream` for each pair of `seeds`, whose `upstream` is a constant: what another
+    /// pass has found for a value goes on from there.
+    ///
+    /// # Errors
+    ///
+    /// As `gradients`.
+    pub fn seeded_gradients(
+        &mut self,
+        loss: Value,
+        seeds: &[(Value, Value)],
+        wrt: &[Value],
+    ) -> Result<Vec<Option<Value>>> {
+        self.gradients_of(loss, seeds, wrt, &wrt.iter().copied().collect())
     }
 
     fn gradients_of(
         &mut self,
         loss: Value,
+        seeds: &[(Value, Value)],
         wrt: &[Value],
         fixed: &BTreeSet<Value>,
     ) -> Result<Vec<Option<Value>>> {
@@ -48,7 +65,7 @@ impl Builder {
         let before = std::mem::replace(&mut self.eager, true);
         let one = self.constant(1.0, &[])?;
         self.eager = before;
-        self.passed_back(loss, one, wrt, fixed)
+        self.passed_back(&[&[(loss, one)], seeds].concat(), wrt, fixed)
     }
 
     /// Gradients of `sum(value * upstream)`.
@@ -58,18 +75,18 @@ impl Builder {
         upstream: Value,
         wrt: &[Value],
     ) -> Result<Vec<Option<Value>>> {
-        self.passed_back(value, upstream, wrt, &BTreeSet::new())
+        self.passed_back(&[(value, upstream)], wrt, &BTreeSet::new())
     }
 
-    /// Gradients of `sum(value * upstream)`; none passes through `fixed`.
+    /// Gradients of the sum of `value * upstream` over all seeds; none passes through `fixed`.
     fn passed_back(
         &mut self,
-        value: Value,
-        upstream: Value,
+        seeds: &[(Value, Value)],
         wrt: &[Value],
         fixed: &BTreeSet<Value>,
     ) -> Result<Vec<Option<Value>>> {
-        if let Some(&unmade) = wrt.iter().find(|&&wanted| self.bypasses(wanted, value)) {
+        let bypassed = |wanted: &&Value| seeds.iter().any(|seed| self.bypasses(**wanted, seed.0));
+        if let Some(&unmade) = wrt.iter().find(bypassed) {
             let made_by = match self.homes[unmade.index()] {
                 Home::Node(node) => self.nodes[node].op.name(),
                 Home::Persistent(_) | Home::Input => {
@@ -84,25 +101,28 @@ impl Builder {
         }
         // No node before the first of them depends on any: an adversary's hundredth step visits
         // only its own nodes.
-        let first = wrt.iter().map(|value| match self.homes[value.index()] {
-            Home::Node(node) => node,
-            Home::Persistent(_) | Home::Input => 0,
-        });
-        let first = first.min().unwrap_or(self.nodes.len());
-        let wanted = self.dependants(wrt.iter().copied(), first);
-        let last = match self.homes[value.index()] {
-            Home::Node(last) if wanted[value.index()] => last,
-            _ => return Ok(vec![None; wrt.len()]),
+        let node = |value: &Value| match self.homes[value.index()] {
+            Home::Node(node) => Some(node),
+            Home::Persistent(_) | Home::Input => None,
         };
+        let first = wrt.iter().map(|value| node(value).unwrap_or(0)).min();
+        let first = first.unwrap_or(self.nodes.len());
+        let wanted = self.dependants(wrt.iter().copied(), first);
+        let seeds = seeds.iter().filter(|(value, _)| wanted[value.index()]);
+        let seeds: Vec<(Value, Value)> = seeds.copied().collect();
+        let last = seeds.iter().filter_map(|(value, _)| node(value)).max();
         let before = std::mem::replace(&mut self.eager, true);
-        let of = BTreeMap::from([(value, upstream)]);
         let mut gradients = Gradients {
             builder: self,
-            of,
+            of: BTreeMap::new(),
             wanted,
         };
+        for (value, upstream) in seeds {
+            gradients.pass(value, upstream)?;
+        }
         let mut complete = BTreeMap::new();
-        for index in (first..=last).rev() {
+        let end = last.map_or(first, |last| last + 1);
+        for index in (first..end).rev() {
             // All uses of this node's outputs were visited: their gradients are complete.
             for output in &gradients.builder.nodes[index].outputs {
                 if fixed.contains(output) {
@@ -332,6 +352,37 @@ mod tests {
             );
         }
         assert_eq!(executor.output("total", &store), [8.0, 8.0, 8.0, 8.0]);
+    }
+
+    #[test]
+    fn a_seed_adds_to_the_gradient_of_its_value_and_goes_on_from_there() {
+        let mut b = Builder::new();
+        let [x, y, upstream] = inputs(&mut b);
+        let turned = b.transpose(x).unwrap();
+        let product = b.matmul(turned, y).unwrap();
+        let loss = b.sum_squares(product).unwrap();
+        let seeds = [(turned, upstream), (y, upstream)];
+        let seeded = b.seeded_gradients(loss, &seeds, &[x, y]).unwrap();
+        let plain = b.partial_gradients(loss, &[x, y]).unwrap();
+        for (name, gradient) in ["x", "y", "plain x", "plain y"]
+            .into_iter()
+            .zip(seeded.into_iter().chain(plain))
+        {
+            b.output(name, gradient.unwrap());
+        }
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
+        executor.input("0").copy_from_slice(&[1.0, 2.0, 0.0, 1.0]);
+        executor.input("1").copy_from_slice(&[1.0, 0.0, 3.0, 1.0]);
+        executor.input("2").copy_from_slice(&[8.0, 4.0, 2.0, 1.0]);
+        let mut store = Store::new();
+        executor.run(&mut store);
+        let of = |name| executor.output(name, &store).to_vec();
+        let difference = |of: Vec<f32>, plain: Vec<f32>| -> Vec<f32> {
+            of.iter().zip(plain).map(|(of, plain)| of - plain).collect()
+        };
+        // Small whole numbers: exact. That of `turned` is transposed on its way to `x`.
+        assert_eq!(difference(of("x"), of("plain x")), [8.0, 2.0, 4.0, 1.0]);
+        assert_eq!(difference(of("y"), of("plain y")), [8.0, 4.0, 2.0, 1.0]);
     }
 
     #[test]
