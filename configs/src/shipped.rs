@@ -42,6 +42,7 @@ impl Shipped {
         "byte-causal"
         "byte-spectral-causal"
         "byte-loop-LEAKY"
+        "byte-enhanced-LEAKY"
         "nmgpt-nano"
         "nmgpt-unwired"
         "nmgpt-shakespeare"
