@@ -4,10 +4,11 @@
 //! tokens -> dataloader -> step -> gradients -> optimizer -> checkpoint, tracker
 //! ```
 //!
-//! Read in this order: [`networks`] (the frozen network), [`sites`] and [`pass`] (which matrices,
-//! and where they are hooked in), [`decomposition`] (components, importance functions, masks),
-//! [`losses`], [`parameters`], `task` (what the loop trains: a target or a decomposition), `train`
-//! (the loop), `world` (the ranks that go in step), `rank` (the whole of a run).
+//! Read in this order: [`networks`] (the frozen network), [`sites`], [`pass`] and [`filters`]
+//! (which matrices, and where they are hooked in), [`decomposition`] (components, importance
+//! functions, masks), [`losses`], [`parameters`], `task` (what the loop trains: a target or a
+//! decomposition), `train` (the loop), `world` (the ranks that go in step), `rank` (the whole of a
+//! run).
 //!
 //! Letters in names: `b` row, `t` position, `i` input feature, `o` output feature, `c` component,
 //! `v` vocabulary entry, `d` width of the residual stream, `h` hidden unit. `g` is an importance,
@@ -28,6 +29,7 @@ mod evaluation;
 pub mod exchange;
 mod fault;
 mod figures;
+pub mod filters;
 mod gather;
 mod given_weights;
 mod heartbeat;
@@ -42,6 +44,7 @@ mod progress;
 mod rank;
 mod refused_step;
 mod removal;
+mod repeat;
 pub mod replay;
 mod resume;
 pub mod run_file;

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use spd_engine::ops::{MaskValues, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
-use crate::networks::layer::{Layer, LayerKind};
+use crate::filters::{Kernels, ToKernels, masked_kernels};
+use crate::networks::layer::{Layer, LayerKind, filter_names};
 use crate::networks::pre_identity;
 
 /// A site in a masked pass.
@@ -143,6 +144,32 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Kernels of the filters at `path`, which convolve the columns of `x`, f32 `[b, t, d]`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    ///
+    /// # Panics
+    ///
+    /// As [`weight`](Self::weight), for their real and imaginary parts.
+    pub fn kernels(
+        &mut self,
+        b: &mut Builder,
+        path: &str,
+        x_btd: Value,
+        to_kernels: ToKernels<'_>,
+    ) -> Result<Kernels> {
+        self.inputs.insert(path.to_owned(), x_btd);
+        let parts = filter_names(path).map(|name| self.weight(&name));
+        let clean_ld = to_kernels(b, parts)?;
+        let Some(site) = self.masked.get(path) else {
+            return Ok(Kernels::OfColumns(clean_ld));
+        };
+        let masks = (&site.masks, b.ty(x_btd).dims[0]);
+        masked_kernels(b, [site.v_ic, site.u_co], clean_ld, masks, to_kernels)
+    }
+
     fn known(&self, path: &str) -> &'a Layer {
         let layer = self.layer(path);
         layer.unwrap_or_else(|| panic!("`{path}` is in the target's list of layers"))
@@ -164,7 +191,7 @@ impl<'a> Pass<'a> {
         let weight = || self.weight(&layer.weight_name());
         match layer.kind {
             LayerKind::OutIn => b.linear_oi(x, weight(), self.bias(layer)),
-            LayerKind::InOut => b.linear_io(x, weight(), self.bias(layer)),
+            LayerKind::InOut | LayerKind::Filters => b.linear_io(x, weight(), self.bias(layer)),
             LayerKind::Embedding => b.embed(x, weight(), None),
             LayerKind::Identity => Ok(x),
         }

@@ -12,10 +12,11 @@ use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Arena, Builder, Executor, Given, Result, Store, Type};
 
 use crate::active_rows::POSITIONS;
-use crate::component_model::repeat_rows;
+use crate::component_model::RowsOf;
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
 use crate::networks::Input;
+use crate::repeat::repeat_rows;
 
 /// Rows of a batch, at most.
 const ROWS: usize = 8;
@@ -64,7 +65,7 @@ impl Decomposition {
     /// - `row`: u32 `[rows, t]`, the number of the row at each of its positions
     /// - `position`: u32 `[rows, POSITIONS]`, which positions of all `rows * t`
     /// - `kept <site>`: f32 `[rows, c]`, the masks of each row; `route <site>`: f32 `[rows * t]`,
-    ///   where they are in use
+    ///   or `[rows]` of a site with a row for each sequence, where they are in use
     ///
     /// `None` for a toy, and for a run that shows no components.
     ///
@@ -84,21 +85,27 @@ impl Decomposition {
         let mut masked = Vec::with_capacity(self.sites.len());
         for (index, (site, clean)) in self.sites.iter().zip(&clean_pass.sites).enumerate() {
             let ty = b.ty(clean.importance).clone();
-            let Some(times) = shape.rows_each(ty.rows()) else {
-                continue;
+            let rows = shape.rows_of(ty.rows());
+            let routed = match rows {
+                RowsOf::Positions(_) => shape.examples(),
+                RowsOf::Sequences => shape.rows,
+                RowsOf::Others => continue,
             };
             let path = site.path();
             let kept = Type::f32(&[shape.rows, site.components]);
-            let kept = b.input(&format!("kept {path}"), &kept)?;
-            let mask = b.embed(row, kept, None)?;
-            let mask = repeat_rows(&mut b, mask, times)?;
-            let route = b.input(&format!("route {path}"), &Type::f32(&[shape.examples()]))?;
+            let mut mask = b.input(&format!("kept {path}"), &kept)?;
+            let mut route = b.input(&format!("route {path}"), &Type::f32(&[routed]))?;
+            if let RowsOf::Positions(times) = rows {
+                mask = b.embed(row, mask, None)?;
+                mask = repeat_rows(&mut b, mask, times)?;
+                route = repeat_rows(&mut b, route, times)?;
+            }
             let masks = MaskValues {
                 mask: Mask::Drawn(Draw::Given),
                 importance: None,
                 given: Some(b.reshape(mask, &ty.dims)?),
                 delta: Some(whole),
-                route: Some(repeat_rows(&mut b, route, times)?),
+                route: Some(route),
             };
             masked.push((index, masks));
         }
@@ -203,13 +210,15 @@ fn fill(decomposition: &Decomposition, given: &mut Given, asked: &[Removed<'_>])
         if !given.has_input(&kept) {
             continue;
         }
+        let rows = given.input(&kept).len() / site.components;
         given.input(&kept).fill(1.0);
         given.input(&route).fill(0.0);
+        let each = given.input(&route).len() / rows;
         for (row, removed) in asked.iter().enumerate() {
             let (of_site, component) = removed.component;
             if of_site == index {
                 given.input(&kept)[row * site.components + component] = 0.0;
-                given.input(&route)[row * t..][..t].fill(1.0);
+                given.input(&route)[row * each..][..each].fill(1.0);
             }
         }
     }
@@ -302,14 +311,19 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
-    use crate::networks::LayerKind;
+    use crate::networks::{ByteSpectral, Encoder, LayerKind, Mixing, Model, filter_names};
+    use crate::run_file::Run;
 
     const TOKENS: [u32; 16] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3];
 
     /// A small language model whose sites match the patterns, with components and weights of some
     /// size.
     fn made(name: &str, patterns: &[&str], components: usize) -> (Decomposition, Store) {
-        let mut run = preset(name, &Overrides::default()).unwrap().run;
+        let run = preset(name, &Overrides::default()).unwrap().run;
+        made_of(run, patterns, components)
+    }
+
+    fn made_of(mut run: Run, patterns: &[&str], components: usize) -> (Decomposition, Store) {
         let site = run.decomposition.sites[0].clone();
         run.decomposition.sites = patterns
             .iter()
@@ -369,39 +383,74 @@ mod tests {
         let (v_ic, u_co) = decomposition.component_values(store, site);
         let site = &decomposition.sites[site];
         let (c, d_in, d_out) = (site.components, site.layer.d_in, site.layer.d_out);
-        let name = format!("target_model.{}", site.layer.weight_name());
-        let slot = store.slot(&name).unwrap();
-        let before = store.get(slot).to_vec();
-        store.change(slot, |weight| {
-            for i in 0..d_in {
-                for o in 0..d_out {
-                    let at = match site.layer.kind {
-                        LayerKind::OutIn => o * d_in + i,
-                        _ => i * d_out + o,
-                    };
-                    weight[at] -= v_ic[i * c + component] * u_co[component * d_out + o];
+        let names = match site.layer.kind {
+            LayerKind::Filters => filter_names(site.path()).to_vec(),
+            _ => vec![site.layer.weight_name()],
+        };
+        // Columns of the matrix in each tensor.
+        let columns = d_out / names.len();
+        let slots = names
+            .iter()
+            .map(|name| store.slot(&format!("target_model.{name}")));
+        let slots: Vec<_> = slots.map(Option::unwrap).collect();
+        let before: Vec<_> = slots.iter().map(|&slot| store.get(slot).to_vec()).collect();
+        for (part, &slot) in slots.iter().enumerate() {
+            store.change(slot, |weight| {
+                for i in 0..d_in {
+                    for o in 0..columns {
+                        let at = match site.layer.kind {
+                            LayerKind::OutIn => o * d_in + i,
+                            _ => i * columns + o,
+                        };
+                        let u = u_co[component * d_out + part * columns + o];
+                        weight[at] -= v_ic[i * c + component] * u;
+                    }
                 }
-            }
-        });
+            });
+        }
         let logits = logits(decomposition, store, tokens);
-        store.change(slot, |weight| weight.copy_from_slice(&before));
+        for (&slot, before) in slots.iter().zip(&before) {
+            store.change(slot, |weight| weight.copy_from_slice(before));
+        }
         logits
+    }
+
+    /// A network on bytes whose filters are sites.
+    fn with_filters() -> (Decomposition, Store) {
+        let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
+        run.target.model = Model::ByteSpectral(ByteSpectral {
+            n_ctx: 16,
+            d_model: 8,
+            n_layer: 2,
+            encoder: Encoder::Embedding,
+            mixing: Mixing::Causal,
+            window: 4,
+            decompose_filters: true,
+        });
+        let (decomposition, mut store) = made_of(run, &["*.spectral_mix", "*.mlp.3"], 4);
+        // A kernel is a small share of a filter.
+        for site in &decomposition.sites {
+            if site.layer.kind == LayerKind::Filters {
+                let slot = store.slot(&site.u_name()).unwrap();
+                store.change(slot, |u| u.iter_mut().for_each(|u| *u *= 8.0));
+            }
+        }
+        (decomposition, store)
     }
 
     // Logits are sums of tens of products below 1, in f32, and differ in the order of their sums:
     // by some 1e-6.
     #[test]
     fn an_effect_is_the_mean_over_positions_of_the_target_less_that_component() {
-        let cases: [(&str, &[&str]); 2] = [
-            (
-                "tiny-gpt2-h1",
-                &["*.attn.c_attn", "*.mlp.c_fc", "*.mlp.c_proj"],
-            ),
-            ("tiny-ss-llama", &["*.q_proj", "*.o_proj", "*.down_proj"]),
+        let gpt2 = &["*.attn.c_attn", "*.mlp.c_fc", "*.mlp.c_proj"];
+        let llama = &["*.q_proj", "*.o_proj", "*.down_proj"];
+        let cases = [
+            ("gpt2", made("tiny-gpt2-h1", gpt2, 4)),
+            ("llama", made("tiny-ss-llama", llama, 4)),
+            ("filters", with_filters()),
         ];
         let close = |found: f64, expected: f64| (found - expected).abs() < 1e-5;
-        for (name, patterns) in cases {
-            let (decomposition, mut store) = made(name, patterns, 4);
+        for (name, (decomposition, mut store)) in cases {
             let program = decomposition.removal_program(&store).unwrap().unwrap();
             let mut program = Executor::planned(&program, &processor());
             let mut arena = processor().arena(program.plan().arena_bytes()).unwrap();

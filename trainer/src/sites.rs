@@ -46,9 +46,14 @@ impl Site {
 pub fn resolve(said: &Decomposition, layers: &[Layer]) -> Result<Vec<Site>, Fault> {
     let mut sites = matches("sites", &said.sites, layers)?;
     for Site { layer, components } in matches("identity", &said.identity, layers)? {
-        if layer.kind == LayerKind::Embedding {
+        let other = match layer.kind {
+            LayerKind::Embedding => Some("an embedding, which reads tokens"),
+            LayerKind::Filters => Some("a layer of filters, which mixes positions"),
+            LayerKind::OutIn | LayerKind::InOut | LayerKind::Identity => None,
+        };
+        if let Some(other) = other {
             return Err(Fault::BadInput(format!(
-                "[decomposition] identity: `{}` is an embedding, which reads tokens; an identity matrix stands before a linear layer",
+                "[decomposition] identity: `{}` is {other}; an identity matrix stands before a linear layer",
                 layer.path
             )));
         }
@@ -217,6 +222,42 @@ mod tests {
             "[decomposition] sites: pattern `h.*.q_proj` matches no layer of the target; its layers are \
              transformer.wte, transformer.h.0.attn.c_attn, transformer.h.0.attn.c_proj, transformer.h.0.mlp.c_fc, \
              transformer.h.0.mlp.c_proj, transformer.h.1.attn.c_attn, ..."
+        );
+    }
+
+    /// Layers of a network on bytes, and what is said of patterns that mean filters.
+    #[test]
+    fn filters_are_layers_by_a_key_and_have_no_identity_before_them() {
+        let layers = |decompose_filters| {
+            let sizes = crate::networks::ByteSpectral {
+                n_ctx: 8,
+                d_model: 6,
+                n_layer: 2,
+                encoder: crate::networks::Encoder::Embedding,
+                mixing: crate::networks::Mixing::Causal,
+                window: 4,
+                decompose_filters,
+            };
+            shipped(&Model::ByteSpectral(sizes)).unwrap().layers()
+        };
+        let filters = said(&["*.spectral_mix"], &[]);
+        let err = resolve(&filters, &layers(false)).unwrap_err();
+        assert_eq!(
+            err.to_string(),
+            "[decomposition] sites: pattern `*.spectral_mix` matches no layer of the target; its layers are byte_proj, \
+             layers.0.mlp.0, layers.0.mlp.3, layers.1.mlp.0, layers.1.mlp.3, output"
+        );
+        let sites = resolve(&filters, &layers(true)).unwrap();
+        let seen = sites
+            .iter()
+            .map(|site| (site.path(), site.layer.weight_dims()));
+        let expected = [0, 1].map(|layer| (format!("layers.{layer}.spectral_mix"), [6, 6]));
+        assert!(seen.eq(expected.iter().map(|(path, dims)| (path.as_str(), *dims))));
+        let before = said(&["*.mlp.0"], &["*.0.spectral_mix"]);
+        assert_eq!(
+            resolve(&before, &layers(true)).unwrap_err().to_string(),
+            "[decomposition] identity: `layers.0.spectral_mix` is a layer of filters, which mixes positions; an identity matrix \
+             stands before a linear layer"
         );
     }
 

@@ -157,6 +157,7 @@ fn causal() -> Vec<String> {
         "kind = \"byte_traditional\", n_head = 4",
         "kind = \"byte_spectral\", encoder = \"embedding\"",
         "kind = \"byte_spectral\", window = 8",
+        "kind = \"byte_spectral\", window = 8, decompose_filters = true",
     ];
     let of_bytes = of_bytes.map(|keys| format!("{keys}, {BYTE_SIZES}"));
     transformers

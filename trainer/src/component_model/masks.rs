@@ -7,7 +7,8 @@ use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
 
 use super::importance::Sampling;
-use super::{CleanPass, CleanSite, ComponentModel, Routing};
+use super::{CleanPass, CleanSite, ComponentModel, Routing, RowsOf};
+use crate::repeat::repeat_rows;
 use crate::sites::Site;
 
 /// The number of the first sample of the evaluation's terms; those of training are numbered from 0.
@@ -194,7 +195,7 @@ impl ComponentModel {
     /// Which rows go through the components of each site, f32 `[rows]`; `None` for all of them.
     /// They are drawn for each position, and all rows of a position (its heads) share a route.
     /// Subsets are drawn once for all sites of positions. A site whose rows are no positions (a
-    /// sequence, an entry of a table) has routes of its own.
+    /// sequence, an entry of a table) has routes of its own, one for each row.
     pub(crate) fn routes(
         &self,
         b: &mut Builder,
@@ -203,7 +204,10 @@ impl ComponentModel {
         sample: &MaskSample,
     ) -> Result<Vec<Option<Value>>> {
         // Rows that share a route.
-        let shared = |rows: usize| clean_pass.shape.rows_each(rows).unwrap_or(1);
+        let shared = |rows: usize| match clean_pass.shape.rows_of(rows) {
+            RowsOf::Positions(each) => each,
+            RowsOf::Sequences | RowsOf::Others => 1,
+        };
         let drawn = clean_pass
             .sites
             .iter()
@@ -238,24 +242,6 @@ impl ComponentModel {
         let repeated = sites.map(|(route, site)| repeat_rows(b, route, shared(site.rows)));
         repeated.map(|route| route.map(Some)).collect()
     }
-}
-
-/// Each number of f32 `[n]`, or each row of f32 `[.., c]`, so many times in turn.
-///
-/// # Errors
-///
-/// When it has no dimension.
-pub(crate) fn repeat_rows(b: &mut Builder, x: Value, times: usize) -> Result<Value> {
-    if times == 1 {
-        return Ok(x);
-    }
-    let ty = b.ty(x).clone();
-    let (rows, dims) = match ty.dims[..] {
-        [rows] => (b.reshape(x, &[rows, 1])?, vec![rows * times]),
-        _ => (x, vec![ty.rows() * times, ty.columns()]),
-    };
-    let beside = b.concatenate(&vec![rows; times])?;
-    b.reshape(beside, &dims)
 }
 
 fn site_number(index: usize) -> u16 {

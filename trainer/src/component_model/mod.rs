@@ -28,11 +28,12 @@ pub(crate) use importance::{
     KINDS as IMPORTANCES, Kind as ImportanceWord, read as read_importance,
 };
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
-pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS, repeat_rows};
+pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS};
 pub use routing::{Routing, Sites};
 
 use crate::fault::Fault;
-use crate::networks::{Input, Layer, LayerKind, Network, Weights};
+use crate::filters::root_mean_square;
+use crate::networks::{Input, Layer, LayerKind, Network, Weights, filter_names};
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
 use crate::run_file::{Dtype, TiedUpdate, decomposition::Decomposition};
@@ -88,12 +89,28 @@ impl BatchShape {
         self.rows * self.positions
     }
 
-    /// Rows of a site at each position: 1, or the heads of a layer that each head meets. `None` if
-    /// its rows are no positions: a sequence, an entry of a table.
-    pub(crate) fn rows_each(&self, rows: usize) -> Option<usize> {
+    /// Of a site with so many rows, what they are.
+    pub(crate) fn rows_of(&self, rows: usize) -> RowsOf {
         let examples = self.examples();
-        (rows > 0 && rows.is_multiple_of(examples)).then(|| rows / examples)
+        if rows > 0 && rows.is_multiple_of(examples) {
+            RowsOf::Positions(rows / examples)
+        } else if rows == self.rows {
+            RowsOf::Sequences
+        } else {
+            RowsOf::Others
+        }
     }
+}
+
+/// The rows of a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowsOf {
+    /// So many of each position: 1, or the heads of a layer that each head meets.
+    Positions(usize),
+    /// One of each sequence, for all its positions.
+    Sequences,
+    /// Others, such as the entries of a table.
+    Others,
 }
 
 /// The clean pass and the importances of all sites on one batch.
@@ -116,7 +133,8 @@ pub struct CleanPass {
 pub struct CleanSite {
     /// Its components.
     pub values: SiteValues,
-    /// Input of the site, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding.
+    /// Input of the site, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding. Filters
+    /// have `[b, t, d_in]`, and a row for each of `b`.
     pub input: Value,
     /// Its rows: one importance, mask and route each. A row is a token's, or whatever the layer is
     /// applied to: a (token, head), a sequence, an entry of a table.
@@ -245,25 +263,20 @@ impl ComponentModel {
         b.part("importance");
         let mut seen = Vec::with_capacity(self.sites.len());
         for (index, site) in self.sites.iter().enumerate() {
+            let input = pass.inputs[site.path()];
             seen.push(SeenSite {
                 site,
                 values: self.site_values(b, store, index)?.per_block(b)?,
-                input: pass.inputs[site.path()],
+                input: match site.layer.kind {
+                    LayerKind::Filters => root_mean_square(b, input)?,
+                    _ => input,
+                },
             });
         }
         let logits = importance::logits(b, store, &self.settings.importance, &seen)?;
         let mut sites = Vec::with_capacity(self.sites.len());
-        for (
-            index,
-            (
-                SeenSite {
-                    site,
-                    values,
-                    input,
-                },
-                logits,
-            ),
-        ) in seen.into_iter().zip(logits).enumerate()
+        for (index, (SeenSite { site, values, .. }, logits)) in
+            seen.into_iter().zip(logits).enumerate()
         {
             let (noise, given) =
                 draws.logit_noise(b, self.settings.importance.sampling, index, site, logits)?;
@@ -276,7 +289,7 @@ impl ComponentModel {
             let rows = b.ty(importance).rows();
             sites.push(CleanSite {
                 values,
-                input,
+                input: pass.inputs[site.path()],
                 rows,
                 logits,
                 importance,
@@ -356,11 +369,20 @@ impl ComponentModel {
     ///
     /// Never: the store has it.
     pub fn site_weight(&self, b: &mut Builder, store: &Store, site: &Site) -> Result<Value> {
-        if site.layer.kind == LayerKind::Identity {
-            return b.identity(site.layer.d_in);
+        let tensor = |b: &mut Builder, name: &str| {
+            let slot = self.frozen.get(name);
+            b.persistent(store, *slot.expect("a layer has a weight"))
+        };
+        match site.layer.kind {
+            LayerKind::Identity => b.identity(site.layer.d_in),
+            LayerKind::Filters => {
+                let parts = filter_names(site.path()).map(|name| tensor(b, &name));
+                b.concatenate(&parts)
+            }
+            LayerKind::OutIn | LayerKind::InOut | LayerKind::Embedding => {
+                Ok(tensor(b, &site.layer.weight_name()))
+            }
         }
-        let slot = self.frozen.get(&site.layer.weight_name());
-        Ok(b.persistent(store, *slot.expect("a layer has a weight")))
     }
 
     /// A masked pass over the sites in `masked` (index and masks).

@@ -6,7 +6,8 @@
 //! step, sites
 //!   name, components         of largest mean importance first
 //!     index
-//!     mean_importance        over all rows of the site that were read: positions, or heads at them
+//!     mean_importance        over all rows of the site that were read: positions, heads at them, or
+//!                            sequences, each of which elsewhere shows its row at all its positions
 //!     density                part of them where its importance exceeds eval.alive_threshold
 //!     contexts               12 at most, of different samples, of the highest logit first; of
 //!                            equal ones some by lot

@@ -9,6 +9,7 @@ use spd_engine::Store;
 use super::histogram::Counts;
 use super::matrix::{MOST_DENSE, Matrix};
 use crate::active_rows::{ActiveRow, ActiveRows, Lots};
+use crate::component_model::{BatchShape, RowsOf};
 use crate::data::{eval_feed, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
@@ -129,10 +130,9 @@ pub(super) fn sums(
             site.add(importance, logits, alive);
             let c = site.sums.len();
             if let Some(shown) = &mut site.shown
-                && let Some(each) = shape.rows_each(importance.len() / c)
+                && let [Some(importance), Some(logits)] =
+                    [importance, logits].map(|values| of_positions(values, shape, c))
             {
-                let [importance, logits] =
-                    [importance, logits].map(|values| largest(values, each, c));
                 let of_row = |all| <[f32]>::chunks_exact(all, shape.positions * c);
                 let rows = of_row(&importance).zip(of_row(&logits));
                 for (row, (importance, logits)) in (batch.position..different).zip(rows) {
@@ -146,6 +146,20 @@ pub(super) fn sums(
         sites,
         subsets: run.eval.metrics.subsets.rows,
     })
+}
+
+/// The rows of a site as rows of all positions, f32 `[positions, c]`: the largest of those of each,
+/// or that of its sequence. `None` where they are neither.
+fn of_positions(values: &[f32], shape: BatchShape, c: usize) -> Option<Cow<'_, [f32]>> {
+    match shape.rows_of(values.len() / c) {
+        RowsOf::Positions(each) => Some(largest(values, each, c)),
+        RowsOf::Sequences => {
+            let rows = values.chunks_exact(c);
+            let repeated = rows.flat_map(|row| row.repeat(shape.positions));
+            Some(repeated.collect())
+        }
+        RowsOf::Others => None,
+    }
 }
 
 /// The largest of the rows of each position, f32 `[positions, c]`, with so many rows `[c]` each.
@@ -211,7 +225,8 @@ impl SiteSums {
         }
     }
 
-    /// The contexts in which a component is strongest; none of sites whose rows are no positions.
+    /// The contexts in which a component is strongest; none of sites whose rows are neither of
+    /// positions nor of sequences.
     pub(super) fn contexts(&self, component: usize) -> &[Context] {
         let shown = self.shown.as_ref();
         shown.map_or(&[], |shown| shown.strongest.contexts(component))
@@ -296,6 +311,25 @@ mod tests {
         let heads = [[0.1, 0.9], [0.3, 0.2], [0.0, -1.0], [-2.0, -0.5]];
         let found = largest(heads.as_flattened(), 2, 2);
         assert_eq!(found[..], [0.3, 0.9, 0.0, -0.5]);
+    }
+
+    #[test]
+    fn a_row_of_a_sequence_is_that_of_all_its_positions() {
+        let shape = BatchShape {
+            rows: 2,
+            positions: 3,
+        };
+        let found = of_positions(&[0.5, 1.0, 0.0, 0.25], shape, 2).unwrap();
+        let each = [
+            [0.5, 1.0],
+            [0.5, 1.0],
+            [0.5, 1.0],
+            [0.0, 0.25],
+            [0.0, 0.25],
+            [0.0, 0.25],
+        ];
+        assert_eq!(found[..], *each.as_flattened());
+        assert!(of_positions(&[0.0; 10], shape, 2).is_none());
     }
 
     #[test]

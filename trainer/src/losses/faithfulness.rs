@@ -51,7 +51,10 @@ impl ComponentModel {
                     };
                     b.matmul_into(op, u_co, v_ic, weight)?
                 }
-                LayerKind::InOut | LayerKind::Embedding | LayerKind::Identity => {
+                LayerKind::InOut
+                | LayerKind::Embedding
+                | LayerKind::Identity
+                | LayerKind::Filters => {
                     let op = MatMul {
                         a_transposed: false,
                         b_transposed: false,

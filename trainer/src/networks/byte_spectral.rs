@@ -19,6 +19,9 @@
 //! The circular form, as published, is LEAKY: every position reads those after it. The causal form
 //! has twice the period, so that the last lag is no alias of the next position.
 //!
+//! With `decompose_filters`, the filters of a block are a layer that may be a site, as
+//! [`filters`](crate::filters) derives it.
+//!
 //! The encoders: `embedding` looks a byte up; `causal` has magnitude, sine and cosine of the bins
 //! of the last `window` bytes (silence comes before the first), and two linear layers with a GELU;
 //! `loop`, as published, has those of the whole window as it lies from each position on, around its
@@ -30,12 +33,14 @@
 //!   LEAKY
 //! - byte_spectral: `mixing` | `"causal"` | | `"causal"`, or `"circular"`, which is LEAKY
 //! - byte_spectral: `window` | 64 | | bytes that the causal encoder sees
+//! - byte_spectral: `decompose_filters` | false | | whether its filters, `layers.*.spectral_mix`,
+//!   may be sites; such a site has a row for each sequence
 
 use std::sync::Arc;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::Size;
+use spd_configs::values::{Flag, Size};
 use spd_configs::words;
 use spd_engine::ops::{Expr, GeluKind};
 use spd_engine::{Builder, Result, Value};
@@ -43,7 +48,8 @@ use spd_engine::{Builder, Result, Value};
 use super::bytes::{self, LAST_NORM};
 use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors};
 use super::layer::times;
-use super::{Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor};
+use super::{Found, Input, Layer, LayerKind, Listed, Most, Network, Start, Target, TargetTensor};
+use crate::filters::Convolution;
 use crate::pass::Pass;
 
 /// Sizes of a byte-spectral model.
@@ -61,6 +67,9 @@ pub struct ByteSpectral {
     pub mixing: Mixing,
     /// Bytes that the causal encoder sees.
     pub window: usize,
+    /// Whether filters may be sites.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub decompose_filters: bool,
 }
 
 words! {
@@ -90,6 +99,7 @@ fn read(table: &mut Table<'_>) -> Found<ByteSpectral> {
     let encoder = table.or("encoder", Encoder::WORDS, Encoder::Causal);
     let mixing = table.or("mixing", Mixing::WORDS, Mixing::Causal);
     let window = table.or("window", Size::at_least(2), 64);
+    let decompose_filters = table.or("decompose_filters", Flag, false);
     let network = || {
         Some(ByteSpectral {
             n_ctx: n_ctx?,
@@ -98,6 +108,7 @@ fn read(table: &mut Table<'_>) -> Found<ByteSpectral> {
             encoder: encoder?,
             mixing: mixing?,
             window: window?,
+            decompose_filters: decompose_filters?,
         })
     };
     Found::of_tokens(n_ctx, network())
@@ -171,11 +182,14 @@ impl ByteSpectral {
         pass.linear(b, &format!("{ENCODER}.freq_proj.3"), hidden)
     }
 
-    /// The filters of a block.
-    fn mix(&self, b: &mut Builder, pass: &Pass<'_>, path: &str, x_btd: Value) -> Result<Value> {
-        let positions = b.ty(x_btd).dims[1];
-        let [real, imag, bias] = ["weight_real", "weight_imag", "bias"]
-            .map(|name| pass.weight(&format!("{path}.{name}")));
+    /// The kernels of filters on so many positions, f32 `[lags, n]` of real and imaginary parts
+    /// `[n, bins]`.
+    fn kernels(
+        &self,
+        b: &mut Builder,
+        positions: usize,
+        [real, imag]: [Value; 2],
+    ) -> Result<Value> {
         let (lags, bins, period, scale) = match self.mixing {
             Mixing::Causal => (positions, self.bins(), 2 * self.n_ctx, self.n_ctx),
             Mixing::Circular => {
@@ -185,19 +199,28 @@ impl ByteSpectral {
         };
         if bins == 0 {
             // Of a single position nothing is left but the bias.
-            let nothing = b.constant(0.0, &[1, self.d_model])?;
-            return b.causal_mixing(x_btd, nothing, bias);
+            return b.constant(0.0, &[1, b.ty(real).rows()]);
         }
         let (real, imag) = (b.slice(real, 0..bins)?, b.slice(imag, 0..bins)?);
         let scale = 1.0 / scale as f64;
         let [real, imag] = [times(b, real, scale)?, times(b, imag, -scale)?];
         let filter = b.concatenate(&[real, imag])?;
         let waves = b.fourier_table(lags, bins, period)?;
-        let kernel_ld = b.linear_oi(waves, filter, None)?;
-        match self.mixing {
-            Mixing::Causal => b.causal_mixing(x_btd, kernel_ld, bias),
-            Mixing::Circular => b.circular_mixing(x_btd, kernel_ld, bias),
-        }
+        b.linear_oi(waves, filter, None)
+    }
+
+    /// The filters of a block.
+    fn mix(&self, b: &mut Builder, pass: &mut Pass<'_>, path: &str, x_btd: Value) -> Result<Value> {
+        let positions = b.ty(x_btd).dims[1];
+        let kernels = pass.kernels(b, path, x_btd, &|b, filters| {
+            self.kernels(b, positions, filters)
+        })?;
+        let convolution: Convolution = match self.mixing {
+            Mixing::Causal => Builder::causal_mixing,
+            Mixing::Circular => Builder::circular_mixing,
+        };
+        let bias = pass.weight(&format!("{path}.bias"));
+        kernels.convolve(b, x_btd, bias, convolution)
     }
 }
 
@@ -242,6 +265,10 @@ impl Target for ByteSpectral {
             ],
         };
         for layer in 0..self.n_layer {
+            if self.decompose_filters {
+                let path = format!("layers.{layer}.spectral_mix");
+                all.push(Layer::filters(path, d, self.bins()));
+            }
             all.push(Layer::linear(
                 format!("layers.{layer}.mlp.0"),
                 d,
@@ -277,7 +304,8 @@ impl Target for ByteSpectral {
                 &layers[..]
             }
         };
-        all.extend(rest.iter().flat_map(TargetTensor::of_layer));
+        let rest = rest.iter().filter(|layer| layer.kind != LayerKind::Filters);
+        all.extend(rest.flat_map(TargetTensor::of_layer));
         for layer in 0..self.n_layer {
             let block = format!("layers.{layer}");
             let parts = [

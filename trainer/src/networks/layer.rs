@@ -15,6 +15,10 @@ pub enum LayerKind {
     /// `x`: the identity matrix that was put before a layer. It has no weight, no bias, and costs
     /// nothing.
     Identity,
+    /// A convolution of each of `d_in` columns by a filter of its own, in the frequency domain: a
+    /// row of a weight `[d_in, d_out]`, whose halves are the tensors of [`filter_names`]. As a site
+    /// it has a row for each sequence; see [`filters`](crate::filters).
+    Filters,
 }
 
 /// A layer of a network: what may become a site.
@@ -68,7 +72,15 @@ impl Layer {
         }
     }
 
-    /// Name of the tensor that is its weight.
+    /// A layer of filters of so many bins for `d` columns, with a bias.
+    pub fn filters(path: impl Into<String>, d: usize, bins: usize) -> Self {
+        Self {
+            kind: LayerKind::Filters,
+            ..Self::linear(path, d, 2 * bins, true)
+        }
+    }
+
+    /// Name of the tensor that is its weight, unless it has filters.
     pub fn weight_name(&self) -> String {
         format!("{}.weight", self.tied_to.as_ref().unwrap_or(&self.path))
     }
@@ -77,11 +89,16 @@ impl Layer {
     pub fn weight_dims(&self) -> [usize; 2] {
         match self.kind {
             LayerKind::OutIn => [self.d_out, self.d_in],
-            LayerKind::InOut | LayerKind::Embedding | LayerKind::Identity => {
+            LayerKind::InOut | LayerKind::Embedding | LayerKind::Identity | LayerKind::Filters => {
                 [self.d_in, self.d_out]
             }
         }
     }
+}
+
+/// Names of the tensors of the filters at `path`: real and imaginary parts, `[d, bins]` each.
+pub fn filter_names(path: &str) -> [String; 2] {
+    ["weight_real", "weight_imag"].map(|part| format!("{path}.{part}"))
 }
 
 /// `x + bias`, f32 `[b, t, d]` and `[d]`: the bias as the vector of every position.

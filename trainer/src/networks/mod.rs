@@ -63,7 +63,7 @@ pub use custom::Custom;
 pub use cut::Most;
 pub use gpt2::{Gpt2, GptNeo, Nonlinearity};
 pub use kaufmann::{Kaufmann, KaufmannLayer, ScoreScale};
-pub use layer::{Layer, LayerKind, pre_identity};
+pub use layer::{Layer, LayerKind, filter_names, pre_identity};
 pub use llama::{Llama, LlamaSimple, RopeScaling};
 pub use neox::GptNeoX;
 pub(crate) use nm_gpt_mini::ramanujan;
@@ -219,8 +219,8 @@ pub trait Target: fmt::Debug + Send + Sync {
     fn tensors(&self) -> Vec<TargetTensor>;
 
     /// Its output on a batch f32 `[b, f]` or u32 `[b, t]`: features f32 `[b, f]`, or logits f32
-    /// `[b, t, v]`. Layers are called by [`Pass::linear`] and [`Pass::embedding`], other tensors
-    /// are [`Pass::weight`].
+    /// `[b, t, v]`. Layers are called by [`Pass::linear`], [`Pass::embedding`] and
+    /// [`Pass::kernels`], other tensors are [`Pass::weight`].
     ///
     /// # Errors
     ///

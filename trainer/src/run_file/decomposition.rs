@@ -2,8 +2,8 @@
 //!
 //! # Keys of `[decomposition]`
 //!
-//! - `sites` | | `module_info`: `module_pattern`, `C` | rows `{ pattern, C }` of linear layers and
-//!   token embeddings; `*`, `?`, `[...]`, and `*` crosses dots
+//! - `sites` | | `module_info`: `module_pattern`, `C` | rows `{ pattern, C }` of linear layers,
+//!   token embeddings and filters; `*`, `?`, `[...]`, and `*` crosses dots
 //! - `identity` | none | `identity_module_info` | rows `{ pattern, C }`: before each such layer, an
 //!   identity matrix that becomes the site `<layer>.pre_identity`
 //! - `delta` | true | `use_delta_component` | whether what the components leave over is a component

@@ -15,6 +15,16 @@ pub(super) fn width(site: &Site) -> usize {
     }
 }
 
+/// Why it cannot see sites whose rows are no positions, if there are any.
+pub(super) fn without_positions(sites: &[Site]) -> Option<String> {
+    let is_filter = |site: &&Site| site.layer.kind == LayerKind::Filters;
+    let site = sites.iter().find(is_filter)?;
+    Some(format!(
+        "reads what all sites see at a position, and `{}` sees a whole sequence; \"shared_mlp\" reads each site by itself",
+        site.path()
+    ))
+}
+
 /// Numbers of the sites in the order of their names.
 pub(super) fn by_name<'s>(sites: impl Iterator<Item = &'s Site>) -> Vec<usize> {
     let mut names: Vec<(&str, usize)> = sites.map(Site::path).zip(0..).collect();

@@ -31,7 +31,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Patterns, Size, Text, WidthsOrNone};
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, on_positions, share_out, width};
+use super::all_sites::{all, on_positions, share_out, width, without_positions};
 use super::layers::{
     AT_END, BEFORE_GELU, ImportanceTensor, Linear, SelfAttention, Tensors, Weights, mlp,
     mlp_layers, norm, scale_name,
@@ -208,6 +208,9 @@ impl ImportanceFunction for GlobalReverseResidual {
     }
 
     fn refuses(&self, sites: &[Site]) -> Option<String> {
+        if let Some(reason) = without_positions(sites) {
+            return Some(reason);
+        }
         let sites: Vec<&Site> = sites.iter().collect();
         let mut groups = vec![Vec::new(); sites.len()];
         for group in &self.groups {

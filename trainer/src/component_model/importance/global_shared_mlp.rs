@@ -8,7 +8,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::Widths;
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, by_name, share_out, width};
+use super::all_sites::{all, by_name, share_out, width, without_positions};
 use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp, mlp_layers};
 use super::{ImportanceFunction, SeenSite, hidden_dims};
 use crate::run_file::reference::Made;
@@ -52,6 +52,10 @@ impl ImportanceFunction for GlobalSharedMlp {
         json!({
             "ci_config": { "mode": "global", "fn_type": "global_shared_mlp", "hidden_dims": self.hidden },
         })
+    }
+
+    fn refuses(&self, sites: &[Site]) -> Option<String> {
+        without_positions(sites)
     }
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {

@@ -26,7 +26,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Size, Widths};
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, by_name, on_positions, share_out, width};
+use super::all_sites::{all, by_name, on_positions, share_out, width, without_positions};
 use super::layers::{
     AT_END, BEFORE_GELU, ImportanceTensor, Linear, SelfAttention, Tensors, Weights, mlp,
     mlp_layers, norm,
@@ -126,6 +126,10 @@ impl ImportanceFunction for GlobalSharedTransformer {
                 "attn_config": self.attention.to_reference(),
             },
         } })
+    }
+
+    fn refuses(&self, sites: &[Site]) -> Option<String> {
+        without_positions(sites)
     }
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {

@@ -9,6 +9,9 @@
 //! - `global_shared_transformer`: the same by a transformer over the positions of a row
 //! - `global_reverse_residual`: a residual stream that visits groups of sites
 //!
+//! Of a site of filters, which has a row for each sequence, `x` is the root mean square of each of
+//! its columns over all positions.
+//!
 //! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of
 //! `functions!`.
 //!
@@ -248,7 +251,8 @@ pub(super) struct SeenSite<'a> {
     pub(super) site: &'a Site,
     /// Its components.
     pub(super) values: SiteValues,
-    /// Its input, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding.
+    /// Its input, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding; of filters the root
+    /// mean square over the positions of each sequence, `[b, d_in]`.
     pub(super) input: Value,
 }
 

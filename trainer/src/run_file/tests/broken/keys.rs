@@ -73,6 +73,15 @@ fn a_wrong_key_is_named_with_the_key_it_was_meant_to_be() {
             ],
         ),
         tiny(
+            &[(
+                "kind = \"gpt2\"",
+                "kind = \"gpt2\"\ndecompose_filters = true",
+            )],
+            &[
+                "run.toml:4:1: unknown key `decompose_filters` in [target]; known keys: `kind`, `vocab`, `n_ctx`, `d_model`, `n_layer`, `n_head`, `d_mlp`, `activation`, `norm_eps`, `tied_head`, `weights`, `commit`, `dtype`, `allow_leak`, `train`",
+            ],
+        ),
+        tiny(
             &[("p = 2", "p = 2\ngamma = 1")],
             &[
                 "run.toml:27:1: unknown key `gamma` in [loss.0]; known keys: `kind`, `coeff`, `p`, `p_final`, `anneal_start`, `anneal_end`, `beta`, `frequency_halflife`",
