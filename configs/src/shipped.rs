@@ -41,6 +41,7 @@ impl Shipped {
         "byte-traditional"
         "byte-causal"
         "byte-spectral-causal"
+        "byte-filters"
         "byte-loop-LEAKY"
         "byte-enhanced-LEAKY"
         "nmgpt-nano"

@@ -102,6 +102,26 @@ const SHARED_HEADS: Case = Case {
     longest_ms: 700,
 };
 
+/// Some of its sites have a row for each sequence.
+const SHARED_FILTERS: Case = Case {
+    config: "byte-filters.toml",
+    set: &[
+        "train.steps=120",
+        "train.batch_size=8",
+        "train.faithfulness_warmup.steps=5",
+        "target.d_model=16",
+        "target.train.steps=40",
+        "target.train.batch_size=8",
+        "data.seq_len=32",
+        "checkpoint.every=10",
+        "log.every=7",
+        "eval.every=40",
+        "eval.batches=1",
+        "eval.batch_size=8",
+    ],
+    ..SHARED_HEADS
+};
+
 const SHARED_LANGUAGE_MODEL: Case = Case {
     more: &[
         "train.steps=200",
@@ -383,6 +403,11 @@ fn a_killed_toy_with_a_shared_adversary_gives_the_same_bits() {
 #[test]
 fn a_killed_toy_with_rows_for_heads_gives_the_same_bits_with_any_number_of_ranks() {
     killed_is_unkilled(&SHARED_HEADS);
+}
+
+#[test]
+fn a_killed_run_with_rows_for_sequences_gives_the_same_bits_with_any_number_of_ranks() {
+    killed_is_unkilled(&SHARED_FILTERS);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn shipped_run_files_are_listed_and_printed() {
     assert_eq!(all.code, Some(0));
     let line = "  tms_5-2                 The smallest run: five features squeezed through two dimensions, taken apart again\n";
     assert!(all.stdout.contains(line), "{}", all.stdout);
-    assert_eq!(all.stdout.lines().count(), 33);
+    assert_eq!(all.stdout.lines().count(), 34);
     let one = launch(scratch.launcher(&["configs", "tms_5-2"]));
     assert_eq!(
         (one.code, one.stdout.as_str()),
