@@ -20,4 +20,4 @@ pub use matmul::MatMul;
 pub use softmax::Softmax;
 pub use sum_rows::SumRows;
 pub use transpose::Transpose;
-pub use weighted_sum::WeightedSum;
+pub use weighted_sum::{Weight, WeightedSum};

@@ -1,18 +1,34 @@
-//! `y = sum_i w_i x_i` over scalars, with weights known when the program is built: a total loss, or
-//! a mean of several terms. The gradient of `x_i` is `w_i G`; a term with `w_i = 0` has none.
+//! `y = sum_i w_i x_i` over scalars: a total loss, or a mean of several terms. A weight is known
+//! when the program is built, or is a step scalar. The gradient of `x_i` is `w_i G`; a term with a
+//! known `w_i = 0` has none.
 
 mod cuda;
 
 use crate::cpu::{Frame, Output};
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::value::{Type, Value};
+use crate::value::{StepScalar, Type, Value};
+
+/// A weight of a term.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Weight {
+    /// The same at every step.
+    Known(f64),
+    /// Set for each step.
+    Step(StepScalar),
+}
+
+impl From<f64> for Weight {
+    fn from(weight: f64) -> Self {
+        Self::Known(weight)
+    }
+}
 
 /// A weighted sum of scalars.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WeightedSum {
     /// One weight for each input.
-    pub weights: Vec<f64>,
+    pub weights: Vec<Weight>,
 }
 
 impl Builder {
@@ -21,8 +37,8 @@ impl Builder {
     /// # Errors
     ///
     /// When there are no terms, or one is no scalar.
-    pub fn weighted_sum(&mut self, terms: &[(f64, Value)]) -> Result<Value> {
-        let weights = terms.iter().map(|term| term.0).collect();
+    pub fn weighted_sum<W: Into<Weight> + Copy>(&mut self, terms: &[(W, Value)]) -> Result<Value> {
+        let weights = terms.iter().map(|term| term.0.into()).collect();
         let values: Vec<Value> = terms.iter().map(|term| term.1).collect();
         self.op1(WeightedSum { weights }, &values)
     }
@@ -53,7 +69,7 @@ impl Op for WeightedSum {
         node.inputs
             .iter()
             .zip(&self.weights)
-            .filter(|(_, weight)| **weight != 0.0)
+            .filter(|(_, weight)| **weight != Weight::Known(0.0))
             .try_for_each(|(&input, &weight)| {
                 gradients.emit(
                     Self {
@@ -76,7 +92,13 @@ impl Op for WeightedSum {
     fn run(&self, frame: &mut Frame<'_>) {
         let terms = self.weights.iter().enumerate();
         let sum: f64 = terms
-            .map(|(index, weight)| weight * f64::from(frame.input(index)[0]))
+            .map(|(index, weight)| {
+                let weight = match *weight {
+                    Weight::Known(weight) => weight,
+                    Weight::Step(scalar) => f64::from(frame.scalar(scalar)),
+                };
+                weight * f64::from(frame.input(index)[0])
+            })
             .sum();
         let Output { values: out, add } = frame.output(0);
         out[0] = if add {
@@ -95,6 +117,7 @@ impl Op for WeightedSum {
 mod tests {
     use std::sync::Arc;
 
+    use super::Weight;
     use crate::cpu::{Alone, Pool};
     use crate::cuda::tests::agree;
     use crate::ops::oracle::{Oracle, random};
@@ -113,7 +136,7 @@ mod tests {
     #[test]
     fn any_number_of_terms_is_summed_and_none_is_refused() {
         let (mut b, mut store) = (Builder::new(), Store::new());
-        let error = b.weighted_sum(&[]).unwrap_err();
+        let error = b.weighted_sum::<f64>(&[]).unwrap_err();
         assert_eq!(error.to_string(), "weighted_sum: there are no terms");
         // More than one launch takes.
         let terms = (0u64..1100).map(|index| {
@@ -125,6 +148,33 @@ mod tests {
         b.output("sum", sum);
         // Two roundings, of numbers that are no larger than the sum of all.
         agree(&b, &store, &[], &StepParameters::default(), 1e-5);
+    }
+
+    #[test]
+    fn a_weight_of_the_step_is_read_at_each_replay() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let [x, y] = [2.0, 5.0].map(|value| {
+            let slot = store.add(value.to_string(), &[], vec![value]);
+            b.persistent(&store, slot)
+        });
+        let weight = b.step_scalar("weight");
+        let terms = [(Weight::Step(weight), x), (0.5.into(), y)];
+        let sum = b.weighted_sum(&terms).unwrap();
+        let gradient = b.gradients(sum, &[x]).unwrap()[0].unwrap();
+        b.output("sum", sum);
+        b.output("gradient", gradient);
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
+        for (weight, expected) in [(3.0, 8.5), (0.0, 2.5)] {
+            executor.set_scalar("weight", weight);
+            executor.run(&mut store);
+            assert_eq!(executor.output("sum", &store), [expected]);
+            assert_eq!(executor.output("gradient", &store), [weight]);
+            let parameters = StepParameters {
+                scalars: vec![weight],
+                ..StepParameters::default()
+            };
+            agree(&b, &store, &[], &parameters, 0.0);
+        }
     }
 
     #[test]
