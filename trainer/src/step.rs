@@ -3,6 +3,7 @@
 use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
+use crate::losses::Faithfulness;
 use crate::parameters::{BETA2, Group, Update};
 use crate::run_file::FaithfulnessWarmup;
 
@@ -73,7 +74,8 @@ impl Decomposition {
     /// When shapes do not fit.
     pub fn warmup_program(&self, store: &Store, warmup: &FaithfulnessWarmup) -> Result<Builder> {
         let mut b = Builder::new();
-        let loss = self.faithfulness(&mut b, store)?;
+        let faithfulness = Faithfulness::of_run(&self.run.losses);
+        let loss = faithfulness.of(&mut b, self, store)?;
         b.output(WARMUP_LOSS, loss);
         let decay = warmup.weight_decay;
         let update = Update {

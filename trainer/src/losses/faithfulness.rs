@@ -4,23 +4,44 @@
 //! paper's `N` counts every weight of the target; ours counts the decomposed ones, as the reference
 //! does, so the loss reads as the mean squared error of a weight. The only place where the weight
 //! delta is formed.
+//!
+//! Relative, it is the mean over sites of `|W - (V U)^T|^2 / |W|^2`: the part of each matrix that
+//! is left over, 1 where the components are zero. A small matrix of small weights then counts as
+//! much as a large one, and a coefficient means the same for any target.
+//!
+//! # Keys of `[[loss]]`
+//!
+//! - faithfulness: `relative` | false | | whether each site's squared error is divided by the
+//!   squares of its own weights, and sites count alike; the warm-up follows it
 
 use serde::Serialize;
 use spd_configs::reader::Table;
+use spd_configs::values::Flag;
 use spd_engine::ops::MatMul;
 use spd_engine::{Builder, Result, Store, Value};
 
-use super::{LossInputs, LossTerm};
+use super::{Loss, LossInputs, LossTerm, Term};
 use crate::component_model::{ComponentModel, SiteValues, Sites};
 use crate::networks::LayerKind;
+use crate::sites::Site;
 
-/// Mean squared error of the summed components.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Faithfulness;
+/// Squared error of the summed components.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Faithfulness {
+    /// Whether it is relative to the weights of each site. Left out of the file where it says what
+    /// every older file means.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub relative: bool,
+}
 
 impl LossTerm for Faithfulness {
-    fn read(_: &mut Table<'_>, _: Sites) -> Option<Self> {
-        Some(Self)
+    fn read(table: &mut Table<'_>, _: Sites) -> Option<Self> {
+        let relative = table.or("relative", Flag, false)?;
+        Some(Self { relative })
+    }
+
+    fn left_out(&self) -> Option<&'static str> {
+        self.relative.then_some("relative")
     }
 
     /// Every evaluation has it as it is.
@@ -28,48 +49,73 @@ impl LossTerm for Faithfulness {
         false
     }
 
+    fn details(&self) -> Vec<String> {
+        let relative = self.relative.then(|| "relative".to_owned());
+        relative.into_iter().collect()
+    }
+
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
-        from.model.faithfulness(b, from.store)
+        self.of(b, from.model, from.store)
     }
 }
 
-impl ComponentModel {
-    /// Mean squared weight delta over all decomposed weights, a scalar; the gradient flows to `V`
-    /// and `U`.
-    pub(crate) fn faithfulness(&self, b: &mut Builder, store: &Store) -> Result<Value> {
-        let mut squares = Vec::with_capacity(self.sites.len());
+impl Faithfulness {
+    /// As the losses of a run have it.
+    pub(crate) fn of_run(losses: &[Loss]) -> Self {
+        let found = losses.iter().find_map(|loss| match loss.term {
+            Term::Faithfulness(found) => Some(found),
+            _ => None,
+        });
+        found.unwrap_or_default()
+    }
+
+    /// The error of a model's components, a scalar; the gradient flows to `V` and `U`.
+    pub(crate) fn of(
+        self,
+        b: &mut Builder,
+        model: &ComponentModel,
+        store: &Store,
+    ) -> Result<Value> {
+        let mut squares = Vec::with_capacity(model.sites.len());
         let mut weights = 0;
-        for (index, site) in self.sites.iter().enumerate() {
-            let SiteValues { v_ic, u_co } = self.site_values(b, store, index)?;
-            let weight = self.site_weight(b, store, site)?;
-            let delta = match site.layer.kind {
-                LayerKind::OutIn => {
-                    let op = MatMul {
-                        a_transposed: true,
-                        b_transposed: true,
-                        alpha: -1.0,
-                    };
-                    b.matmul_into(op, u_co, v_ic, weight)?
-                }
-                LayerKind::InOut
-                | LayerKind::Embedding
-                | LayerKind::Identity
-                | LayerKind::Filters => {
-                    let op = MatMul {
-                        a_transposed: false,
-                        b_transposed: false,
-                        alpha: -1.0,
-                    };
-                    b.matmul_into(op, v_ic, u_co, weight)?
-                }
-            };
+        for (index, site) in model.sites.iter().enumerate() {
+            let values = model.site_values(b, store, index)?;
+            let weight = model.site_weight(b, store, site)?;
+            let delta = delta(b, values, (site, weight))?;
             weights += b.ty(delta).len();
-            squares.push((1.0, b.sum_squares(delta)?));
+            let left = b.sum_squares(delta)?;
+            squares.push(if self.relative {
+                let all = b.sum_squares(weight)?;
+                let names = ["relative_to", "relative_to_grad"];
+                b.elementwise(names, [left, all], |[left, all]| left / all)?
+            } else {
+                left
+            });
         }
-        let terms: Vec<(f64, Value)> = squares
-            .into_iter()
-            .map(|(weight, value)| (weight / weights as f64, value))
-            .collect();
+        let count = if self.relative {
+            squares.len()
+        } else {
+            weights
+        };
+        let share = 1.0 / count as f64;
+        let terms: Vec<(f64, Value)> = squares.into_iter().map(|value| (share, value)).collect();
         b.weighted_sum(&terms)
     }
+}
+
+/// The part of a site's matrix that its components leave over, oriented as the matrix is.
+fn delta(b: &mut Builder, values: SiteValues, (site, weight): (&Site, Value)) -> Result<Value> {
+    let SiteValues { v_ic, u_co } = values;
+    let is_turned = site.layer.kind == LayerKind::OutIn;
+    let op = MatMul {
+        a_transposed: is_turned,
+        b_transposed: is_turned,
+        alpha: -1.0,
+    };
+    let (left, right) = if is_turned {
+        (u_co, v_ic)
+    } else {
+        (v_ic, u_co)
+    };
+    b.matmul_into(op, left, right, weight)
 }

@@ -1,10 +1,11 @@
-//! The mean squared weight delta, as in the loss of that name. `faithfulness`.
+//! The mean squared weight delta, as in the loss of that name; never relative. `faithfulness`.
 
 use serde::Serialize;
 use spd_configs::reader::Table;
 use spd_engine::{Builder, Result};
 
 use super::{Before, Evaluated, Mean, Metric};
+use crate::losses;
 
 /// The mean squared weight delta.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -16,9 +17,10 @@ impl Metric for Faithfulness {
     }
 
     fn means(&self, b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
+        let absolute = losses::Faithfulness::default();
         Ok(vec![Mean {
             name: "faithfulness".into(),
-            value: on.from.model.faithfulness(b, on.from.store)?,
+            value: absolute.of(b, on.from.model, on.from.store)?,
             count: 1,
         }])
     }

@@ -26,6 +26,7 @@ mod tied;
 mod trained_targets;
 mod trajectory;
 mod unrecorded;
+mod weights_alone;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -94,7 +95,7 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("golden::unrecorded_{}", case.name);
         add(name, Box::new(move || case.check()));
     }
-    let others: [Named; 6] = [
+    let others: [Named; 7] = [
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
             target_file::bare,
@@ -104,6 +105,10 @@ pub(crate) fn tests() -> Vec<Test> {
             trajectory::wrong_gradients_are_seen,
         ),
         ("schedules", scalars::schedules),
+        (
+            "relative_faithfulness",
+            weights_alone::relative_faithfulness,
+        ),
         ("annealing", scalars::annealing),
         ("known_importances", scalars::known_importances),
         (

@@ -280,13 +280,23 @@ impl Oracle {
     }
 
     fn faithfulness(&self, components: &BTreeMap<String, Var>) -> Result<Tensor> {
+        let relative = self.run.losses.iter().any(|loss| match &loss.term {
+            Term::Faithfulness(said) => said.relative,
+            _ => false,
+        });
         let (mut sum, mut weights) = (Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?, 0);
         for site in &self.sites {
             let v = components[&format!("{}.V", site.path)].as_tensor();
             let u = components[&format!("{}.U", site.path)].as_tensor();
             let rest = (site.weight.t()? - v.matmul(u)?)?;
-            sum = (sum + rest.sqr()?.sum_all()?)?;
-            weights += rest.elem_count();
+            let squares = rest.sqr()?.sum_all()?;
+            if relative {
+                sum = (sum + (squares / site.weight.sqr()?.sum_all()?)?)?;
+                weights += 1;
+            } else {
+                sum = (sum + squares)?;
+                weights += rest.elem_count();
+            }
         }
         sum / weights as f64
     }
