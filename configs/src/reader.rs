@@ -210,6 +210,13 @@ impl<'t> Table<'t> {
             .is_some_and(|entry| entry.value.get_ref().is_table())
     }
 
+    /// Whether the key is there and holds a list.
+    pub fn has_list(&self, key: &str) -> bool {
+        self.entries
+            .get(key)
+            .is_some_and(|entry| entry.value.get_ref().is_array())
+    }
+
     /// Notes a fault of a key, at the key or, where it is left out, at the table.
     pub fn refuse<T>(&mut self, key: &str, message: impl AsRef<str>) -> Option<T> {
         let offset = self.place(key);

@@ -105,12 +105,18 @@ impl Kind for Size {
 }
 
 /// A finite number of which something holds.
+#[derive(Clone, Copy)]
 pub struct Number {
     expected: &'static str,
     holds: fn(f64) -> bool,
 }
 
 impl Number {
+    /// One of which `holds` holds; `expected` says what.
+    pub const fn new(expected: &'static str, holds: fn(f64) -> bool) -> Self {
+        Self { expected, holds }
+    }
+
     /// Any number but infinities and NaN.
     pub const FINITE: Self = Self {
         expected: "a finite number",

@@ -11,7 +11,7 @@ use std::time::Duration;
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{
     AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind,
-    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, MatMul,
+    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, MatMul, Penalty,
     ReactionParameters,
 };
 use spd_engine::{Alone, Builder, Pool, Result, Store, Value};
@@ -149,14 +149,14 @@ fn gates(pool: &Arc<Pool>, rows: usize, c: usize, gates: Gates, noise: LogitNois
     let op = ImportanceGates {
         gates,
         noise,
-        exponent: Some(bench.builder.step_scalar("p")),
+        penalty: Some((Penalty::Power, bench.builder.step_scalar("p"))),
         alive: 0.0,
     };
     let found = bench.builder.importance_gates(op, z, None)?;
-    let penalty = ImportanceMinimality { rows, beta: 0.0 };
+    let penalty = ImportanceMinimality::mean(rows);
     let penalty = bench
         .builder
-        .importance_minimality(penalty, found.power_sums)?;
+        .importance_minimality(penalty, found.penalty_sums)?;
     let squares = bench.builder.sum_squares(found.importance)?;
     let loss = bench
         .builder

@@ -90,7 +90,10 @@ impl Decomposition {
             delta: run.decomposition.delta,
             importance: run.importance.clone(),
             alive_threshold: run.eval.metrics.active.alive_threshold,
-            power_sums: run.losses.iter().any(|loss| loss.term.reads_power_sums()),
+            penalty: run
+                .losses
+                .iter()
+                .find_map(|loss| loss.term.term().penalty()),
         };
         let sites = resolve(&run.decomposition, &target.layers())?;
         run.eval.metrics.subsets.check(&sites)?;

@@ -98,11 +98,11 @@ pub(crate) fn corrections(beta2: f64, update: u64) -> [(&'static str, f64); 2] {
 /// Gives a program its step scalars.
 pub(crate) fn set_scalars(
     given: &mut Given,
-    scalars: impl IntoIterator<Item = (&'static str, f64)>,
+    scalars: impl IntoIterator<Item = (impl AsRef<str>, f64)>,
 ) {
     #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
     for (name, value) in scalars {
-        given.set_scalar(name, value as f32);
+        given.set_scalar(name.as_ref(), value as f32);
     }
 }
 

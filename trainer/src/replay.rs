@@ -69,8 +69,8 @@ impl Replay {
         Ok(store.fetch()?)
     }
 
-    /// Step scalars by name: `lr`, and `p` where there is a penalty.
-    pub fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
+    /// Step scalars by name: `lr`, and those of losses, such as `p`.
+    pub fn scalars(&self, step: u64) -> Vec<(String, f64)> {
         self.task.scalars(step)
     }
 

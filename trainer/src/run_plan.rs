@@ -273,7 +273,7 @@ fn rows(
     let losses: Vec<String> = run
         .losses
         .iter()
-        .map(|loss| format!("{} {}", brief(loss.coeff), loss.term))
+        .map(|loss| format!("{} {}", loss.coeff, loss.term))
         .collect();
     let mut weights = target::origin(run, network)?;
     if run.target.dtype == Dtype::Bf16 {

@@ -347,7 +347,7 @@ mod tests {
     use crate::gather::gather;
     use crate::losses::{Loss, Remembered, Term};
     use crate::refused_step;
-    use crate::run_file::{Checkpoint, Log, Run};
+    use crate::run_file::{Checkpoint, Log, Run, Schedule};
     use crate::task::run_step;
 
     /// A decomposition in training.
@@ -527,7 +527,8 @@ mod tests {
         }
         let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
         let term = Term::Remembered(Remembered);
-        run.losses.push(Loss { coeff: 0.1, term });
+        let coeff = Schedule::Constant(0.1);
+        run.losses.push(Loss { coeff, term });
         for shards in [1, 4] {
             run.train.shards = Some(shards);
             let started = || Training::of(&run, &gpu(&spd_emulated::device()));

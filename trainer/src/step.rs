@@ -15,8 +15,8 @@ impl Decomposition {
     /// forward and backward, clipping, update. A GPU stores it in the precision of the run;
     /// evaluations are in f32, as are the reference's.
     ///
-    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`, `p`
-    /// and AdamW's corrections.
+    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`,
+    /// those of losses, such as `p`, and AdamW's corrections.
     ///
     /// # Errors
     ///

@@ -15,7 +15,6 @@ use crate::networks::{Input, Network, TargetTensor, Weights};
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::run_file::{Data, Run, TargetTrain};
-use crate::schedule::learning_rate;
 use crate::target_values::target_values;
 use crate::task::{CheckStop, Measured, NonFinite, Task};
 
@@ -207,8 +206,9 @@ impl Task for TargetTask {
         self.train.beta2
     }
 
-    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
-        vec![("lr", learning_rate(&self.train.lr, step, self.train.steps))]
+    fn scalars(&self, step: u64) -> Vec<(String, f64)> {
+        let lr = self.train.lr.at(step, self.train.steps);
+        vec![("lr".to_owned(), lr)]
     }
 
     fn begin(

@@ -52,7 +52,7 @@ pub(crate) trait Task {
     fn beta2(&self) -> f64;
 
     /// The step scalars of a step, beside AdamW's corrections.
-    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)>;
+    fn scalars(&self, step: u64) -> Vec<(String, f64)>;
 
     /// Starting values. Returns what was measured on them, if anything.
     fn begin(
@@ -135,7 +135,7 @@ pub(crate) fn run_step(
     let (program, arena) = task.program();
     program.run(store, arena, batch, &|given| {
         given.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
-        set_scalars(given, scalars.iter().copied());
+        set_scalars(given, scalars.iter().map(|(name, value)| (name, *value)));
         set_scalars(given, corrections);
     })
 }

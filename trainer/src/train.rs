@@ -98,9 +98,9 @@ mod tests {
     use crate::decomposition_task::DecompositionTask;
     use crate::fault::Outcome;
     use crate::figures::FIGURES;
-    use crate::losses::{Loss, Remembered, Term};
+    use crate::losses::{Frequency, Loss, Remembered, SmoothL0, Term};
     use crate::metrics::Measure;
-    use crate::run_file::{Run, TiedUpdate};
+    use crate::run_file::{Knot, Run, Schedule, Shape, TiedUpdate};
     use crate::world::World;
 
     /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures,
@@ -222,19 +222,56 @@ mod tests {
         goes_on_to_the_same_bits(&run);
     }
 
-    #[test]
-    fn resumed_penalty_with_a_state_gives_the_same_bits() {
+    /// A run that estimates frequencies, with knots for all that may have them.
+    fn estimating_run() -> Run {
+        let knots = |first, last| {
+            let knot = |at, value| Knot {
+                at,
+                value,
+                shape: Shape::Cosine,
+            };
+            Schedule::Knots(vec![knot(0.0, first), knot(0.7, last)])
+        };
         let mut run = small_run();
-        let mut losses = run.losses.iter_mut();
-        let penalty = losses.find_map(|loss| match &mut loss.term {
-            Term::ImportanceMinimality(penalty) => Some(penalty),
-            _ => None,
-        });
-        let penalty = penalty.unwrap();
-        (penalty.beta, penalty.frequency_halflife) = (0.5, Some(3.0));
+        run.train.lr = knots(1e-2, 1e-3);
+        run.losses
+            .retain(|loss| loss.term.term().penalty().is_none());
+        let smooth = SmoothL0 {
+            gamma: knots(1.0, 0.1),
+            normalize_at_one: true,
+        };
+        let frequency = Frequency {
+            reference_count: 1000,
+            halflife: Some(3.0),
+        };
+        for term in [Term::SmoothL0(smooth), Term::Frequency(frequency)] {
+            let coeff = knots(1e-3, 1e-2);
+            run.losses.push(Loss { coeff, term });
+        }
+        run
+    }
+
+    #[test]
+    fn resumed_estimates_and_knots_give_the_same_bits() {
+        let mut run = estimating_run();
         for shards in [1, 2] {
             run.train.shards = Some(shards);
             goes_on_to_the_same_bits(&run);
+        }
+    }
+
+    #[test]
+    fn estimates_are_of_the_whole_batch_and_the_same_by_all_worlds() {
+        let mut run = estimating_run();
+        run.train.shards = Some(4);
+        let [one, ..] = the_same_by_all_worlds(&run);
+        let estimate = |step| tensor(one.path(), step, "losses.frequency.linear1");
+        assert_eq!(estimate(3).shape, [8]);
+        assert!(estimate(3) != estimate(5));
+        // A row has what moves.
+        let rows = fs::read_to_string(one.path().join("metrics.jsonl")).unwrap();
+        for name in ["gamma", "coeff/smooth_l0", "coeff/frequency"] {
+            assert!(rows.contains(&format!("\"{name}\":")), "{rows}");
         }
     }
 
@@ -243,7 +280,8 @@ mod tests {
         let mut run = small_run();
         run.train.shards = Some(4);
         let term = Term::Remembered(Remembered);
-        run.losses.push(Loss { coeff: 0.1, term });
+        let coeff = Schedule::Constant(0.1);
+        run.losses.push(Loss { coeff, term });
         run
     }
 
@@ -262,12 +300,11 @@ mod tests {
         files.map(|file| fs::read(file).unwrap()).collect()
     }
 
-    #[test]
-    fn rows_that_ranks_hold_are_saved_whole_and_the_same_by_all_worlds() {
-        let run = remembering_run();
+    /// Trains by 1, 2 and 4 ranks, which leave the same bits. Returns the directory of each.
+    fn the_same_by_all_worlds(run: &Run) -> [TempDir; 3] {
         let worlds = [1, 2, 4].map(|ranks| {
             let dir = tempfile::tempdir().unwrap();
-            let (_, ended) = trained_by(ranks, &run, dir.path(), u64::MAX);
+            let (_, ended) = trained_by(ranks, run, dir.path(), u64::MAX);
             assert_eq!(ended, "Done");
             dir
         });
@@ -275,6 +312,13 @@ mod tests {
             let [one, two, four] = worlds.each_ref().map(|dir| saved(dir.path(), step));
             assert!(one == two && one == four, "step {step}");
         }
+        worlds
+    }
+
+    #[test]
+    fn rows_that_ranks_hold_are_saved_whole_and_the_same_by_all_worlds() {
+        let run = remembering_run();
+        let worlds = the_same_by_all_worlds(&run);
         // They change, and what is trained depends on them.
         let rows = |step| tensor(worlds[0].path(), step, "losses.remembered.linear1");
         assert!(rows(3) != rows(5));
@@ -326,7 +370,7 @@ mod tests {
     fn rows_before_a_refused_step_are_saved_by_all_worlds() {
         let mut run = remembering_run();
         // The first update leaves numbers whose products are infinite.
-        run.train.lr.start = 1e30;
+        run.train.lr = Schedule::Constant(1e30);
         let [one, two, four] = [1, 2, 4].map(|ranks| {
             let dir = tempfile::tempdir().unwrap();
             let (_, ended) = trained_by(ranks, &run, dir.path(), u64::MAX);

@@ -152,7 +152,7 @@ impl<'a> Training<'a> {
         if is_logged {
             refused_step::check(&mut **task, store, step)?;
             let seen = task.observe(store).into_iter();
-            let seen = seen.chain(named(task.scalars(step)));
+            let seen = seen.chain(task.scalars(step));
             if let Some(Records { spool, .. }) = &mut self.records {
                 spool.append(row(step, Kind::Train, seen));
             }
@@ -417,10 +417,4 @@ fn row(step: u64, kind: Kind, values: impl IntoIterator<Item = (String, f64)>) -
     values.fold(Row::new(step, kind), |row, (name, value)| {
         row.with(name, value)
     })
-}
-
-fn named(scalars: Vec<(&'static str, f64)>) -> impl Iterator<Item = (String, f64)> {
-    scalars
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
 }

@@ -15,7 +15,7 @@ use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
     AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, Heads, ImportanceGates,
-    ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv,
+    ImportanceMinimality, LogitNoise, Mask, MaskValues, Penalty, Qkv,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -138,18 +138,18 @@ impl Step {
         let gates = ImportanceGates {
             gates: Gates::LeakyHard,
             noise: LogitNoise::Drawn(Stream::new(Purpose::LogitNoise, 0, 0)),
-            exponent: Some(self.b.step_scalar("p")),
+            penalty: Some((Penalty::Power, self.b.step_scalar("p"))),
             alive: 0.0,
         };
         let importances = self.b.importance_gates(gates, logits, None)?;
         let importance = importances.importance;
         let penalty = ImportanceMinimality {
-            rows: B * T,
             beta: 0.5,
+            ..ImportanceMinimality::mean(B * T)
         };
         let penalty = self
             .b
-            .importance_minimality(penalty, importances.power_sums)?;
+            .importance_minimality(penalty, importances.penalty_sums)?;
         self.b.output("active", importances.active);
         let delta = self
             .b

@@ -7,8 +7,8 @@ use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
     AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind, Heads,
-    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv, ReactionParameters,
-    RotaryScaling,
+    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, Penalty, Qkv,
+    ReactionParameters, RotaryScaling, Weight,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -243,30 +243,37 @@ impl EveryOp {
             b2: self.leaf(&[c, 1]),
         };
         let z = self.b.component_mlp(a, &with)?;
-        let exponent = Some(self.b.step_scalar("p"));
+        let power = Some((Penalty::Power, self.b.step_scalar("p")));
+        let gamma = self.b.step_scalar("gamma");
+        let smooth = |normalized| Some((Penalty::Smooth { normalized }, gamma));
         let stream = |site| Stream::new(Purpose::LogitNoise, 0, site);
         let noise = self.given("noise", &[batch, positions, c]);
         let mut importances = Vec::new();
-        for (gates, noise_kind, exponent) in [
-            (Gates::LeakyHard, LogitNoise::None, exponent),
-            (Gates::Hard, LogitNoise::Drawn(stream(1)), exponent),
-            (Gates::UpperLeakyHard, LogitNoise::Given, exponent),
-            (Gates::Normal, LogitNoise::None, exponent),
+        for (gates, noise_kind, penalty) in [
+            (Gates::LeakyHard, LogitNoise::None, power),
+            (Gates::Hard, LogitNoise::Drawn(stream(1)), smooth(false)),
+            (Gates::UpperLeakyHard, LogitNoise::Given, power),
+            (Gates::LeakyHard, LogitNoise::Given, smooth(true)),
+            (Gates::Normal, LogitNoise::None, power),
             (Gates::SwishHard, LogitNoise::None, None),
         ] {
             let op = ImportanceGates {
                 gates,
                 noise: noise_kind,
-                exponent,
+                penalty,
                 alive: 0.1,
             };
             let found = self.b.importance_gates(op, z, Some(noise))?;
-            if exponent.is_some() {
-                let op = ImportanceMinimality { rows, beta: 0.5 };
-                let penalty = self.b.importance_minimality(op, found.power_sums)?;
+            if penalty.is_some() {
+                let op = ImportanceMinimality {
+                    beta: 0.5,
+                    ..ImportanceMinimality::mean(rows)
+                };
+                let penalty = self.b.importance_minimality(op, found.penalty_sums)?;
                 self.terms.push((0.1, penalty));
             }
-            self.b.output(format!("active {gates:?}"), found.active);
+            self.b
+                .output(format!("active {gates:?} {noise_kind:?}"), found.active);
             importances.push(found.importance);
         }
         let w = self.leaf(&[d, d]);
@@ -535,7 +542,12 @@ impl EveryOp {
 
     /// The loss, its gradients, and an update of every leaf.
     fn update(&mut self) -> Result<()> {
-        let loss = self.b.weighted_sum(&self.terms)?;
+        let mut terms: Vec<(Weight, Value)> = Vec::new();
+        for &(weight, term) in &self.terms {
+            terms.push((weight.into(), term));
+        }
+        terms[0].0 = Weight::Step(self.b.step_scalar("weight"));
+        let loss = self.b.weighted_sum(&terms)?;
         self.b.output("loss", loss);
         let leaves = self.leaves.clone();
         let gradients = self.b.gradients(loss, &leaves)?;

@@ -275,7 +275,7 @@ fn part(workload: &Workload, end: End) -> Result<Alone, Fault> {
     if end >= End::Importances {
         for site in &clean_pass.sites {
             b.output("importance", site.importance);
-            b.output("power_sums", site.power_sums);
+            b.output("penalty_sums", site.penalty_sums);
         }
     }
     if end >= End::Losses {

@@ -13,7 +13,6 @@ use crate::memory::packed_bytes;
 use crate::networks::{Input, Start, Target, TargetTensor};
 use crate::parameters::{self, BETA2, Group, HALT, corrections};
 use crate::run_file::Data;
-use crate::schedule::learning_rate;
 use crate::world::World;
 
 /// Batches that are made beforehand and taken in turn.
@@ -191,13 +190,12 @@ pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomp
 fn set_scalars(decomposition: &Decomposition, update: u32, given: &mut Given) {
     let run = &decomposition.run;
     let steps = run.train.steps;
-    let half_way = learning_rate(&run.train.lr, steps / 2, steps);
-    let mut scalars = vec![("lr", half_way)];
-    scalars.extend(corrections(BETA2, update.into()));
+    let half_way = run.train.lr.at(steps / 2, steps);
+    parameters::set_scalars(given, [("lr", half_way)]);
+    parameters::set_scalars(given, corrections(BETA2, update.into()));
     for loss in &run.losses {
-        scalars.extend(loss.term.term().step_scalars(0.5, steps / 2));
+        parameters::set_scalars(given, loss.step_scalars(steps / 2, steps));
     }
-    parameters::set_scalars(given, scalars);
 }
 
 fn start_target(target: &dyn Target, store: &mut Store) {

@@ -15,7 +15,7 @@ mod routing;
 
 use std::collections::BTreeMap;
 
-use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
+use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues, Penalty};
 use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
@@ -50,9 +50,9 @@ pub struct Settings {
     pub importance: Importance,
     /// A component counts as active above this importance.
     pub alive_threshold: f64,
-    /// Whether a loss reads the power sums of importances, with the step scalar `p` for an
-    /// exponent.
-    pub power_sums: bool,
+    /// The penalty whose sums over importances a loss reads, and the step scalar that has its
+    /// parameter.
+    pub penalty: Option<(Penalty, &'static str)>,
 }
 
 /// The target with its sites, and where their parameters lie in the store.
@@ -143,8 +143,8 @@ pub struct CleanSite {
     pub logits: Value,
     /// Importances for masks, f32 `[.., c]`.
     pub importance: Value,
-    /// Power sums of the sparsity penalty, f32 `[c]`.
-    pub power_sums: Value,
+    /// Sums of the sparsity penalty over its rows, f32 `[c]`.
+    pub penalty_sums: Value,
     /// Components that are active in a row, on average; a scalar.
     pub active: Value,
 }
@@ -283,7 +283,7 @@ impl ComponentModel {
             let gates = self.gates(b, noise);
             let Importances {
                 importance,
-                power_sums,
+                penalty_sums,
                 active,
             } = b.importance_gates(gates, logits, given)?;
             let rows = b.ty(importance).rows();
@@ -293,7 +293,7 @@ impl ComponentModel {
                 rows,
                 logits,
                 importance,
-                power_sums,
+                penalty_sums,
                 active,
             });
         }
@@ -314,7 +314,8 @@ impl ComponentModel {
             Sigmoid::UpperLeakyHard => Gates::UpperLeakyHard,
             Sigmoid::SwishHard => Gates::SwishHard,
         };
-        let exponent = self.settings.power_sums.then(|| b.step_scalar("p"));
+        let penalty = self.settings.penalty;
+        let penalty = penalty.map(|(penalty, parameter)| (penalty, b.step_scalar(parameter)));
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a threshold is rounded to f32"
@@ -323,7 +324,7 @@ impl ComponentModel {
         ImportanceGates {
             gates,
             noise,
-            exponent,
+            penalty,
             alive,
         }
     }

@@ -16,7 +16,6 @@ use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
 use crate::refused_step::{halted, refused};
 use crate::run_file::FaithfulnessWarmup;
-use crate::schedule::learning_rate;
 use crate::step::WARMUP_LOSS;
 use crate::task::{CheckStop, Measured, NonFinite, Task};
 
@@ -65,13 +64,12 @@ impl Task for DecompositionTask {
         BETA2
     }
 
-    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
+    fn scalars(&self, step: u64) -> Vec<(String, f64)> {
         let run = &self.decomposition.run;
         let steps = run.train.steps;
-        let fraction = step as f64 / steps as f64;
-        let mut scalars = vec![("lr", learning_rate(&run.train.lr, step, steps))];
+        let mut scalars = vec![("lr".to_owned(), run.train.lr.at(step, steps))];
         for loss in &run.losses {
-            scalars.extend(loss.term.term().step_scalars(fraction, step));
+            scalars.extend(loss.step_scalars(step, steps));
         }
         scalars
     }

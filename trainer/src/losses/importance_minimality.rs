@@ -1,34 +1,24 @@
 //! `importance_minimality`: how much importance is there? The sparsity penalty of all sites, from
 //! the power sums of their gates: the sum over sites and components of the mean over the site's
-//! rows. See [`ops::ImportanceMinimality`] for the formula.
-//!
-//! With a half-life, the frequency term reads `f^`, an exponential average of the sums over steps
-//! that starts unbiased, in place of the sums `s` of the batch: `Phi(f^)` with the gradient
-//! `Phi'(f^)` as if `f^` were `s`. The first step is as without it. The averages are the state of
-//! the loss, the same on all ranks.
+//! rows. See [`ops::ImportanceMinimality`] for the formula; its frequency term is that of the loss
+//! `frequency`, with the rows of the batch for its `reference_count`.
 //!
 //! # Keys of `[[loss]]`
 //!
 //! - importance_minimality: `p`; `p_final`, `anneal_start`, `anneal_end`, `beta` | ; `p`, 0, 1, 0 |
 //!   `pnorm`; `p_anneal_final_p`, `p_anneal_start_frac`, `p_anneal_end_frac`, `beta` | exponent,
 //!   its end, when it moves (fractions of the run), weight of the frequency term
-//! - importance_minimality: `frequency_halflife` | the sums of each batch | | steps after which a
-//!   batch counts half in the frequency term, which then reads an exponential average of the sums
-//!   over steps
-
-use std::f64::consts::LN_2;
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use spd_configs::reader::Table;
 use spd_configs::values::{Number, brief};
+use spd_engine::ops::Penalty;
 use spd_engine::{Builder, Result, Value, ops};
 
-use super::{LossInputs, LossTerm, Sharing, StateTensor};
+use super::{LossInputs, LossTerm, penalty};
 use crate::component_model::Sites;
-use crate::networks::Start;
 use crate::run_file::reference::Made;
-use crate::sites::Site;
 
 /// Sparsity of the importances.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -43,11 +33,6 @@ pub struct ImportanceMinimality {
     pub anneal_end: f64,
     /// Weight of the frequency term.
     pub beta: f64,
-    /// Steps after which an observation counts half in the frequency term, which then reads an
-    /// exponential average of the sums over steps instead of those of the batch; `None` for the
-    /// batch alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub frequency_halflife: Option<f64>,
 }
 
 /// Added to importances under the exponent.
@@ -60,13 +45,6 @@ impl LossTerm for ImportanceMinimality {
         let anneal_start = table.or("anneal_start", Number::FRACTION, 0.0);
         let anneal_end = table.or("anneal_end", Number::FRACTION, 1.0);
         let beta = table.or("beta", Number::NOT_NEGATIVE, 0.0);
-        let frequency_halflife = table.maybe("frequency_halflife", Number::POSITIVE);
-        if let (Some(Some(_)), Some(beta)) = (frequency_halflife, beta)
-            && beta <= 0.0
-        {
-            let message = "expected `beta` above 0 with it, which weighs the frequency term";
-            table.refuse::<()>("frequency_halflife", message);
-        }
         if let (Some(start), Some(end)) = (anneal_start, anneal_end)
             && start >= end
         {
@@ -88,7 +66,6 @@ impl LossTerm for ImportanceMinimality {
             anneal_start: anneal_start?,
             anneal_end: anneal_end?,
             beta: beta?,
-            frequency_halflife: frequency_halflife?,
         })
     }
 
@@ -141,122 +118,31 @@ impl LossTerm for ImportanceMinimality {
         row.insert("p_anneal_end_frac".into(), json!(self.anneal_end));
     }
 
-    fn left_out(&self) -> Option<&'static str> {
-        self.frequency_halflife.map(|_| "frequency_halflife")
-    }
-
     /// It belongs to training.
     fn is_measurable() -> bool {
         false
     }
 
-    fn reads_power_sums(&self) -> bool {
-        true
+    fn penalty(&self) -> Option<(Penalty, &'static str)> {
+        Some((Penalty::Power, "p"))
     }
 
-    /// The gradient flows to the importance functions.
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
-        let sums = all_power_sums(b, from)?;
-        let sites = from.clean_pass.sites.iter().zip(&from.model.sites);
-        let terms = sites.zip(sums).map(|((clean, site), sums)| {
-            let rows = clean.rows * b.blocks();
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "a setting is rounded to f32"
-            )]
-            let beta = self.beta as f32;
-            let op = ops::ImportanceMinimality { rows, beta };
-            let Some(weight) = self.weight() else {
-                return Ok(vec![(1.0, b.importance_minimality(op, sums)?)]);
-            };
-            let average = from.state(b, &state_name(site));
-            let correction = b.step_scalar(CORRECTION);
-            let smooth = b.average(average, sums, weight, correction)?;
-            let penalty = b.importance_minimality(op, smooth)?;
-            // The penalty has the average in both of its factors: the first is to be of this batch.
-            let names = ["unsmooth", "unsmooth_grad"];
-            let factor = 1.0 / rows as f64;
-            let unsmooth = b.elementwise_sum(names, factor, [sums, smooth], |[s, e]| s - e)?;
-            Ok(vec![(1.0, penalty), (1.0, unsmooth)])
-        });
-        let terms = terms.collect::<Result<Vec<_>>>()?;
-        b.weighted_sum(&terms.concat())
-    }
-
-    fn step_scalars(&self, fraction: f64, steps: u64) -> Vec<(&'static str, f64)> {
-        let mut scalars = vec![("p", exponent(self, fraction))];
-        if let Some(halflife) = self.frequency_halflife {
-            let halves = (steps + 1) as f64 / halflife;
-            scalars.push((CORRECTION, -(-LN_2 * halves).exp_m1()));
-        }
-        scalars
-    }
-
-    /// An average of the power sums of each site.
-    fn state(&self, sites: &[Site]) -> Vec<StateTensor> {
-        let sites = sites.iter().filter(|_| self.frequency_halflife.is_some());
-        let tensor = |site: &Site| StateTensor {
-            name: state_name(site),
-            sharing: Sharing::Replicated,
-            dims: vec![site.components],
-            start: Start::Zeros,
-        };
-        sites.map(tensor).collect()
-    }
-
-    fn update(&self, b: &mut Builder, from: &LossInputs<'_>, guards: &[Value]) -> Result<()> {
-        let Some(weight) = self.weight() else {
-            return Ok(());
-        };
-        let sums = all_power_sums(b, from)?;
-        for (site, sums) in from.model.sites.iter().zip(sums) {
-            let average = from.state(b, &state_name(site));
-            b.keep_average(average, sums, weight, guards)?;
-        }
-        Ok(())
-    }
-}
-
-/// The step scalar that takes the start from zero out of averages.
-const CORRECTION: &str = "frequency_correction";
-
-fn state_name(site: &Site) -> String {
-    format!("frequency.{}", site.dashed())
-}
-
-impl ImportanceMinimality {
-    /// The weight of the newest observation in the average over steps, where there is one.
-    fn weight(&self) -> Option<f32> {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a setting is rounded to f32"
         )]
-        let weight = |halflife: f64| -(-LN_2 / halflife).exp_m1() as f32;
-        self.frequency_halflife.map(weight)
+        let beta = self.beta as f32;
+        let sums = penalty::sums(b, from)?;
+        penalty::value(b, from, &sums, |rows| ops::ImportanceMinimality {
+            beta,
+            ..ops::ImportanceMinimality::mean(rows)
+        })
     }
-}
 
-/// The power sums of each site over the whole batch.
-fn all_power_sums(b: &mut Builder, from: &LossInputs<'_>) -> Result<Vec<Value>> {
-    let sites = from.clean_pass.sites.iter();
-    let sums: Vec<Value> = sites.map(|site| site.power_sums).collect();
-    all_reduce_rows(b, &sums)
-}
-
-/// Sums of rows, f32 `[c]` each, over all blocks, by one all-reduce.
-fn all_reduce_rows(b: &mut Builder, rows: &[Value]) -> Result<Vec<Value>> {
-    if b.blocks() == 1 {
-        return Ok(rows.to_vec());
+    fn step_scalars(&self, step: u64, steps: u64) -> Vec<(&'static str, f64)> {
+        vec![("p", exponent(self, step as f64 / steps as f64))]
     }
-    let joined = b.concatenate(rows)?;
-    let sum = b.all_reduce(joined)?;
-    let mut end = 0;
-    let slice = |&row: &Value| {
-        let start = end;
-        end += b.ty(row).len();
-        b.slice(sum, start..end)
-    };
-    rows.iter().map(slice).collect()
 }
 
 /// The exponent after `fraction` of the run: `p` until `anneal_start`, then straight to `p_final`

@@ -4,8 +4,8 @@
 //!
 //! A file here with its struct, its keys, their defaults and their checks, and what it computes,
 //! all by [`LossTerm`]; and a line of `losses!` with its words in a run file, and the classes of
-//! the SPD reference that mean the same. Its numbers are compared with the loss in candle by a case
-//! of `trainer/tests/it/golden/unrecorded.rs`.
+//! the SPD reference that mean the same, if there are any. Its numbers are compared with the loss
+//! in candle by a case of `trainer/tests/it/golden/unrecorded.rs`.
 //!
 //! A loss may keep tensors from step to step: [`LossTerm::state`] names them, [`LossTerm::update`]
 //! changes them at the end of a step. Such a tensor is the same on all ranks, or has values for
@@ -15,18 +15,21 @@
 //! # Keys of `[[loss]]`
 //!
 //! - `kind`, `coeff` | | `loss_metric_configs`: `classname`, `coeff` | `faithfulness`,
-//!   `importance_minimality`, `unmasked_recon`, `stochastic_hidden_acts_recon`; and
-//!   `ci_masked_recon`, `stochastic_recon` and `pgd_recon`, all three also as `..._subset` and
-//!   `..._layerwise`
+//!   `importance_minimality`, `smooth_l0`, `frequency` (beside one of those two), `unmasked_recon`,
+//!   `stochastic_hidden_acts_recon`; and `ci_masked_recon`, `stochastic_recon` and `pgd_recon`, all
+//!   three also as `..._subset` and `..._layerwise`; `coeff` is a schedule
 
 mod ci_masked_recon;
 mod faithfulness;
+mod frequency;
 mod importance_minimality;
+mod penalty;
 mod pgd_recon;
 mod recon;
 #[cfg(test)]
 mod remembered;
 mod rows;
+mod smooth_l0;
 mod state;
 mod stochastic_hidden_acts_recon;
 mod stochastic_recon;
@@ -38,17 +41,20 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, brief};
+use spd_engine::ops::{Penalty, Weight};
 use spd_engine::{Builder, Result, Store, Value};
 
 pub use ci_masked_recon::CiMaskedRecon;
 pub use faithfulness::Faithfulness;
+pub use frequency::Frequency;
 pub use importance_minimality::{ImportanceMinimality, exponent};
 pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
 #[cfg(test)]
 pub use remembered::Remembered;
 pub use rows::Loss;
-pub(crate) use rows::read;
+pub(crate) use rows::{check, read};
+pub use smooth_l0::SmoothL0;
 use state::state_name;
 pub use state::{Sharing, StateTensor};
 pub(crate) use state::{add_state, start_state};
@@ -65,7 +71,7 @@ use crate::run_file::reference::Made;
 use crate::sites::Site;
 
 macro_rules! losses {
-    ($($Struct:ident { $($word:literal: $sites:ident = $class:literal),+ })*) => {
+    ($($Struct:ident { $($word:literal: $sites:ident $(= $class:literal)?),+ })*) => {
         /// A loss with its settings.
         #[derive(Debug, Clone, PartialEq)]
         #[expect(missing_docs, reason = "each struct has its own")]
@@ -85,7 +91,7 @@ macro_rules! losses {
         pub(crate) const KINDS: &[(&str, Kind)] = &[$($(($word, Kind::$Struct(Sites::$sites)),)+)*];
 
         /// Their classes in the SPD reference, and our words.
-        pub(crate) const CLASSES: &[(&str, &str)] = &[$($(($class, $word),)+)*];
+        pub(crate) const CLASSES: &[(&str, &str)] = &[$($($(($class, $word),)?)+)*];
 
         impl Kind {
             /// Reads its keys.
@@ -172,6 +178,8 @@ impl Kind {
 losses! {
     Faithfulness { "faithfulness": All = "FaithfulnessLoss" }
     ImportanceMinimality { "importance_minimality": All = "ImportanceMinimalityLoss" }
+    SmoothL0 { "smooth_l0": All }
+    Frequency { "frequency": All }
     UnmaskedRecon { "unmasked_recon": All = "UnmaskedReconLoss" }
     CiMaskedRecon {
         "ci_masked_recon": All = "CIMaskedReconLoss",
@@ -232,9 +240,14 @@ pub trait LossTerm {
         false
     }
 
-    /// Whether it reads the power sums of the importances, with the step scalar `p` for an
-    /// exponent.
-    fn reads_power_sums(&self) -> bool {
+    /// The penalty whose sums over importances it reads, and the step scalar that has its
+    /// parameter. A run has one such loss at most.
+    fn penalty(&self) -> Option<(Penalty, &'static str)> {
+        None
+    }
+
+    /// Whether it reads the penalty sums of another loss.
+    fn reads_penalty(&self) -> bool {
         false
     }
 
@@ -270,8 +283,8 @@ pub trait LossTerm {
         0
     }
 
-    /// The step scalars that its value reads, after so many steps, this fraction of the run.
-    fn step_scalars(&self, _fraction: f64, _steps: u64) -> Vec<(&'static str, f64)> {
+    /// The step scalars that its value reads, at `step` of `steps`.
+    fn step_scalars(&self, _step: u64, _steps: u64) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
 
@@ -297,12 +310,6 @@ impl Term {
     /// Whether its masks are drawn, once for each mask sample.
     pub fn is_stochastic(&self) -> bool {
         self.term().is_stochastic()
-    }
-
-    /// Whether it reads the power sums of the importances, with the step scalar `p` for an
-    /// exponent.
-    pub fn reads_power_sums(&self) -> bool {
-        self.term().reads_power_sums()
     }
 
     /// How it is routed; `None` for what is no reconstruction.
@@ -356,7 +363,7 @@ impl LossInputs<'_> {
             .map(|loss| {
                 Ok(Scalar {
                     name: loss.term.name(),
-                    coeff: loss.coeff,
+                    coeff: loss.weight(b),
                     value: self.next_value(b, &loss.term)?,
                 })
             })
@@ -425,7 +432,7 @@ pub struct Scalar {
     /// Name in metrics: `stochastic_recon_layerwise`.
     pub name: &'static str,
     /// Weight in the total.
-    pub coeff: f64,
+    pub coeff: Weight,
     /// Its value.
     pub value: Value,
 }

@@ -329,6 +329,7 @@ mod tests {
     use crate::losses::{Loss, Term};
     use crate::networks::Start;
     use crate::parameters::{self, HALT};
+    use crate::run_file::Schedule;
 
     const PGD: PgdRecon = PgdRecon {
         routing: Routing::All,
@@ -343,7 +344,7 @@ mod tests {
         let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
         run.decomposition.tied = false;
         run.losses = vec![Loss {
-            coeff: 1.0,
+            coeff: Schedule::Constant(1.0),
             term: Term::PgdRecon(pgd),
         }];
         let mut store = Store::new();

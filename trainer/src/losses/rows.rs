@@ -3,8 +3,11 @@
 use serde::Serialize;
 use spd_configs::reader::Table;
 use spd_configs::values::{Number, OneOf};
+use spd_engine::Builder;
+use spd_engine::ops::Weight;
 
 use super::{KINDS, Term};
+use crate::run_file::schedule::{self, Schedule};
 
 /// One term of the total loss.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -13,13 +16,13 @@ pub struct Loss {
     #[serde(flatten)]
     pub term: Term,
     /// Weight in the total.
-    pub coeff: f64,
+    pub coeff: Schedule,
 }
 
 /// Reads the losses in turn; `seen` holds the names of those before.
 pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Option<Loss> {
     let kind = table.need_kind("kind", OneOf(KINDS));
-    let coeff = table.need("coeff", Number::FINITE);
+    let coeff = schedule::read(table, "coeff", Number::FINITE);
     let term = kind?.read(table);
     let name = OneOf(KINDS).word(kind?);
     if seen.contains(&name) {
@@ -33,4 +36,56 @@ pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Optio
         term: term?,
         coeff: coeff?,
     })
+}
+
+/// Refuses losses that do not go together.
+pub(crate) fn check(file: &mut Table<'_>, losses: &[Loss]) {
+    let terms = || losses.iter().map(|loss| &loss.term);
+    let mut penalties = terms().filter(|term| term.term().penalty().is_some());
+    let reader = terms().find(|term| term.term().reads_penalty());
+    match (penalties.next(), penalties.next(), reader) {
+        (Some(one), Some(other), _) => {
+            let (one, other) = (one.name(), other.name());
+            file.refuse::<()>(
+                "loss",
+                format!("expected one penalty of importances, found {one} and {other}"),
+            );
+        }
+        (None, _, Some(reader)) => {
+            let name = reader.name();
+            file.refuse::<()>(
+                "loss",
+                format!(
+                    "{name} is of the importances that another loss penalises; expected \
+                     importance_minimality or smooth_l0 beside it, found neither"
+                ),
+            );
+        }
+        _ => {}
+    }
+}
+
+impl Loss {
+    /// Its weight in the total of a program.
+    pub(crate) fn weight(&self, b: &mut Builder) -> Weight {
+        match self.coeff {
+            Schedule::Constant(coeff) => Weight::Known(coeff),
+            _ => Weight::Step(b.step_scalar(&self.coeff_name())),
+        }
+    }
+
+    /// The step scalars of its value and of its weight, at `step` of `steps`.
+    pub(crate) fn step_scalars(&self, step: u64, steps: u64) -> Vec<(String, f64)> {
+        let of_value = self.term.term().step_scalars(step, steps).into_iter();
+        let of_value = of_value.map(|(name, value)| (name.to_owned(), value));
+        let coeff = match &self.coeff {
+            Schedule::Constant(_) => None,
+            moving => Some((self.coeff_name(), moving.at(step, steps))),
+        };
+        of_value.chain(coeff).collect()
+    }
+
+    fn coeff_name(&self) -> String {
+        format!("coeff/{}", self.term.name())
+    }
 }

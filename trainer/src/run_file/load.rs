@@ -338,6 +338,7 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
     let importance = file.table("importance", component_model::read_importance);
     let mut seen = Vec::new();
     let losses = file.rows("loss", |table| losses::read(table, &mut seen));
+    losses::check(file, losses.as_deref().unwrap_or_default());
     let train = file.table("train", |table| {
         let terms = losses.as_ref().map(|losses| Terms {
             count: losses.len(),

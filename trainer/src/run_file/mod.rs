@@ -20,7 +20,7 @@ pub(crate) mod pattern;
 pub(crate) mod reference;
 mod resolved;
 mod run;
-mod schedule;
+pub(crate) mod schedule;
 pub(crate) mod target;
 #[cfg(test)]
 mod tests;
@@ -32,6 +32,6 @@ pub use huggingface::{LookUp, OnDisk, OnHub};
 pub use pattern::pattern_matches;
 pub use reference::{TargetFiles, WeightsFile, Written};
 pub use run::{Checkpoint, Log, Precision, Run};
-pub use schedule::{Schedule, Shape};
+pub use schedule::{Decay, Knot, Schedule, Shape};
 pub use target::{Dtype, Target, TargetTrain};
 pub use train::{FaithfulnessWarmup, OutputLoss, Reduction, Train};

@@ -1,6 +1,14 @@
-//! A learning rate: a number, or a table that says how it moves.
+//! A number over the course of a run: a constant, or knots that it passes through. A learning rate
+//! may also be a table.
 //!
-//! # Keys of a schedule
+//! # Keys of a knot
+//!
+//! - `at`, `value` | | | fraction of the run, from 0 to 1 and above that of the knot before; the
+//!   value there, which stays before the first knot and after the last
+//! - `shape` | `"linear"` | | the way from the knot before: straight, or half a `"cosine"`, or
+//!   `"constant"`, which jumps at this knot
+//!
+//! # Keys of a learning rate
 //!
 //! - `start` | | `start_val` | value after the warm-up, at least 0
 //! - `shape` | `"constant"` | `fn_type` | course after the warm-up; or `"linear"` or `"cosine"`
@@ -8,12 +16,28 @@
 //! - `final_fraction` | constant: 1; else 0 | `final_val_frac` | last value over `start`, from 0 to
 //!   1
 
+use std::fmt;
+
 use serde::Serialize;
-use spd_configs::{reader::Table, values::Number, words};
+use spd_configs::values::{Kind, Number, brief};
+use spd_configs::{reader::Table, words};
+use toml::de::DeValue;
+
+/// A number over the course of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Schedule {
+    /// The same at every step.
+    Constant(f64),
+    /// A learning rate by its table.
+    Decay(Decay),
+    /// From one to the next, at least one, in the order of the run.
+    Knots(Vec<Knot>),
+}
 
 /// A learning rate over time: `warmup` of the steps rise from zero, the rest follow `shape`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Schedule {
+pub struct Decay {
     /// Value after the warm-up.
     pub start: f64,
     /// Course after the warm-up.
@@ -24,32 +48,120 @@ pub struct Schedule {
     pub final_fraction: f64,
 }
 
+/// A value that a schedule has at a part of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Knot {
+    /// Fraction of the run, in `[0, 1]`.
+    pub at: f64,
+    /// The value there.
+    pub value: f64,
+    /// The way to it from the knot before.
+    pub shape: Shape,
+}
+
 words! {
-    /// Course of a learning rate after its warm-up.
+    /// Course of a number to its next value.
     pub enum Shape {
         /// Stays.
         Constant = "constant",
-        /// Straight to `final_fraction`.
+        /// Straight.
         Linear = "linear",
-        /// Half a cosine to `final_fraction`.
+        /// Half a cosine.
         Cosine = "cosine",
     }
 }
 
-pub(crate) fn read(table: &mut Table<'_>, key: &'static str) -> Option<Schedule> {
-    if table.has_table(key) {
-        return table.table(key, read_table);
+impl Decay {
+    /// A learning rate that stays.
+    pub fn constant(start: f64) -> Self {
+        Self {
+            start,
+            shape: Shape::Constant,
+            warmup: 0.0,
+            final_fraction: 1.0,
+        }
     }
-    let start = table.need(key, Number::LEARNING_RATE)?;
-    Some(Schedule {
-        start,
-        shape: Shape::Constant,
-        warmup: 0.0,
-        final_fraction: 1.0,
-    })
 }
 
-fn read_table(table: &mut Table<'_>) -> Option<Schedule> {
+/// A constant; or each value it has, in order.
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values = match self {
+            Self::Constant(value) => vec![*value],
+            Self::Decay(decay) => vec![decay.start, decay.start * decay.final_fraction],
+            Self::Knots(knots) => knots.iter().map(|knot| knot.value).collect(),
+        };
+        let values: Vec<String> = values.into_iter().map(brief).collect();
+        f.write_str(&values.join(" to "))
+    }
+}
+
+/// A number where knots would do too.
+struct OrKnots(Number);
+
+impl Kind for OrKnots {
+    type Value = f64;
+
+    fn expected(&self) -> String {
+        let number = self.0.expected();
+        format!("{number}, or knots such as [{{ at = 0, value = 1 }}, {{ at = 1, value = 0.1 }}]")
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<f64, String> {
+        self.0.read(value).map_err(|_| self.expected())
+    }
+}
+
+/// Reads a number or knots.
+///
+/// - `number`: the kind of all its values
+pub(crate) fn read(table: &mut Table<'_>, key: &'static str, number: Number) -> Option<Schedule> {
+    if table.has_list(key) {
+        return read_knots(table, key, number);
+    }
+    table.need(key, OrKnots(number)).map(Schedule::Constant)
+}
+
+/// Reads the learning rate `lr`: a number, a table, or knots.
+pub(crate) fn read_rate(table: &mut Table<'_>) -> Option<Schedule> {
+    if table.has_list("lr") {
+        return read_knots(table, "lr", Number::NOT_NEGATIVE);
+    }
+    let decay = if table.has_table("lr") {
+        table.table("lr", read_decay)
+    } else {
+        table.need("lr", Number::LEARNING_RATE).map(Decay::constant)
+    };
+    decay.map(Schedule::Decay)
+}
+
+fn read_knots(table: &mut Table<'_>, key: &'static str, number: Number) -> Option<Schedule> {
+    let mut before = None;
+    let knots = table.rows(key, |knot| {
+        let at = knot.need("at", Number::FRACTION);
+        let value = knot.need("value", number);
+        let shape = knot.or("shape", Shape::WORDS, Shape::Linear);
+        if let (Some(before), Some(at)) = (before, at)
+            && at <= before
+        {
+            let message = format!(
+                "expected a number above that of the knot before, {}, found {}",
+                brief(before),
+                brief(at)
+            );
+            knot.refuse::<()>("at", message);
+        }
+        before = at;
+        Some(Knot {
+            at: at?,
+            value: value?,
+            shape: shape?,
+        })
+    });
+    knots.map(Schedule::Knots)
+}
+
+fn read_decay(table: &mut Table<'_>) -> Option<Decay> {
     let start = table.need("start", Number::NOT_NEGATIVE);
     let shape = table.or("shape", Shape::WORDS, Shape::Constant);
     let warmup = table.or("warmup", Number::FRACTION, 0.0);
@@ -69,7 +181,7 @@ fn read_table(table: &mut Table<'_>) -> Option<Schedule> {
         )?,
         _ => {}
     }
-    Some(Schedule {
+    Some(Decay {
         start: start?,
         shape: shape?,
         warmup: warmup?,

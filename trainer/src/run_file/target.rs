@@ -14,7 +14,7 @@
 //!
 //! # Keys of `[target.train]`
 //!
-//! - `steps`, `batch_size`, `lr` | | | `lr` is a schedule
+//! - `steps`, `batch_size`, `lr` | | | `lr` is a learning rate
 //! - `seed` | 0 | | of the target alone, so that runs of several seeds take the same network apart
 //! - `beta2`, `weight_decay`, `decay_vectors`, `clip` | toys: 0.999, 0.01, true, false; language
 //!   models: 0.95, 0.1, false, 1.0 | | AdamW
@@ -182,7 +182,7 @@ fn read_train(table: &mut Table<'_>, reads: Reads) -> Option<TargetTrain> {
     let seed = table.or("seed", Whole::ANY, 0);
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
-    let lr = schedule::read(table, "lr");
+    let lr = schedule::read_rate(table);
     let beta2 = table.or("beta2", Number::DECAY, beta2);
     let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, weight_decay);
     let decay_vectors = table.or("decay_vectors", Flag, decay_vectors);

@@ -3,7 +3,7 @@
 //! # Keys of `[train]`
 //!
 //! - `steps`, `batch_size`, `lr` | | `steps`, `batch_size`, `lr_schedule`: `start_val`, `fn_type`,
-//!   `warmup_pct`, `final_val_frac` | `lr` is a schedule
+//!   `warmup_pct`, `final_val_frac` | `lr` is a learning rate
 //! - `shards` | the ranks at the first start | | equal blocks of samples that each batch is cut
 //!   into. Sums over samples are sums within blocks, then along one tree over the blocks: any
 //!   number of ranks that divides a power of two gives the same bits
@@ -116,7 +116,7 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts, losses: Option<Terms>)
         None => OutputLoss::Mse,
     };
     let output_loss = table.or("output_loss", OutputLoss::WORDS, natural_loss);
-    let lr = schedule::read(table, "lr");
+    let lr = schedule::read_rate(table);
     let clip_components = table.or("clip_components", Clip, None);
     let clip_importance = table.or("clip_importance", Clip, None);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);

@@ -20,6 +20,7 @@ mod replica;
 mod run_file;
 mod scalars;
 mod sensitivity;
+mod sparsity;
 mod spectral;
 mod target_file;
 mod tied;
@@ -95,7 +96,7 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("golden::unrecorded_{}", case.name);
         add(name, Box::new(move || case.check()));
     }
-    let others: [Named; 7] = [
+    let others: [Named; 9] = [
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
             target_file::bare,
@@ -105,6 +106,8 @@ pub(crate) fn tests() -> Vec<Test> {
             trajectory::wrong_gradients_are_seen,
         ),
         ("schedules", scalars::schedules),
+        ("knots", sparsity::knots),
+        ("penalties", sparsity::penalties),
         (
             "relative_faithfulness",
             weights_alone::relative_faithfulness,

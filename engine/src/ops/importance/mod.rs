@@ -7,6 +7,6 @@ mod minimality;
 mod parallel_linear;
 
 pub use component_mlp::{ComponentMlp, ComponentMlpWeights};
-pub use gates::{Gates, ImportanceGates, Importances, LogitNoise};
+pub use gates::{Gates, ImportanceGates, Importances, LogitNoise, Penalty};
 pub use minimality::ImportanceMinimality;
 pub use parallel_linear::ParallelLinear;

@@ -12,7 +12,15 @@ use std::io::Write as _;
 
 use spd_configs::Faults;
 
-use crate::run_file::Run;
+use crate::run_file::{Decay, Run, Schedule};
+
+/// A learning rate that a number or a table says.
+fn decay(lr: &Schedule) -> Decay {
+    match lr {
+        Schedule::Decay(decay) => *decay,
+        other => panic!("{other:?}"),
+    }
+}
 
 /// The folder of the run files that we ship.
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");

@@ -16,7 +16,7 @@ const WRITE: &str = "SPD_WRITE_DOCS";
 const HEAD: &str = "| key | default | the reference's | what it is |\n|---|---|---|---|\n";
 
 /// Every section, in the order of the page.
-const SECTIONS: [&str; 15] = [
+const SECTIONS: [&str; 16] = [
     "a run file",
     "`[target]`",
     "`[target.train]`",
@@ -31,7 +31,8 @@ const SECTIONS: [&str; 15] = [
     "`[checkpoint]`",
     "`[log]`",
     "`[tracker]`",
-    "a schedule",
+    "a knot",
+    "a learning rate",
 ];
 
 /// Files below a directory, `mod.rs` before the others.
@@ -140,7 +141,7 @@ fn asked() -> BTreeMap<String, BTreeSet<String>> {
              [data]\nzz = 0\nkind = \"{data}\"\neval = {{ zz = 0 }}\n\
              [decomposition]\nzz = 0\nsites = [{{ zz = 0 }}]\nidentity = [{{ zz = 0 }}]\n\
              [importance]\nzz = 0\nkind = \"{importance}\"\n\
-             [[loss]]\nzz = 0\nkind = \"{loss}\"\n\
+             [[loss]]\nzz = 0\nkind = \"{loss}\"\ncoeff = [{{ zz = 0 }}]\n\
              [train]\nzz = 0\nlr = {{ zz = 0 }}\nfaithfulness_warmup = {{ zz = 0 }}\n\
              [eval]\nzz = 0\nknown = [{{ zz = 0 }}]\n\
              [[eval.loss]]\nzz = 0\nkind = \"{loss}\"\n[[eval.subset]]\nzz = 0\n\
@@ -183,7 +184,8 @@ fn every_key_of_the_reader_is_in_the_table_and_the_reverse() {
         let list = table.trim_end_matches(".0");
         let section = match is_section(list) {
             _ if list.is_empty() => "a run file".to_owned(),
-            _ if list.ends_with(".lr") => "a schedule".to_owned(),
+            _ if list.ends_with(".lr") => "a learning rate".to_owned(),
+            _ if list.ends_with(".coeff") => "a knot".to_owned(),
             Some(section) => section,
             None => {
                 // The row of a key that holds a table describes its keys.

@@ -14,7 +14,7 @@ use spd_configs::Faults;
 use crate::component_model::Routing;
 use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, Term};
 use crate::metrics::known_importance::KnownSolution;
-use crate::run_file::tests::{CONFIGS, huggingface, load, reference};
+use crate::run_file::tests::{CONFIGS, decay, huggingface, load, reference};
 use crate::run_file::{Run, Shape, TiedUpdate};
 
 /// Name and text of each run file beside the crate. Weights that are to be had elsewhere are in
@@ -219,20 +219,21 @@ fn the_toys_have_the_numbers_of_the_reference() {
         let (kind, hidden) = toy.importance;
         let expected = format!("{kind} [{hidden}]");
         assert_eq!(run.importance.kind.describe(), expected);
-        let lr = run.train.lr;
+        let lr = decay(&run.train.lr);
         let train = (run.train.batch_size, run.train.steps, lr.start, lr.shape);
         assert_eq!(train, toy.train, "{name}");
         let warmup = run.train.faithfulness_warmup;
         let warmup = (warmup.steps, warmup.lr, warmup.weight_decay);
         assert_eq!(warmup, (200, 0.01, toy.decay), "{name}");
         let target = run.target.train.unwrap();
-        let target = (target.batch_size, target.steps, target.lr.shape);
+        let shape = decay(&target.lr).shape;
+        let target = (target.batch_size, target.steps, shape);
         assert_eq!(target, toy.target, "{name}");
         let (coeff, exponent) = toy.minimality;
         let losses: Vec<_> = run
             .losses
             .iter()
-            .map(|loss| (loss.term.name(), loss.coeff))
+            .map(|loss| (loss.term.name(), loss.coeff.at(0, 1)))
             .collect();
         let [one, other] = toy.losses;
         let expected = [("importance_minimality", coeff), one, other];
@@ -427,6 +428,8 @@ fn an_override_of_junk_is_a_run_or_a_list_of_faults() {
         "train",
         "train.lr",
         "train.lr.shape.x",
+        "train.lr.0.at",
+        "loss.0.coeff",
         "eval",
         "eval.known",
         "checkpoint.keep",

@@ -12,7 +12,6 @@ use spd_trainer::decomposition::Decomposition;
 use spd_trainer::losses::exponent;
 use spd_trainer::losses::{PgdInit, PgdRecon, PgdScope, Term};
 use spd_trainer::run_file::Run;
-use spd_trainer::schedule::learning_rate;
 
 /// Draws by the name of the input that has them.
 pub(super) type Draws<'d> = &'d dyn Fn(&str, usize) -> Vec<f32>;
@@ -37,6 +36,8 @@ pub(super) struct Oracle {
     parameters: Tensors,
     /// Both moments of each.
     moments: BTreeMap<String, [Tensor; 2]>,
+    /// Of each site, what the frequency term estimates, `[c]`.
+    estimates: Vec<Tensor>,
 }
 
 /// What one step found.
@@ -45,6 +46,8 @@ pub(super) struct Found {
     pub(super) losses: BTreeMap<String, f64>,
     /// Before clipping; none where nothing depends on the parameter.
     pub(super) gradients: Tensors,
+    /// Means of what is penalised, `[c]` a site.
+    frequencies: Vec<Tensor>,
 }
 
 /// How a site is masked.
@@ -165,8 +168,12 @@ impl Oracle {
             let zeros = value.zeros_like()?;
             Ok((name.clone(), [zeros.clone(), zeros]))
         });
+        let sites_of_run = decomposition.sites.iter();
+        let estimates = sites_of_run
+            .map(|site| Tensor::zeros(site.components, candle_core::DType::F64, &Device::Cpu));
         Ok(Self {
             run: decomposition.run.clone(),
+            estimates: estimates.collect::<Result<_>>()?,
             bias: get("target_model.linear2.bias")?,
             moments: moments.collect::<Result<_>>()?,
             sites,
@@ -299,6 +306,67 @@ impl Oracle {
             }
         }
         sum / weights as f64
+    }
+
+    /// The mean over rows of each component's penalised importances, `[c]` a site.
+    fn frequencies(&self, above: &[Var], number: u64) -> Result<Vec<Tensor>> {
+        let steps = self.run.train.steps;
+        let losses = &self.run.losses;
+        let mean = |above: &Var| {
+            // The swishes dip below zero, where a power has no value: they count as zero there.
+            let x = above.relu()?;
+            let penalised = losses.iter().find_map(|loss| match &loss.term {
+                Term::ImportanceMinimality(settings) => {
+                    let p = exponent(settings, number as f64 / steps as f64);
+                    Some(x.affine(1.0, 1e-12).and_then(|x| x.powf(p)))
+                }
+                Term::SmoothL0(settings) => {
+                    let square = settings.gamma.at(number, steps).powi(2);
+                    let scale = [1.0, 1.0 + square][usize::from(settings.normalize_at_one)];
+                    let below = |x: &Tensor| x.affine(1.0, square)?.affine(1.0 / scale, 0.0);
+                    Some(x.sqr().and_then(|squares| &squares / below(&squares)?))
+                }
+                _ => None,
+            });
+            penalised.transpose()?.unwrap_or(x).mean(0)
+        };
+        above.iter().map(mean).collect()
+    }
+
+    /// The sum of `f (a + b log2(1 + r f))` over all frequencies.
+    fn counted(frequencies: &[Tensor], [a, b, r]: [f64; 3]) -> Result<Tensor> {
+        let mut sum = Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?;
+        for f in frequencies {
+            let log2 = (f.affine(r, 1.0)?.log()? * (b / 2f64.ln()))?;
+            sum = (sum + (f * log2.affine(1.0, a)?)?.sum_all()?)?;
+        }
+        Ok(sum)
+    }
+
+    /// The frequencies that the frequency term reads: where it estimates them, the estimates with
+    /// the gradients of the newest ones.
+    fn estimated(&self, newest: &[Tensor], number: u64) -> Result<Vec<Tensor>> {
+        let Some(decay) = self.decay() else {
+            return Ok(newest.to_vec());
+        };
+        let both = newest.iter().zip(&self.estimates);
+        both.map(|(f, estimate)| {
+            let all = 1.0 - decay.powi(i32::try_from(number + 1).expect("few steps"));
+            let kept = (estimate * decay)?;
+            let smooth = ((kept + (f.detach() * (1.0 - decay))?)? / all)?;
+            smooth + (f - f.detach())?
+        })
+        .collect()
+    }
+
+    /// The part of an estimate that a step keeps, where there are any.
+    fn decay(&self) -> Option<f64> {
+        let mut losses = self.run.losses.iter();
+        let halflife = losses.find_map(|loss| match &loss.term {
+            Term::Frequency(settings) => settings.halflife,
+            _ => None,
+        });
+        halflife.map(|halflife| 0.5f64.powf(1.0 / halflife))
     }
 
     fn route(
@@ -500,29 +568,24 @@ impl Oracle {
             components: &components,
             draws,
         };
+        let frequencies = self.frequencies(&above, number)?;
         let mut losses = BTreeMap::new();
         let mut total = Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?;
         for loss in &run.losses {
             let value = match &loss.term {
                 Term::Faithfulness(_) => self.faithfulness(&components)?,
                 Term::ImportanceMinimality(settings) => {
-                    let fraction = number as f64 / run.train.steps as f64;
-                    let p = exponent(settings, fraction);
-                    let mut penalty = Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?;
-                    for above in &above {
-                        // The swishes dip below zero, where a power has no value: they count as
-                        // zero there.
-                        let sums = above.relu()?.affine(1.0, 1e-12)?.powf(p)?.sum(0)?;
-                        let log2 = (sums.affine(1.0, 1.0)?.log()? * (settings.beta / 2f64.ln()))?;
-                        let terms = ((&sums / rows as f64)? * log2.affine(1.0, 1.0)?)?;
-                        penalty = (penalty + terms.sum_all()?)?;
-                    }
-                    penalty
+                    Self::counted(&frequencies, [1.0, settings.beta, rows as f64])?
+                }
+                Term::SmoothL0(_) => Self::counted(&frequencies, [1.0, 0.0, 1.0])?,
+                Term::Frequency(settings) => {
+                    let read = self.estimated(&frequencies, number)?;
+                    Self::counted(&read, [0.0, 1.0, settings.reference_count as f64])?
                 }
                 term => self.reconstruction(&step, term)?,
             };
             losses.insert(format!("loss/{}", loss.term.name()), scalar(&value)?);
-            total = (total + (value * loss.coeff)?)?;
+            total = (total + (value * loss.coeff.at(number, run.train.steps))?)?;
         }
         losses.insert("loss/total".to_owned(), scalar(&total)?);
         // The rule of the lower sigmoid asks for all that arrives at an importance, so that is
@@ -554,7 +617,12 @@ impl Oracle {
                 gradients.insert(name.clone(), sum.detach());
             }
         }
-        Ok(Found { losses, gradients })
+        let frequencies = frequencies.iter().map(Tensor::detach).collect();
+        Ok(Found {
+            losses,
+            gradients,
+            frequencies,
+        })
     }
 
     /// An update of the warm-up, of which `made` are made.
@@ -596,7 +664,12 @@ impl Oracle {
                 clipped.insert(name.clone(), (gradient * share)?);
             }
         }
-        let lr = learning_rate(&train.lr, number, train.steps);
+        if let Some(decay) = self.decay() {
+            for (estimate, newest) in self.estimates.iter_mut().zip(&found.frequencies) {
+                *estimate = ((&*estimate * decay)? + (newest * (1.0 - decay))?)?;
+            }
+        }
+        let lr = train.lr.at(number, train.steps);
         self.adamw(&clipped, (number + 1, lr, 0.0))
     }
 

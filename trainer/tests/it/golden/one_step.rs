@@ -2,7 +2,7 @@
 //! step leaves it in AdamW's first moments.
 
 use serde_json::Value as Json;
-use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
+use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul, Penalty};
 use spd_engine::{Alone, Builder, Given, Store, Type, Value};
 use spd_trainer::component_model::{Routing, Sampling};
 use spd_trainer::decomposition::{CleanPass, Draws};
@@ -177,11 +177,11 @@ fn upper(case: &Numbers, comparison: &mut Comparison) {
         let op = ImportanceGates {
             gates: Gates::LeakyHard,
             noise: LogitNoise::None,
-            exponent: Some(b.step_scalar("p")),
+            penalty: Some((Penalty::Power, b.step_scalar("p"))),
             alive: 0.0,
         };
         let found = b.importance_gates(op, input, None).expect("shapes fit");
-        b.output("upper", found.power_sums);
+        b.output("upper", found.penalty_sums);
         let mut executor = Alone::new(&b, &processor(1)).expect("a processor that works");
         executor.input("logits").copy_from_slice(&logits);
         executor.set_scalar("p", 1.0);

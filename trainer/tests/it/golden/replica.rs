@@ -143,7 +143,10 @@ impl Replica {
                 ("p", self.decomposition.sites.len())
             }
             Term::PgdRecon(_) => ("p", 1),
-            Term::Faithfulness(_) | Term::ImportanceMinimality(_) => ("m", 0),
+            Term::Faithfulness(_)
+            | Term::ImportanceMinimality(_)
+            | Term::SmoothL0(_)
+            | Term::Frequency(_) => ("m", 0),
         };
         (0..count)
             .map(|k| Sample {

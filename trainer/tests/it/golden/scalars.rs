@@ -4,8 +4,7 @@ use serde_json::Value as Json;
 use spd_trainer::losses::ImportanceMinimality;
 use spd_trainer::losses::exponent;
 use spd_trainer::metrics::known_importance::{dense_error, identity_error};
-use spd_trainer::run_file::{Schedule, Shape};
-use spd_trainer::schedule::learning_rate;
+use spd_trainer::run_file::{Decay, Schedule, Shape};
 
 use super::numbers::Numbers;
 use super::run_file::{list, number, text};
@@ -33,9 +32,9 @@ fn at(values: &Json) -> impl Iterator<Item = (f64, f64)> {
 }
 
 /// One of them ends above its start, which a run file may not say.
-fn schedule(config: &Json) -> Schedule {
+fn decay(config: &Json) -> Decay {
     let or = |key: &str, default: f64| config[key].as_f64().unwrap_or(default);
-    Schedule {
+    Decay {
         start: number(config, "start_val"),
         shape: match config["fn_type"].as_str() {
             None | Some("constant") => Shape::Constant,
@@ -52,7 +51,8 @@ fn schedule(config: &Json) -> Schedule {
 pub(super) fn schedules() -> Outcome {
     let scalars = Numbers::open("scalars")?;
     for said in list(&scalars.info, "schedules") {
-        let schedule = schedule(&said["cfg"]);
+        let decay = decay(&said["cfg"]);
+        let schedule = Schedule::Decay(decay);
         let steps = said["total"].as_u64().expect("steps");
         for (step, theirs) in at(&said["vals"]) {
             #[expect(
@@ -60,9 +60,9 @@ pub(super) fn schedules() -> Outcome {
                 clippy::cast_sign_loss,
                 reason = "a step"
             )]
-            let ours = learning_rate(&schedule, step as u64, steps);
+            let ours = schedule.at(step as u64, steps);
             let what = format!("{schedule:?} at {step} of {steps}");
-            close(ours, theirs, schedule.start, &what);
+            close(ours, theirs, decay.start, &what);
         }
     }
     Ok(Compared::default())
@@ -80,7 +80,6 @@ pub(super) fn annealing() -> Outcome {
             anneal_start: needed(1),
             anneal_end: needed(3),
             beta: 0.0,
-            frequency_halflife: None,
         };
         for (fraction, theirs) in at(&said["vals"]) {
             let ours = exponent(&penalty, fraction);

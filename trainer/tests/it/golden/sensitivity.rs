@@ -123,7 +123,7 @@ impl Sensitivity {
     ) -> Uncertain {
         let losses = &replica.decomposition.run.losses;
         let mut penalties = losses.iter().filter_map(|loss| match &loss.term {
-            Term::ImportanceMinimality(penalty) => Some((loss.coeff, penalty.beta)),
+            Term::ImportanceMinimality(penalty) => Some((loss.coeff.at(0, 1), penalty.beta)),
             _ => None,
         });
         let Some((coeff, beta)) = penalties.next() else {

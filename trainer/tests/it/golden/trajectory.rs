@@ -181,7 +181,7 @@ impl Training<'_> {
             Sensitivity::of(&theirs).logits(&mut theirs.store, batch)
         });
         let mut scalars = self.replay.scalars(step).into_iter();
-        let p = scalars.find(|(name, _)| *name == "p").map(|(_, p)| p);
+        let p = scalars.find(|(name, _)| name == "p").map(|(_, p)| p);
         let Some(p) = p else {
             return BTreeMap::new();
         };
@@ -247,7 +247,7 @@ impl Training<'_> {
                 .number_to(uncertain, &key, ours, number(log, &key));
         }
         let scalars = self.replay.scalars(step);
-        let lr = scalars.iter().find(|(name, _)| *name == "lr");
+        let lr = scalars.iter().find(|(name, _)| name == "lr");
         let lr = lr.expect("a learning rate").1;
         self.comparison
             .number("lr", lr, number(log, "train/schedules/lr"));

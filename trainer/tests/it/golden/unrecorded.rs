@@ -1,7 +1,8 @@
 //! What nothing is recorded for, against [`candle`](super::candle): adversaries in training runs,
 //! with each start, scope and routing, with and without delta; several mask samples; sites with
 //! numbers of components of their own; deeper importance functions of each kind; every sigmoid;
-//! gradients through binomial sampling.
+//! gradients through binomial sampling; schedules by knots, smooth counts with estimated
+//! frequencies, and faithfulness relative to the weights.
 
 use spd_dataloader::Batch;
 use spd_engine::{Given, Store};
@@ -27,7 +28,7 @@ pub(super) struct Case {
 }
 
 /// Two updates of the warm-up and four of everything.
-pub(super) const CASES: [Case; 5] = [
+pub(super) const CASES: [Case; 6] = [
     Case {
         name: "deep_mlp_three_samples_shared_adversary",
         delta: true,
@@ -88,6 +89,21 @@ pub(super) const CASES: [Case; 5] = [
             [[loss]]\nkind = 'ci_masked_recon_layerwise'\ncoeff = 0.3
             [[loss]]\nkind = 'pgd_recon'\ncoeff = 0.5\ninit = 'zeroes'\nsteps = 2\nstep_size = 0.3\nscope = 'unique_per_datapoint'",
         draws: 17,
+    },
+    Case {
+        name: "vector_mlp_smooth_l0_with_estimated_frequencies_and_knots",
+        delta: true,
+        importance: "kind = 'vector_mlp'\nhidden = [4]\nsigmoid = 'leaky_hard'",
+        train: "clip_components = 0.05",
+        losses: "
+            [[loss]]\nkind = 'faithfulness'\nrelative = true
+            coeff = [{ at = 0, value = 0.5 }, { at = 1, value = 2, shape = 'cosine' }]
+            [[loss]]\nkind = 'smooth_l0'\ncoeff = 0.02\nnormalize_at_one = true
+            gamma = [{ at = 0, value = 1 }, { at = 0.5, value = 0.3 }, { at = 1, value = 0.1 }]
+            [[loss]]\nkind = 'frequency'\nreference_count = 1000\nhalflife = 2
+            coeff = [{ at = 0, value = 0.01 }, { at = 0.4, value = 0.03, shape = 'constant' }]
+            [[loss]]\nkind = 'stochastic_recon'\ncoeff = 1.0",
+        draws: 0,
     },
 ];
 

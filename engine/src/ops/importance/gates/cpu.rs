@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
+use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cpu::math::{clamp, logistic, pow, sum, vectorised};
 use crate::cpu::reduce::{add_chunks, add_to};
 use crate::cpu::uniform::Uniforms;
@@ -49,7 +49,9 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
     let z = frame.input(0);
     let c = frame.ty(0).columns();
     let rows = z.len() / c;
-    let p = op.exponent.map(|scalar| frame.scalar(scalar));
+    let penalty = op
+        .penalty
+        .map(|(penalty, scalar)| (penalty, frame.scalar(scalar)));
     // For each chunk its sums, and its number of active components.
     let (partials, counts) = partials.split_at_mut(chunks(rows, c) * c);
     let parts = (
@@ -65,7 +67,7 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
                 || {
                     sums.0.fill(0.0);
                     count.0[0] = 0.0;
-                    let [mut noisy, mut powers] = [[0.0; TILE]; 2];
+                    let [mut noisy, mut terms] = [[0.0; TILE]; 2];
                     for tile in tiles(&range, c) {
                         let (start, z) = (tile.start, &z[tile.clone()]);
                         let g = &mut g.0[tile.start - range.start * c..tile.end - range.start * c];
@@ -77,11 +79,11 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
                             #[inline(always)]
                             |index| if g[index] > op.alive { 1.0 } else { 0.0 },
                         );
-                        if let Some(p) = p {
-                            let powers = &mut powers[..z.len()];
-                            apply(op.gates, powers, z, raised);
-                            power(powers, p);
-                            for row in powers.chunks(c) {
+                        if let Some((penalty, parameter)) = penalty {
+                            let terms = &mut terms[..z.len()];
+                            penalise(op.gates, penalty, terms, z);
+                            sum_terms(penalty, parameter, terms);
+                            for row in terms.chunks(c) {
                                 add_to(&mut sums.0[start % c..], row);
                             }
                         }
@@ -131,18 +133,18 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
     let of_sums = op
         .of_sums
         .then(|| frame.input(first + usize::from(op.of_importance)));
-    let p = op
-        .forward
-        .exponent
-        .map_or(1.0, |scalar| frame.scalar(scalar));
+    let penalty = op.forward.penalty;
+    let of_sums = of_sums.zip(penalty);
+    let of_sums =
+        of_sums.map(|(of_sums, (penalty, scalar))| (of_sums, penalty, frame.scalar(scalar)));
     frame
         .pool
         .run(z.len() / c, grain_rows(c), Rows(dz, c), |range, dz| {
             vectorised(
                 #[inline(always)]
                 || {
-                    let [mut noisy, mut powers, mut columns] = [[0.0; TILE]; 3];
-                    if let Some(of_sums) = of_sums
+                    let [mut noisy, mut slopes, mut columns] = [[0.0; TILE]; 3];
+                    if let Some((of_sums, ..)) = of_sums
                         && c <= TILE
                     {
                         columns
@@ -161,16 +163,16 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
                             let noisy = noise.add(start, z, &mut noisy);
                             add_lower(gates, dz, noisy, gradient, noise.slope());
                         }
-                        if let Some(of_sums) = of_sums {
-                            let powers = &mut powers[..z.len()];
-                            apply(gates, powers, z, raised);
-                            power(powers, p - 1.0);
+                        if let Some((of_sums, penalty, parameter)) = of_sums {
+                            let slopes = &mut slopes[..z.len()];
+                            penalise(gates, penalty, slopes, z);
+                            let scale = sum_slopes(penalty, parameter, slopes);
                             let gradient = if c <= TILE {
                                 &columns
                             } else {
                                 &of_sums[start % c..]
                             };
-                            add_power_slopes(gates, dz, z, powers, gradient, p);
+                            add_penalty_slopes(gates, dz, z, slopes, gradient, scale);
                         }
                     }
                 },
@@ -192,25 +194,86 @@ fn add_lower(gates: Gates, dz: &mut [f32], z: &[f32], gradient: &[f32], scale: f
     );
 }
 
-/// Adds `gradient p (upper(z) + eps)^(p - 1) upper'(z)`, with the power as an input.
+/// Adds `gradient scale slope upper'(z)`.
 #[inline(always)]
-fn add_power_slopes(
+fn add_penalty_slopes(
     gates: Gates,
     dz: &mut [f32],
     z: &[f32],
-    powers: &[f32],
+    slopes: &[f32],
     gradient: &[f32],
-    p: f32,
+    scale: f32,
 ) {
     known(
         gates,
         #[inline(always)]
         |gates| {
-            for (((dz, z), power), gradient) in dz.iter_mut().zip(z).zip(powers).zip(gradient) {
-                *dz += gradient * (p * power) * penalised(gates, *z).1;
+            for (((dz, z), slope), gradient) in dz.iter_mut().zip(z).zip(slopes).zip(gradient) {
+                *dz += gradient * (scale * slope) * penalised(gates, *z).1;
             }
         },
     );
+}
+
+/// Sets `out` to what is penalised of each logit, for [`sum_terms`] and [`sum_slopes`].
+#[inline(always)]
+fn penalise(gates: Gates, penalty: Penalty, out: &mut [f32], z: &[f32]) {
+    let above = match penalty {
+        Penalty::Power => EPS,
+        Penalty::Smooth { .. } => 0.0,
+    };
+    apply(
+        gates,
+        out,
+        z,
+        #[inline(always)]
+        |gates, z| penalised(gates, z).0 + above,
+    );
+}
+
+/// `psi` of each.
+#[inline(always)]
+fn sum_terms(penalty: Penalty, parameter: f32, x: &mut [f32]) {
+    match penalty {
+        Penalty::Power => power(x, parameter),
+        Penalty::Smooth { normalized } => {
+            let (scale, most) = (1.0 / parameter, largest(normalized, parameter));
+            for x in x {
+                let u = *x * scale;
+                *x = most * (u * u) / u.mul_add(u, 1.0);
+            }
+        }
+    }
+}
+
+/// The slope of `psi` at each, but for a factor, which it returns.
+#[inline(always)]
+fn sum_slopes(penalty: Penalty, parameter: f32, x: &mut [f32]) -> f32 {
+    match penalty {
+        Penalty::Power => {
+            power(x, parameter - 1.0);
+            parameter
+        }
+        Penalty::Smooth { normalized } => {
+            let scale = 1.0 / parameter;
+            for x in x {
+                let u = *x * scale;
+                let below = u.mul_add(u, 1.0);
+                *x = u / (below * below);
+            }
+            2.0 * largest(normalized, parameter) * scale
+        }
+    }
+}
+
+/// The number that the smooth penalty nears.
+#[inline(always)]
+fn largest(normalized: bool, gamma: f32) -> f32 {
+    if normalized {
+        gamma.mul_add(gamma, 1.0)
+    } else {
+        1.0
+    }
 }
 
 /// Sets `out` to `of` each element.
@@ -314,22 +377,12 @@ fn lower_grad(gates: Gates, z: f32, gradient: f32) -> f32 {
     }
 }
 
-/// The base of the penalty's power.
-#[inline(always)]
-fn raised(gates: Gates, z: f32) -> f32 {
-    penalised(gates, z).0
-}
-
-/// The base of the penalty's power, and its slope. The smooth sigmoid dips below zero by 0.003,
-/// where a power is undefined: it counts as zero there, with slope zero.
+/// The penalty's argument, and its slope. The smooth sigmoid dips below zero by 0.003, where a
+/// power is undefined: it counts as zero there, with slope zero.
 #[inline(always)]
 fn penalised(gates: Gates, z: f32) -> (f32, f32) {
     let (y, slope) = (upper(gates, z), upper_slope(gates, z));
-    if y < 0.0 {
-        (EPS, 0.0)
-    } else {
-        (y + EPS, slope)
-    }
+    if y < 0.0 { (0.0, 0.0) } else { (y, slope) }
 }
 
 #[inline(always)]

@@ -1,11 +1,11 @@
-use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
+use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source, scalar, stretches};
 
 const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
 
-/// The pair of sigmoids, the noise, and the exponent's index, as the kernels number them; and the
-/// noise's stream.
-fn numbers(op: &ImportanceGates) -> ([Constant; 3], Argument) {
+/// The pair of sigmoids, the noise, the penalty and its parameter's index, as the kernels number
+/// them; and the noise's stream.
+fn numbers(op: &ImportanceGates) -> ([Constant; 4], Argument) {
     let gates = match op.gates {
         Gates::LeakyHard => 0,
         Gates::Hard => 1,
@@ -18,8 +18,14 @@ fn numbers(op: &ImportanceGates) -> ([Constant; 3], Argument) {
         LogitNoise::Drawn(stream) => (1, stream.word()),
         LogitNoise::Given => (2, 0),
     };
-    let exponent = op.exponent.map_or(Constant::from(-1), scalar);
-    ([gates.into(), noise.into(), exponent], Argument::Word(word))
+    let (penalty, parameter) = match op.penalty {
+        None => (0, Constant::from(-1)),
+        Some((Penalty::Power, exponent)) => (1, scalar(exponent)),
+        Some((Penalty::Smooth { normalized: false }, gamma)) => (2, scalar(gamma)),
+        Some((Penalty::Smooth { normalized: true }, gamma)) => (3, scalar(gamma)),
+    };
+    let numbers = [gates.into(), noise.into(), penalty.into(), parameter];
+    (numbers, Argument::Word(word))
 }
 
 pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {

@@ -1,6 +1,7 @@
 // The pair of sigmoids; the numbers of `cuda.rs`.
 enum { GATES_LEAKY_HARD, GATES_HARD, GATES_UPPER_LEAKY_HARD, GATES_NORMAL, GATES_SWISH_HARD };
 enum { NOISE_NONE, NOISE_DRAWN, NOISE_GIVEN };
+enum { PENALTY_NONE, PENALTY_POWER, PENALTY_SMOOTH, PENALTY_SMOOTH_NORMALIZED };
 
 // NaN if `z` is: a NaN logit gives a NaN gradient, which checks for finite gradients find.
 DEVICE float unless_nan(float z, float value) { return z == z ? value : z; }
@@ -44,10 +45,10 @@ template <int GATES> DEVICE float lower_grad(float z, float gradient) {
     return z <= 1.0f ? gradient : unless_nan(z, 0.0f);
 }
 
-// The base of the penalty's power, and its slope: the smooth sigmoid counts as zero below zero.
+// The penalty's argument, and its slope: the smooth sigmoid counts as zero below zero.
 template <int GATES> DEVICE float penalised(float z) {
     float y = upper<GATES>(z);
-    return y < 0.0f ? 1e-12f : y + 1e-12f;
+    return y < 0.0f ? 0.0f : y;
 }
 
 template <int GATES> DEVICE float penalised_slope(float z) {
@@ -59,6 +60,28 @@ DEVICE float power(float x, float p) {
     return p == 0.0f ? unless_nan(x, 1.0f) : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p);
 }
 
+// The number that the smooth penalty nears.
+template <int PENALTY> DEVICE float largest(float gamma) {
+    return PENALTY == PENALTY_SMOOTH_NORMALIZED ? fmaf(gamma, gamma, 1.0f) : 1.0f;
+}
+
+// The penalty, and its slope; `parameter` is an exponent or gamma.
+template <int PENALTY> DEVICE float psi(float x, float parameter) {
+    if (PENALTY == PENALTY_POWER) {
+        return power(x + 1e-12f, parameter);
+    }
+    float u = x * (1.0f / parameter);
+    return largest<PENALTY>(parameter) * (u * u) / fmaf(u, u, 1.0f);
+}
+
+template <int PENALTY> DEVICE float psi_slope(float x, float parameter) {
+    if (PENALTY == PENALTY_POWER) {
+        return parameter * power(x + 1e-12f, parameter - 1.0f);
+    }
+    float scale = 1.0f / parameter, u = x * scale, below = fmaf(u, u, 1.0f);
+    return 2.0f * largest<PENALTY>(parameter) * scale * (u / (below * below));
+}
+
 template <i64 ROWS, i64 COLUMNS, int NOISE>
 DEVICE Four noisy(In<u32> parameters, u32 what, In<float> given, i64 row, i64 column, Four z) {
     if (NOISE == NOISE_NONE) {
@@ -68,15 +91,15 @@ DEVICE Four noisy(In<u32> parameters, u32 what, In<float> given, i64 row, i64 co
     return map([&](int k) { return fmaf(1.05f, z.v[k], -0.05f * u.v[k]); });
 }
 
-// Importances, and in the same pass the power sums of a stretch of rows and the number of active
+// Importances, and in the same pass the penalty sums of a stretch of rows and the number of active
 // components: a thread has four columns of every eighth row.
-template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int GATES, int NOISE, int EXPONENT>
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int GATES, int NOISE, int PENALTY, int PARAMETER>
 DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, Out<float> g, Out<float> parts, Out<float> counts,
                              u32 what, float alive) {
     SHARED(float, sums, 8 * 132);
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
     i64 column = ((i64)blockIdx.x * 32 + lane) * 4;
-    float p = EXPONENT < 0 ? 1.0f : scalar(parameters, EXPONENT);
+    float parameter = PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
     Four sum = fill(0.0f);
     // The count of a thread, exact.
     float active = 0.0f;
@@ -89,8 +112,8 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
         for (int k = 0; k < 4; ++k) {
             active += column + k < COLUMNS && importance.v[k] > alive ? 1.0f : 0.0f;
         }
-        if (EXPONENT >= 0) {
-            sum = map([&](int k) { return sum.v[k] + power(penalised<GATES>(logit.v[k]), p); });
+        if (PENALTY != PENALTY_NONE) {
+            sum = map([&](int k) { return sum.v[k] + psi<PENALTY>(penalised<GATES>(logit.v[k]), parameter); });
         }
     }
     for (int k = 0; k < 4; ++k) {
@@ -111,10 +134,10 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
     }
 }
 
-template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, int EXPONENT, bool OF_G, bool OF_SUMS, bool ADD>
+template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, int PENALTY, int PARAMETER, bool OF_G, bool OF_SUMS, bool ADD>
 DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> given, In<float> of_g, In<float> of_sums,
                                   OutFloats auto dz, u32 what) {
-    float p = EXPONENT < 0 ? 1.0f : scalar(parameters, EXPONENT);
+    float parameter = PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four logit = load<COLUMNS>(z, row, column), total = fill(0.0f);
         if (OF_G) {
@@ -127,7 +150,7 @@ DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> giv
             Four up = load<COLUMNS>(of_sums, 0, column);
             total = map([&](int k) {
                 float x = penalised<GATES>(logit.v[k]);
-                return total.v[k] + up.v[k] * (p * power(x, p - 1.0f)) * penalised_slope<GATES>(logit.v[k]);
+                return total.v[k] + up.v[k] * psi_slope<PENALTY>(x, parameter) * penalised_slope<GATES>(logit.v[k]);
             });
         }
         give<COLUMNS, ADD>(dz, row, column, total);

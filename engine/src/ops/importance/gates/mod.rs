@@ -1,13 +1,23 @@
-//! Importances `g` from importance logits `z`, with the power sums of the sparsity penalty and L0
-//! in the same pass.
+//! Importances `g` from importance logits `z`, with the sums of a sparsity penalty and L0 in the
+//! same pass.
 //!
 //! Two sigmoids read the logits: the lower one gives the masks, the upper one the penalty.
 //!
 //! ```text
 //! g   = lower(z')      z' = z, or 1.05 z - 0.05 u with u uniform (binomial sampling)
-//! s_c = sum over rows of (upper(z) + eps)^p          eps = 1e-12, p a step scalar
+//! s_c = sum over rows of psi(upper(z))
 //! l0  = mean over rows of #{c: g_c > alive}          no gradient
 //! ```
+//!
+//! | [`Penalty`] | `psi(x)`                              | `psi'(x)`                         |
+//! |-------------|---------------------------------------|-----------------------------------|
+//! | `Power`     | `(x + eps)^p`, eps = 1e-12            | `p (x + eps)^(p - 1)`             |
+//! | `Smooth`    | `n x^2 / (x^2 + gamma^2)`             | `2 n x gamma^2 / (x^2 + gamma^2)^2` |
+//!
+//! `p` or `gamma` is a step scalar. The smooth one counts what is well above `gamma`: it is 0 at 0,
+//! half of `n` at `gamma`, and nears `n`, which is 1, or `1 + gamma^2` for `psi(1) = 1`. Its slope
+//! is at most `0.65 n / gamma`. In `u = x / gamma` both are `n u^2 / (1 + u^2)` and
+//! `2 n / gamma u / (1 + u^2)^2`, which neither overflow nor divide zero by zero.
 //!
 //! | [`Gates`]        | lower                                 | upper                             |
 //! |------------------|---------------------------------------|-----------------------------------|
@@ -25,8 +35,8 @@
 //! ```
 //!
 //! The clamps have slope 1 at both of their borders. The gradient of `s_c` with respect to `z` is
-//! `p (upper(z) + eps)^(p - 1) upper'(z)`. Everything is f32: near zero the penalty's slope reaches
-//! 1e8. A NaN logit gives NaN as importance, sum, and gradient.
+//! `psi'(upper(z)) upper'(z)`. Everything is f32: near zero the slope of a power reaches 1e8. A NaN
+//! logit gives NaN as importance, sum, and gradient.
 //!
 //! Source: `clamp` conventions and the sign rule are those of the reference implementation; the SPD
 //! paper's lower sigmoid is `0.01 z` below zero instead.
@@ -69,15 +79,27 @@ pub enum LogitNoise {
     Given,
 }
 
-/// Importances, power sums and L0.
+/// A function of the upper sigmoid that is summed over rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Penalty {
+    /// A power; its parameter is the exponent.
+    Power,
+    /// A count of what is above its parameter, `gamma`, made smooth.
+    Smooth {
+        /// Whether it is scaled to be 1 at 1.
+        normalized: bool,
+    },
+}
+
+/// Importances, penalty sums and L0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImportanceGates {
     /// The pair of sigmoids.
     pub gates: Gates,
     /// Noise on the logits.
     pub noise: LogitNoise,
-    /// Exponent of the penalty; without it there are no sums.
-    pub exponent: Option<StepScalar>,
+    /// The penalty and its parameter; without it there are no sums.
+    pub penalty: Option<(Penalty, StepScalar)>,
     /// A component is active if its importance exceeds this.
     pub alive: f32,
 }
@@ -87,8 +109,8 @@ pub struct ImportanceGates {
 pub struct Importances {
     /// Importances, f32 `[.., c]`.
     pub importance: Value,
-    /// Power sums of the penalty, f32 `[c]`; zeros without an exponent.
-    pub power_sums: Value,
+    /// Sums of the penalty over rows, f32 `[c]`; zeros without one.
+    pub penalty_sums: Value,
     /// L0: the number of active components of a row, on average; a scalar without a gradient.
     pub active: Value,
 }
@@ -119,7 +141,7 @@ impl Builder {
         let outputs = self.op(op, &inputs)?;
         Ok(Importances {
             importance: outputs[0],
-            power_sums: outputs[1],
+            penalty_sums: outputs[1],
             active: outputs[2],
         })
     }
@@ -159,7 +181,7 @@ impl Op for ImportanceGates {
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let of = [gradients.of(node.outputs[0]), gradients.of(node.outputs[1])];
-        let of_sums = of[1].filter(|_| self.exponent.is_some());
+        let of_sums = of[1].filter(|_| self.penalty.is_some());
         let op = ImportanceGatesGrad {
             forward: *self,
             of_importance: of[0].is_some(),
@@ -247,7 +269,7 @@ mod tests {
         let value = b.persistent(&store, slot);
         let op = op(&mut b);
         let found = b.importance_gates(op, value, None).unwrap();
-        let (g, s) = (found.importance, found.power_sums);
+        let (g, s) = (found.importance, found.penalty_sums);
         let gg_value = b.input("gg", &Type::f32(&z.dims)).unwrap();
         let gs_value = b.input("gs", &Type::f32(&z.dims[1..])).unwrap();
         let grad = ImportanceGatesGrad {
@@ -271,7 +293,7 @@ mod tests {
         move |b| ImportanceGates {
             gates,
             noise: LogitNoise::None,
-            exponent: Some(b.step_scalar("p")),
+            penalty: Some((Penalty::Power, b.step_scalar("p"))),
             alive: 0.0,
         }
     }
@@ -379,6 +401,38 @@ mod tests {
     }
 
     #[test]
+    fn the_smooth_penalty_has_the_values_and_slopes_of_its_formula() {
+        let z = Sample {
+            dims: vec![1, 9],
+            values: vec![-1.0, 0.0, 1e-4, 0.01, 0.2, 0.5, 1.0, 1.5, 200.0],
+        };
+        for (gamma, normalized) in [(0.5, false), (0.5, true), (1.0, true), (0.01, false)] {
+            let op = |b: &mut Builder| ImportanceGates {
+                penalty: Some((Penalty::Smooth { normalized }, b.step_scalar("p"))),
+                ..gates(Gates::LeakyHard)(b)
+            };
+            let [_, s, dz] = run(op, gamma, &z, &[0.0; 9], &[1.0; 9]);
+            let square = f64::from(gamma).powi(2);
+            let n = if normalized { 1.0 + square } else { 1.0 };
+            for ((s, dz), z) in s.iter().zip(dz).zip(&z.values) {
+                let z = f64::from(*z);
+                let (x, steepness) = match z {
+                    z if z < 0.0 => (0.0, 0.0),
+                    z if z > 1.0 => (1.0 + 0.01 * (z - 1.0), 0.01),
+                    z => (z, 1.0),
+                };
+                let psi = n * x * x / (x * x + square);
+                let slope = 2.0 * n * x * square / (x * x + square).powi(2) * steepness;
+                assert!((f64::from(*s) - psi).abs() <= 5e-7 * psi, "{s} {psi}");
+                assert!(
+                    (f64::from(dz) - slope).abs() <= 1e-6 * slope,
+                    "{dz} {slope}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn noise_changes_only_the_lower_sigmoid() {
         let z = random(&[6, 5], 1);
         let mut store = Store::new();
@@ -386,11 +440,11 @@ mod tests {
         let mut b = Builder::new();
         let value = b.persistent(&store, slot);
         let u = b.input("u", &Type::f32(&z.dims)).unwrap();
-        let exponent = Some(b.step_scalar("p"));
+        let penalty = Some((Penalty::Power, b.step_scalar("p")));
         let noisy = ImportanceGates {
             gates: Gates::LeakyHard,
             noise: LogitNoise::Given,
-            exponent,
+            penalty,
             alive: 0.5,
         };
         let quiet = ImportanceGates {
@@ -400,8 +454,8 @@ mod tests {
         let moved = b.importance_gates(noisy, value, Some(u)).unwrap();
         let plain = b.importance_gates(quiet, value, None).unwrap();
         b.output("g", moved.importance);
-        b.output("s", moved.power_sums);
-        b.output("plain", plain.power_sums);
+        b.output("s", moved.penalty_sums);
+        b.output("plain", plain.penalty_sums);
         b.output("active", moved.active);
         let mut executor = Alone::new(&b, Arc::new(Pool::single()));
         executor.set_scalar("p", 1.0);
@@ -446,17 +500,19 @@ mod tests {
             let ones = store.add("ones", &[4], vec![1.0; 4]);
             let [z, ones] = [z, ones].map(|slot| b.persistent(&store, slot));
             let mut parameters = StepParameters::default();
-            for p in [0.0, 0.3, 1.0, 1.7, 2.0] {
+            let smooth = Penalty::Smooth { normalized: true };
+            let powers = [0.0, 0.3, 1.0, 1.7, 2.0].map(|p| (Penalty::Power, p));
+            for (penalty, p) in powers.into_iter().chain([(smooth, 0.1)]) {
                 let forward = ImportanceGates {
                     gates: kind,
                     noise: LogitNoise::None,
-                    exponent: Some(b.step_scalar(&p.to_string())),
+                    penalty: Some((penalty, b.step_scalar(&p.to_string()))),
                     alive: 0.0,
                 };
                 parameters.scalars.push(p);
                 let found = b.importance_gates(forward, z, None).unwrap();
                 b.output(format!("importance {p}"), found.importance);
-                b.output(format!("sums {p}"), found.power_sums);
+                b.output(format!("sums {p}"), found.penalty_sums);
                 let grad = |of_sums: bool| ImportanceGatesGrad {
                     forward,
                     of_importance: !of_sums,
@@ -508,7 +564,7 @@ mod tests {
             let value = b.persistent(&store, slot);
             let op = gates(Gates::LeakyHard)(&mut b);
             let found = b.importance_gates(op, value, None).unwrap();
-            b.output("sums", found.power_sums);
+            b.output("sums", found.penalty_sums);
             b.output("active", found.active);
             let mut executor = Alone::new(&b, Arc::new(Pool::new(2).unwrap()));
             executor.set_scalar("p", 2.0);

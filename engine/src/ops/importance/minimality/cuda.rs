@@ -3,8 +3,9 @@ use crate::cuda::lowering::{Argument, Lowering, Source};
 
 const KERNELS: Source = Source::new("importance_minimality", include_str!("kernel.cu"));
 
-fn settings(op: &ImportanceMinimality) -> [Argument; 2] {
-    [op.rows as f64, f64::from(op.beta)].map(Argument::from)
+fn settings(op: &ImportanceMinimality) -> [Argument; 4] {
+    let weights = [op.activity, op.beta].map(f64::from);
+    [op.rows as f64, weights[0], weights[1], op.scale()].map(Argument::from)
 }
 
 pub(super) fn value(op: &ImportanceMinimality, to: &mut Lowering<'_>) {

@@ -1,11 +1,12 @@
-//! The importance minimality penalty with its frequency term, from power sums.
+//! The importance minimality penalty with its frequency term, from penalty sums.
 //!
 //! ```text
-//! L = sum_c s_c / n (1 + beta log2(1 + s_c))            s_c: power sums over n rows
-//! dL/ds_c = (1 + beta log2(1 + s_c)) / n + s_c / n beta / ((1 + s_c) ln 2)
+//! L = sum_c f_c (a + beta log2(1 + r f_c))      f_c = s_c / n, s_c: penalty sums over n rows
+//! dL/ds_c = (a + beta log2(1 + r f_c)) / n + f_c beta r / n / ((1 + r f_c) ln 2)
 //! ```
 //!
-//! summed over components, a mean over rows, not divided by sites. The formula and its
+//! summed over components, a mean over rows, not divided by sites. `r` is a number of rows; where
+//! it is that of the batch, the logarithm reads the sums themselves. The formula and its
 //! normalisation are those of the reference implementation.
 
 mod cuda;
@@ -20,8 +21,12 @@ use crate::value::{Type, Value};
 pub struct ImportanceMinimality {
     /// Rows that the sums run over.
     pub rows: usize,
+    /// Weight of the mean alone, `a`.
+    pub activity: f32,
     /// Weight of the frequency term.
     pub beta: f32,
+    /// Rows that the logarithm counts, `r`.
+    pub counted: u64,
 }
 
 /// Gradient of [`ImportanceMinimality`]. Inputs: gradient of the penalty (scalar), the sums.
@@ -29,7 +34,7 @@ pub struct ImportanceMinimality {
 struct ImportanceMinimalityGrad(ImportanceMinimality);
 
 impl Builder {
-    /// Penalty (a scalar) from power sums f32 `[c]`; the gradient flows to the sums.
+    /// Penalty (a scalar) from penalty sums f32 `[c]`; the gradient flows to the sums.
     ///
     /// # Errors
     ///
@@ -44,11 +49,27 @@ impl Builder {
 }
 
 impl ImportanceMinimality {
+    /// The mean over so many rows.
+    pub fn mean(rows: usize) -> Self {
+        Self {
+            rows,
+            activity: 1.0,
+            beta: 0.0,
+            counted: rows as u64,
+        }
+    }
+
+    /// The factor of the sums under the logarithm.
+    fn scale(&self) -> f64 {
+        self.counted as f64 / self.rows as f64
+    }
+
     /// Penalty of one component and its slope.
     fn term(&self, sum: f32) -> (f64, f64) {
-        let (s, n, beta) = (f64::from(sum), self.rows as f64, f64::from(self.beta));
-        let frequency = 1.0 + beta * s.ln_1p() / std::f64::consts::LN_2;
-        let slope = beta / ((1.0 + s) * std::f64::consts::LN_2);
+        let (s, n, scale) = (f64::from(sum), self.rows as f64, self.scale());
+        let [activity, beta] = [self.activity, self.beta].map(f64::from);
+        let frequency = activity + beta * (scale * s).ln_1p() / std::f64::consts::LN_2;
+        let slope = beta * scale / ((1.0 + scale * s) * std::f64::consts::LN_2);
         (s / n * frequency, frequency / n + s / n * slope)
     }
 }
@@ -131,7 +152,10 @@ mod tests {
             (0.0, 5.0),
             (1.0, 2.0 * (1.0 + 5f64.log2()) + 3.0 * (1.0 + 7f64.log2())),
         ] {
-            let op = ImportanceMinimality { rows: 2, beta };
+            let op = ImportanceMinimality {
+                beta,
+                ..ImportanceMinimality::mean(2)
+            };
             let found = op.term(4.0).0 + op.term(6.0).0;
             assert!((found - expected).abs() < 1e-12, "{found} {expected}");
         }
@@ -143,14 +167,23 @@ mod tests {
             dims: vec![4],
             values: vec![0.0, 0.5, 3.0, 100.0],
         };
-        Oracle::new(&[sums])
-            .ours(|b, v| b.importance_minimality(ImportanceMinimality { rows: 7, beta: 0.3 }, v[0]))
-            .candle(|v| {
-                let mean = (&v[0] / 7.0)?;
-                let frequency = ((&v[0] + 1.0)?.log()? * (0.3 / std::f64::consts::LN_2))?;
-                (&mean * (frequency + 1.0)?)?.sum_all()
-            })
-            // candle works in f32.
-            .agree(2e-6);
+        for (activity, counted) in [(1.0, 7), (0.0, 1000)] {
+            let op = ImportanceMinimality {
+                activity,
+                beta: 0.3,
+                counted,
+                ..ImportanceMinimality::mean(7)
+            };
+            Oracle::new(std::slice::from_ref(&sums))
+                .ours(|b, v| b.importance_minimality(op, v[0]))
+                .candle(|v| {
+                    let mean = (&v[0] / 7.0)?;
+                    let counts = (&mean * counted as f64)?;
+                    let frequency = ((counts + 1.0)?.log()? * (0.3 / std::f64::consts::LN_2))?;
+                    (&mean * (frequency + f64::from(activity))?)?.sum_all()
+                })
+                // candle works in f32.
+                .agree(2e-6);
+        }
     }
 }

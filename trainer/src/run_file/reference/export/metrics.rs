@@ -5,15 +5,19 @@ use serde_json::{Map, Value, json};
 use crate::component_model::Routing;
 use crate::losses::{CLASSES, Loss, Term};
 use crate::metrics::{Measure, known_importance::KnownSolution};
-use crate::run_file::{Data, Run};
+use crate::run_file::{Data, Run, Schedule};
 
 pub(super) fn losses(losses: &[Loss], left_out: &mut Vec<String>) -> Vec<Value> {
     let rows = losses.iter().filter_map(|loss| {
-        let row = row(Some(loss.coeff), &loss.term);
-        if row.is_none() {
-            left_out.push(format!("[[loss]] {}", loss.term.name()));
-        } else if let Some(key) = loss.term.term().left_out() {
-            left_out.push(format!("[[loss]] {}: {key}", loss.term.name()));
+        // In the place of knots, for which there is no word, stands the last value.
+        let row = row(Some(loss.coeff.at(1, 2)), &loss.term);
+        let moves = !matches!(loss.coeff, Schedule::Constant(_));
+        let keys = loss.term.term().left_out().into_iter();
+        let keys = keys.chain(moves.then_some("coeff"));
+        let name = loss.term.name();
+        match row {
+            None => left_out.push(format!("[[loss]] {name}")),
+            Some(_) => left_out.extend(keys.map(|key| format!("[[loss]] {name}: {key}"))),
         }
         row
     });

@@ -14,7 +14,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::networks::Model;
-use crate::run_file::{Active, Data, Precision, Run, Schedule};
+use crate::run_file::{Active, Data, Decay, Precision, Run, Schedule};
 
 pub use target::{TargetFiles, WeightsFile};
 
@@ -63,7 +63,7 @@ impl Run {
                 "loss_metric_configs": metrics::losses(&self.losses, &mut left_out),
             }),
         );
-        self.put_training(&mut config);
+        self.put_training(&mut config, &mut left_out);
         self.put_evaluation(&mut config, &mut left_out);
         let place = target_dir.join(target.named);
         let place = place.to_string_lossy();
@@ -112,8 +112,11 @@ impl Run {
         );
     }
 
-    fn put_training(&self, config: &mut Map<String, Value>) {
+    fn put_training(&self, config: &mut Map<String, Value>, left_out: &mut Vec<String>) {
         let train = &self.train;
+        if matches!(train.lr, Schedule::Knots(_)) {
+            left_out.push("train.lr".into());
+        }
         let warmup = &train.faithfulness_warmup;
         put(
             config,
@@ -208,7 +211,12 @@ fn features(run: &Run, left_out: &mut Vec<String>) -> (f64, &'static str) {
     }
 }
 
+/// A learning rate. In the place of knots, for which there is no word, stands the first value.
 fn schedule(lr: &Schedule) -> Value {
+    let lr = match lr {
+        Schedule::Decay(decay) => *decay,
+        Schedule::Constant(_) | Schedule::Knots(_) => Decay::constant(lr.at(0, 1)),
+    };
     json!({
         "start_val": lr.start,
         "warmup_pct": lr.warmup,

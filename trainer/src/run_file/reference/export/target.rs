@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{features, schedule, yaml};
 use crate::networks::{Export, OfToy};
-use crate::run_file::{Run, Schedule, Shape};
+use crate::run_file::{Run, Schedule};
 
 /// The files of a target, all of them in one directory.
 #[derive(Debug, Clone)]
@@ -86,12 +86,7 @@ fn toy(run: &Run, class: &'static str, found: OfToy) -> Opened {
     };
     let (probability, generation) = features(run, &mut Vec::new());
     let train = run.target.train.as_ref();
-    let constant = Schedule {
-        start: 1e-3,
-        shape: Shape::Constant,
-        warmup: 0.0,
-        final_fraction: 1.0,
-    };
+    let constant = Schedule::Constant(1e-3);
     let mut config = json!({
         format!("{}_model_config", found.kind): found.sizes,
         "feature_probability": probability,

@@ -84,7 +84,7 @@ fn a_wrong_key_is_named_with_the_key_it_was_meant_to_be() {
         tiny(
             &[("p = 2", "p = 2\ngamma = 1")],
             &[
-                "run.toml:27:1: unknown key `gamma` in [loss.0]; known keys: `kind`, `coeff`, `p`, `p_final`, `anneal_start`, `anneal_end`, `beta`, `frequency_halflife`",
+                "run.toml:27:1: unknown key `gamma` in [loss.0]; known keys: `kind`, `coeff`, `p`, `p_final`, `anneal_start`, `anneal_end`, `beta`",
             ],
         ),
         toy(

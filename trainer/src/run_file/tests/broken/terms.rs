@@ -117,3 +117,91 @@ fn a_term_is_refused_by_the_key_that_is_wrong() {
         ),
     ]);
 }
+
+#[test]
+fn knots_are_refused_where_they_do_not_rise_or_are_none() {
+    assert_said(&[
+        toy_with(
+            &[
+                "loss.0.coeff=[{ at = 0, value = 1 }, { at = 0.5, value = 2 }, { at = 0.5, value = 3 }]",
+            ],
+            &[
+                "--set loss.0.coeff: [loss.0.coeff.2] at: expected a number above that of the knot before, 0.5, found 0.5",
+            ],
+        ),
+        toy_with(
+            &["train.lr=[{ at = 0.5, value = 1 }, { at = 0, value = 2 }]"],
+            &[
+                "--set train.lr: [train.lr.1] at: expected a number above that of the knot before, 0.5, found 0",
+            ],
+        ),
+        toy_with(
+            &["train.lr=[{ at = 2, value = -1, interp = 'hold' }]"],
+            &[
+                "--set train.lr: [train.lr.0] at: expected a number in [0, 1], found 2",
+                "--set train.lr: [train.lr.0] value: expected a number of at least 0, found -1",
+                "--set train.lr: unknown key `interp` in [train.lr.0]; known keys: `at`, `value`, `shape`",
+            ],
+        ),
+        toy_with(
+            &["train.lr=[]"],
+            &["--set train.lr: expected at least one table, found []"],
+        ),
+        toy_with(
+            &["train.lr=[1, 2]"],
+            &["--set train.lr: expected a list of tables [[train.lr]], found [1, 2]"],
+        ),
+        toy_with(
+            &["loss.0.coeff={ start = 1 }"],
+            &[
+                "--set loss.0.coeff: expected a finite number, or knots such as [{ at = 0, value = 1 }, { at = 1, value = 0.1 }], found a table",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn a_penalty_is_refused_by_what_it_lacks() {
+    assert_said(&[
+        toy_with(
+            &["loss=[{ kind = 'smooth_l0', coeff = 1 }]"],
+            &[
+                "--set loss: missing key `gamma` in [loss.0]; expected a number from 1e-6 to 1e6, or knots such as [{ at = 0, value = 1 }, { at = 1, value = 0.1 }]",
+            ],
+        ),
+        toy_with(
+            &[
+                "loss=[{ kind = 'smooth_l0', coeff = 1, gamma = [{ at = 0, value = 1 }, { at = 1, value = 0 }], normalize_at_one = 1 }]",
+            ],
+            &[
+                "--set loss: [loss.0.gamma.1] value: expected a number from 1e-6 to 1e6, found 0",
+                "--set loss: [loss.0] normalize_at_one: expected true or false, found 1",
+            ],
+        ),
+        toy_with(
+            &["loss=[{ kind = 'frequency', coeff = 1, reference_count = 0, halflife = 1e7 }]"],
+            &[
+                "--set loss: [loss.0] reference_count: expected a whole number of at least 1, found 0",
+                "--set loss: [loss.0] halflife: expected a number of steps above 0 and at most 1e6, found 1e7",
+            ],
+        ),
+        toy_with(
+            &["loss=[{ kind = 'frequency', coeff = 1, reference_count = 32768 }]"],
+            &[
+                "--set loss: frequency is of the importances that another loss penalises; expected importance_minimality or smooth_l0 beside it, found neither",
+            ],
+        ),
+        toy_with(
+            &[
+                "loss=[{ kind = 'smooth_l0', coeff = 1, gamma = 1 }, { kind = 'importance_minimality', coeff = 1, p = 1 }]",
+            ],
+            &[
+                "--set loss: expected one penalty of importances, found smooth_l0 and importance_minimality",
+            ],
+        ),
+        toy_with(
+            &["loss=[{ kind = 'faithfulness', coeff = 1, relative = 'yes' }]"],
+            &[r#"--set loss: [loss.0] relative: expected true or false, found the string "yes""#],
+        ),
+    ]);
+}

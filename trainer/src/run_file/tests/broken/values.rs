@@ -71,7 +71,9 @@ fn a_wrong_value_is_reported_with_the_expected_one() {
         ),
         toy(
             &[("coeff = 1.0", "coeff = nan")],
-            &["run.toml:17:1: [loss.0] coeff: expected a finite number, found nan"],
+            &[
+                "run.toml:17:1: [loss.0] coeff: expected a finite number, or knots such as [{ at = 0, value = 1 }, { at = 1, value = 0.1 }], found nan",
+            ],
         ),
         toy(
             &[("lr = 1e-3", "lr = \"fast\"")],
