@@ -36,6 +36,7 @@ mod heartbeat;
 pub mod losses;
 mod memory;
 pub mod metrics;
+pub mod muon;
 pub mod networks;
 mod non_finite;
 pub mod parameters;

@@ -4,6 +4,7 @@ use spd_draws::Stream;
 use spd_engine::ops::{AdamW, AdamWOperands};
 use spd_engine::{Builder, Given, Result, Slot, Store, Value};
 
+use crate::muon::{Moved, Muon};
 use crate::networks::{Start, ramanujan};
 
 /// Tensors whose gradients are clipped together.
@@ -58,7 +59,7 @@ impl Parameter {
 #[derive(Debug, Clone, Default)]
 pub struct Parameters(Vec<Parameter>);
 
-/// Settings of AdamW for one group.
+/// Settings of the update of a group: AdamW, unless Muon is said.
 #[derive(Debug, Clone, Copy)]
 pub struct Update {
     /// Decay of the second moment; that of the first is 0.9.
@@ -69,6 +70,20 @@ pub struct Update {
     pub decay_vectors: bool,
     /// Largest norm of the group's gradient.
     pub clip: Option<f64>,
+    /// Muon, in the place of AdamW.
+    pub muon: Option<Muon>,
+}
+
+impl Default for Update {
+    fn default() -> Self {
+        Self {
+            beta2: BETA2,
+            decay: 0.0,
+            decay_vectors: true,
+            clip: None,
+            muon: None,
+        }
+    }
 }
 
 /// The tensor that remembers a step whose gradients were not finite; where the store has it, such a
@@ -248,9 +263,22 @@ impl Parameters {
                 decay,
                 decay_vectors,
                 clip,
+                muon,
             } = settings(group);
             let of_group: Vec<&(&Parameter, Value)> =
                 moved.iter().filter(|(p, _)| p.group == group).collect();
+            if let Some(muon) = muon {
+                for &&(p, gradient) in &of_group {
+                    let on = Moved {
+                        parameter: b.persistent(store, p.slot),
+                        momentum: b.persistent(store, p.first),
+                        second: b.persistent(store, p.second),
+                        gradient,
+                    };
+                    muon.update(b, &on, (clip, norms), &guards)?;
+                }
+                continue;
+            }
             for decays in [true, false] {
                 let some = of_group
                     .iter()

@@ -4,7 +4,7 @@ use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::losses::Faithfulness;
-use crate::parameters::{BETA2, Group, Update};
+use crate::parameters::{Group, Update};
 use crate::run_file::FaithfulnessWarmup;
 
 /// The loss of the warm-up, in its program and in messages.
@@ -53,13 +53,12 @@ impl Decomposition {
         let guards = self
             .parameters
             .update(&mut b, store, total, |group| Update {
-                beta2: BETA2,
-                decay: 0.0,
-                decay_vectors: true,
                 clip: match group {
                     Group::Components => train.clip_components,
                     _ => train.clip_importance,
                 },
+                muon: train.muon,
+                ..Update::default()
             })?;
         let from = self.loss_inputs(store, &clean_pass, self.draws);
         from.update(&mut b, &self.run.losses, &guards)?;
@@ -79,10 +78,8 @@ impl Decomposition {
         b.output(WARMUP_LOSS, loss);
         let decay = warmup.weight_decay;
         let update = Update {
-            beta2: BETA2,
             decay,
-            decay_vectors: true,
-            clip: None,
+            ..Update::default()
         };
         self.parameters
             .of(&[Group::Components])

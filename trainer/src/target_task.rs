@@ -77,6 +77,7 @@ impl TargetTask {
             decay: train.weight_decay,
             decay_vectors: train.decay_vectors,
             clip: train.clip,
+            ..Update::default()
         };
         let mut b = Builder::new();
         let loss = own_loss(&mut b, store, run, network, &tensors, train.batch_size)?;

@@ -8,7 +8,7 @@ use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Given, Result, Store, Value};
 
 use crate::decomposition::{BatchShape, Decomposition, Draws};
-use crate::parameters::{BETA2, Group, Update};
+use crate::parameters::{Group, Update};
 
 /// The masked pass and its loss, a scalar.
 pub(super) fn forward(
@@ -47,10 +47,8 @@ pub(super) fn program(
     b.output("loss/total", loss);
     let components = decomposition.parameters.of(&[Group::Components]);
     components.update(&mut b, store, loss, |_| Update {
-        beta2: BETA2,
         decay: 0.01,
-        decay_vectors: true,
-        clip: None,
+        ..Update::default()
     })?;
     Ok(b)
 }

@@ -8,7 +8,7 @@ use spd_engine::{Builder, Given, Result, Slot, Store, Type, Value};
 
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::networks::{Input, TargetTensor};
-use crate::parameters::{BETA2, Group, Parameters, Update};
+use crate::parameters::{Group, Parameters, Update};
 use crate::pass::Pass;
 use crate::target_values::target_values;
 
@@ -116,10 +116,8 @@ pub(super) fn program(
     decomposition
         .parameters
         .update(&mut b, store, loss, |_| Update {
-            beta2: BETA2,
             decay: 0.01,
-            decay_vectors: true,
-            clip: None,
+            ..Update::default()
         })?;
     Ok(b)
 }

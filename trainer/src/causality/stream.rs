@@ -138,12 +138,7 @@ impl Lesson<'_> {
         let labels = b.input("labels", &Type::u32(&shape))?;
         let loss = b.cross_entropy(logits, labels)?;
         b.output("loss", loss);
-        parameters.update(&mut b, &store, loss, |_| Update {
-            beta2: BETA2,
-            decay: 0.0,
-            decay_vectors: false,
-            clip: None,
-        })?;
+        parameters.update(&mut b, &store, loss, |_| Update::default())?;
         let mut program = Executor::planned(&b, on.processor);
         let bytes = program.plan().arena_bytes();
         on.check_memory(bytes)?;

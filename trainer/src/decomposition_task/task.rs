@@ -71,6 +71,12 @@ impl Task for DecompositionTask {
         for loss in &run.losses {
             scalars.extend(loss.step_scalars(step, steps));
         }
+        let of_muon = run
+            .train
+            .muon
+            .iter()
+            .flat_map(|muon| muon.scalars(step + 1));
+        scalars.extend(of_muon.map(|(name, value)| (name.to_owned(), value)));
         scalars
     }
 

@@ -21,11 +21,12 @@ use spd_configs::{
 };
 use toml::de::DeTable;
 
-use crate::component_model;
+use crate::component_model::{self, Importance};
 use crate::losses;
 use crate::metrics;
 use crate::run_file::{
-    Run, Target, data, decomposition,
+    Run, Target, data,
+    decomposition::{self, Decomposition, TiedUpdate},
     huggingface::{self, LookUp},
     reference,
     run::{Checkpoint, Log, Precision},
@@ -344,7 +345,8 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
             count: losses.len(),
             are_stochastic: losses.iter().any(|loss| loss.term.is_stochastic()),
         });
-        train::read(table, &facts, terms)
+        let no_muon = no_muon(decomposition.as_ref(), importance.as_ref());
+        train::read(table, &facts, terms, no_muon)
     });
     let eval = file.table_or_empty("eval", |table| {
         metrics::read(table, &facts, decomposition.as_ref(), train.as_ref())
@@ -377,6 +379,22 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
         checkpoint: checkpoint?,
         log: log?,
         tracker: tracker?,
+    })
+}
+
+/// Why Muon cannot move the parameters of these, if so.
+fn no_muon(of: Option<&Decomposition>, importance: Option<&Importance>) -> Option<String> {
+    let kind = importance.map(|importance| &importance.kind);
+    if let Some(kind) = kind.filter(|kind| !kind.takes_muon()) {
+        return Some(format!(
+            "it does not move the MLPs of \"{}\"; importance functions that it moves: \"global_shared_transformer\", \
+             \"global_reverse_residual\"",
+            kind.name()
+        ));
+    }
+    let separate = of.is_some_and(|of| of.tied && of.tied_update == TiedUpdate::Separate);
+    separate.then(|| {
+        "it moves a tensor once a step, and tied_update = \"separate\" moves it twice".to_owned()
     })
 }
 

@@ -18,7 +18,7 @@ mod huggingface;
 mod load;
 pub(crate) mod pattern;
 pub(crate) mod reference;
-mod resolved;
+pub(crate) mod resolved;
 mod run;
 pub(crate) mod schedule;
 pub(crate) mod target;

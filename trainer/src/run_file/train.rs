@@ -16,6 +16,9 @@
 //!   outputs
 //! - `clip_components`, `clip_importance` | false | `grad_clip_norm_components`,
 //!   `grad_clip_norm_ci_fns` | clips
+//! - `muon` | none | | `{ beta, rms, weight_decay, iterations }`, 0.95, 0.2, 0 and 5 by default,
+//!   `rms = false` to scale an update by its shape: matrices are updated by Muon, in the place of
+//!   AdamW; importance functions are those over all sites, whose other tensors take Nesterov's Adam
 //! - `faithfulness_warmup` | `{ steps = 0, lr = 1e-3, weight_decay = 0.0 }` |
 //!   `faithfulness_warmup_steps`, `..._lr`, `..._weight_decay` | updates on faithfulness alone,
 //!   first
@@ -28,6 +31,7 @@ use spd_configs::{
 };
 
 use crate::component_model::SAMPLES;
+use crate::muon::{self, Muon};
 use crate::run_file::{
     schedule::{self, Schedule},
     target::Facts,
@@ -59,6 +63,9 @@ pub struct Train {
     /// Largest gradient norm of the importance functions; `None` does not clip.
     #[serde(serialize_with = "crate::run_file::resolved::clip")]
     pub clip_importance: Option<f64>,
+    /// Settings of Muon, if it takes the place of AdamW.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub muon: Option<Muon>,
     /// Updates on faithfulness alone before the first step.
     pub faithfulness_warmup: FaithfulnessWarmup,
 }
@@ -105,7 +112,12 @@ pub(crate) struct Terms {
     pub(crate) are_stochastic: bool,
 }
 
-pub(crate) fn read(table: &mut Table<'_>, target: &Facts, losses: Option<Terms>) -> Option<Train> {
+pub(crate) fn read(
+    table: &mut Table<'_>,
+    target: &Facts,
+    losses: Option<Terms>,
+    no_muon: Option<String>,
+) -> Option<Train> {
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
     let shards = table.maybe("shards", Size::at_least(1));
@@ -119,8 +131,12 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts, losses: Option<Terms>)
     let lr = schedule::read_rate(table);
     let clip_components = table.or("clip_components", Clip, None);
     let clip_importance = table.or("clip_importance", Clip, None);
+    let muon = table.maybe_table("muon", muon::read);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
 
+    if let (Some(Some(_)), Some(message)) = (muon, no_muon) {
+        table.refuse::<()>("muon", message);
+    }
     if let (Some(Some(shards)), Some(rows)) = (shards, batch_size)
         && let Some(message) = no_shards(shards, rows)
     {
@@ -155,6 +171,7 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts, losses: Option<Terms>)
         lr: lr?,
         clip_components: clip_components?,
         clip_importance: clip_importance?,
+        muon: muon?,
         faithfulness_warmup: faithfulness_warmup?,
     })
 }

@@ -14,6 +14,7 @@ mod candle;
 mod ce_kl;
 mod compare;
 mod global_importance;
+mod muon;
 mod numbers;
 mod one_step;
 mod replica;
@@ -96,7 +97,8 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("golden::unrecorded_{}", case.name);
         add(name, Box::new(move || case.check()));
     }
-    let others: [Named; 9] = [
+    let others: [Named; 10] = [
+        ("muon", muon::check),
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
             target_file::bare,

@@ -22,7 +22,7 @@
 //!   group's reader
 //! - global_reverse_residual: `transition_hidden` | none | `transition_hidden_dim` | width inside
 //!   each transition, which is one linear layer without it
-//! - global_reverse_residual: `n_head` | none | `transition_attn_config.n_heads` | heads of an
+//! - global_reverse_residual: `n_head` | none | `transition_attn_config`: `n_heads` | heads of an
 //!   attention after each group, of an even width
 
 use serde::Serialize;
@@ -172,6 +172,10 @@ impl ImportanceFunction for GlobalReverseResidual {
     }
 
     fn is_over_all_sites() -> bool {
+        true
+    }
+
+    fn takes_muon() -> bool {
         true
     }
 

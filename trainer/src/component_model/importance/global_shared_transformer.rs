@@ -14,11 +14,11 @@
 //! # Keys of `[importance]`
 //!
 //! - global_shared_transformer: `d_model`, `n_layer`, `n_head` | | `simple_transformer_ci_cfg`:
-//!   `d_model`, `n_blocks`, `attn_config.n_heads` | width, blocks, and heads, which are of an even
-//!   width
+//!   `d_model`, `n_blocks`, `attn_config`: `n_heads` | width, blocks, and heads, which are of an
+//!   even width
 //! - global_shared_transformer: `hidden` | `[4 d_model]` | `mlp_hidden_dim` | widths inside each
 //!   block's MLP
-//! - global_...: `rope_base` | 10000 | `attn_config.rope_base` | base of the rotary angles
+//! - global_...: `rope_base` | 10000 | `rope_base` | base of the rotary angles
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
@@ -96,6 +96,10 @@ impl ImportanceFunction for GlobalSharedTransformer {
     }
 
     fn is_over_all_sites() -> bool {
+        true
+    }
+
+    fn takes_muon() -> bool {
         true
     }
 

@@ -15,8 +15,8 @@
 //! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of
 //! `functions!`.
 //!
-//! MLPs are linear layers, with biases and the exact GELU between them. The gates make importances of
-//! logits: with the default ones (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and the
+//! MLPs are linear layers, with biases and the exact GELU between them. The gates make importances
+//! of logits: with the default ones (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and the
 //! penalty gets the same, but `1 + 0.01 (z - 1)` above 1 (upper leaky). Backwards, the lower leaky
 //! one passes a hundredth of the gradient on below 0, where that raises the logit; see
 //! [`Gates`](spd_engine::ops::Gates) for all of them, and `configs/README.md` for the keys.
@@ -113,6 +113,13 @@ macro_rules! functions {
             pub(crate) fn kind(&self) -> Kind {
                 match self {
                     $(Self::$Name(_) => Kind::$Name,)*
+                }
+            }
+
+            /// Whether Muon moves its matrices.
+            pub(crate) fn takes_muon(&self) -> bool {
+                match self {
+                    $(Self::$Name(_) => <$Function>::takes_muon(),)*
                 }
             }
 
@@ -214,6 +221,14 @@ trait ImportanceFunction {
 
     /// Whether it is one network over all sites.
     fn is_over_all_sites() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// Whether Muon moves its matrices. It moves no MLPs of activations, as in the SPD reference.
+    fn takes_muon() -> bool
     where
         Self: Sized,
     {

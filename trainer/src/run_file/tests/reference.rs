@@ -390,7 +390,12 @@ fn a_changed_file_is_reported_or_read_correctly() {
 
 #[test]
 fn the_names_beside_our_keys_are_those_that_are_read() {
-    let folders = ["run_file/reference", "losses", "networks"];
+    let folders = [
+        "run_file/reference",
+        "component_model/importance",
+        "losses",
+        "networks",
+    ];
     let files = folders.map(|folder| fs::read_dir(format!("src/{folder}")).unwrap());
     let files = files.into_iter().flatten();
     let files = files.map(|file| file.unwrap().path());
@@ -456,6 +461,8 @@ n_layer = 2
 n_head = 2
 rope_base = 500.0
 hidden = [20, 12]
+sigmoid = \"normal\"
+sampling = \"binomial\"
 ",
     ),
     (
@@ -473,10 +480,16 @@ d_model = 16
 transition_hidden = 12
 n_head = 2
 rope_base = 10000.0
-groups = [
-    { name = \"layer_0.mlp\", patterns = [\"h.0.mlp.*\"] },
-    { name = \"rest\", patterns = [\"*\"] },
-]
+sigmoid = \"normal\"
+sampling = \"binomial\"
+
+[[importance.groups]]
+name = \"layer_0.mlp\"
+patterns = [\"h.0.mlp.*\"]
+
+[[importance.groups]]
+name = \"rest\"
+patterns = [\"*\"]
 ",
     ),
 ];

@@ -93,6 +93,9 @@ impl Run {
         if self.precision == Precision::Tf32 {
             left_out.push("precision".into());
         }
+        if self.train.muon.is_some() {
+            left_out.push("train.muon".into());
+        }
         let importance = &self.importance;
         put(
             config,

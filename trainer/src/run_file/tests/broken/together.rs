@@ -5,6 +5,34 @@ use super::{assert_said, llama, resid, tiny, tiny_with, toy, toy_with};
 #[test]
 fn values_that_do_not_go_together_are_refused() {
     assert_said(&[
+        toy(
+            &[("lr = 1e-3", "lr = 1e-3\nmuon = {}")],
+            &[
+                "run.toml:22:1: [train] muon: it does not move the MLPs of \"mlp\"; importance functions that it moves: \"global_shared_transformer\", \"global_reverse_residual\"",
+            ],
+        ),
+        toy(
+            &[
+                (
+                    "kind = \"mlp\"\nhidden = [16]",
+                    "kind = \"global_shared_transformer\"\nd_model = 4\nn_layer = 1\nn_head = 1",
+                ),
+                (
+                    "C = 20 }]",
+                    "C = 20 }]\ntied = true\ntied_update = \"separate\"",
+                ),
+                ("lr = 1e-3", "lr = 1e-3\nmuon = {}"),
+            ],
+            &[
+                "run.toml:26:1: [train] muon: it moves a tensor once a step, and tied_update = \"separate\" moves it twice",
+            ],
+        ),
+        toy(
+            &[("lr = 1e-3", "lr = 1e-3\nmuon = { iterations = 0 }")],
+            &[
+                "run.toml:22:10: [train.muon] iterations: expected a whole number of at least 1, found 0",
+            ],
+        ),
         llama(
             &[("n_head = 4", "n_head = 3")],
             &[
