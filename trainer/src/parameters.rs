@@ -221,6 +221,23 @@ impl Parameters {
         loss: Value,
         settings: impl Fn(Group) -> Update,
     ) -> Result<Vec<Value>> {
+        Ok(self.update_beside(b, store, loss, &[], settings)?.0)
+    }
+
+    /// The same, and the gradients of other values: a pass of their own would compute all of it
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// As [`update`](Self::update).
+    pub(crate) fn update_beside(
+        &self,
+        b: &mut Builder,
+        store: &Store,
+        loss: Value,
+        others: &[Value],
+        settings: impl Fn(Group) -> Update,
+    ) -> Result<(Vec<Value>, Vec<Option<Value>>)> {
         let values = self.0.iter().map(|p| {
             let value = b.persistent(store, p.slot);
             if p.transposed {
@@ -229,8 +246,10 @@ impl Parameters {
                 Ok(value)
             }
         });
-        let values: Vec<Value> = values.collect::<Result<_>>()?;
-        let gradients = b.partial_gradients(loss, &values)?;
+        let mut values: Vec<Value> = values.collect::<Result<_>>()?;
+        values.extend(others);
+        let mut gradients = b.partial_gradients(loss, &values)?;
+        let of_others = gradients.split_off(self.0.len());
         let moved: Vec<(&Parameter, Value)> = self
             .0
             .iter()
@@ -319,7 +338,7 @@ impl Parameters {
                 }
             }
         }
-        Ok(guards)
+        Ok((guards, of_others))
     }
 
     /// Names of the parameters of a group, in the order of its norms.

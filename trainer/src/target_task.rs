@@ -15,7 +15,7 @@ use crate::networks::{Input, Network, TargetTensor, Weights};
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::run_file::{Data, Run, TargetTrain};
-use crate::target_values::target_values;
+use crate::target_values::{target_values, trained_tensors};
 use crate::task::{CheckStop, Measured, NonFinite, Task};
 
 /// A target in training.
@@ -56,21 +56,7 @@ impl TargetTask {
             network,
             settings: train,
         } = lessons;
-        let mut parameters = Parameters::default();
-        let tensors: Vec<(TargetTensor, Slot)> = network
-            .tensors()
-            .into_iter()
-            .map(|tensor| {
-                let slot = if tensor.trained {
-                    parameters
-                        .add(store, &tensor.name, &tensor.dims, Group::Target)
-                        .slot
-                } else {
-                    store.zeros(&tensor.name, &tensor.dims)
-                };
-                (tensor, slot)
-            })
-            .collect();
+        let (tensors, parameters) = trained_tensors(&**network, store);
         store.transient(HALT, &[2]);
         let update = Update {
             beta2: train.beta2,

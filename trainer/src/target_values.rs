@@ -4,7 +4,27 @@ use std::collections::BTreeMap;
 
 use spd_engine::{Builder, Result, Slot, Store, Value};
 
-use crate::networks::TargetTensor;
+use crate::networks::{Target, TargetTensor};
+use crate::parameters::{Group, Parameters};
+
+/// Makes room for the tensors of a target that is trained: its parameters, and those that stay as
+/// they start.
+pub(crate) fn trained_tensors(
+    target: &dyn Target,
+    store: &mut Store,
+) -> (Vec<(TargetTensor, Slot)>, Parameters) {
+    let mut parameters = Parameters::default();
+    let tensors = target.tensors().into_iter().map(|tensor| {
+        let slot = if tensor.trained {
+            let parameter = parameters.add(store, &tensor.name, &tensor.dims, Group::Target);
+            parameter.slot
+        } else {
+            store.zeros(&tensor.name, &tensor.dims)
+        };
+        (tensor, slot)
+    });
+    (tensors.collect(), parameters)
+}
 
 /// The tensors by name: those in the store, and the transposes of others.
 ///

@@ -16,7 +16,9 @@ mod ceilings;
 mod clock;
 mod compile_benchmark;
 mod network;
+mod parts;
 mod phases;
+mod plain;
 mod presets;
 mod runs;
 mod workload;
@@ -32,6 +34,7 @@ use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor, Ranks, Sum};
 
 pub use ceilings::Ceilings;
+pub use parts::Part;
 pub use phases::{OpRow, Phases};
 pub use presets::{Overrides, Preset, all, known, preset};
 pub use runs::Step;
@@ -69,8 +72,8 @@ pub struct Report {
     pub median_ms: f64,
     /// Time by op, if requested.
     pub phases: Option<Phases>,
-    /// Bytes that the step was planned to hold where it runs, and those that were held; on the
-    /// processor, of the whole process.
+    /// Bytes that the step was planned to hold where it runs, and those that were held; the batches
+    /// made beforehand are in neither.
     pub memory: (usize, Option<usize>),
 }
 
@@ -150,18 +153,26 @@ fn time_on(
         // Before the phases, which build further programs.
         let held = match (before, free(processor)?) {
             (Some(before), Some(after)) => Some(before.saturating_sub(after)),
-            _ => peak(),
+            _ => workload.peak.most(),
         };
         let memory = (workload.planned_bytes(), held);
         let mut line = line(preset, &workload, settings, &clock, build_s);
-        if preset.step == Step::Network {
+        let in_mib = |bytes: usize| rounded(bytes as f64 / MIB, 1);
+        line.extend([
+            ("planned_mb".to_owned(), in_mib(memory.0)),
+            ("memory_mb".to_owned(), held.map_or(Value::Null, in_mib)),
+        ]);
+        if let Step::Network(_) = preset.step {
             let stages = phases::stages(&mut workload, settings.steps)?;
-            let fields = stages
-                .iter()
-                .zip(["forward_median_ms", "forward_backward_median_ms"]);
-            line.extend(fields.map(|((_, ms), name)| (name.to_owned(), rounded(*ms, 4))));
-            let parameters = json!(workload.parameters(Group::Target));
-            line.extend([("params_target".to_owned(), parameters)]);
+            let [forward, both] = [0, 1].map(|stage: usize| rounded(stages[stage].1, 4));
+            let fields = [
+                // A program of the forward pass alone keeps nothing for gradients.
+                ("inference_median_ms", forward.clone()),
+                ("forward_median_ms", forward),
+                ("forward_backward_median_ms", both),
+                ("params_target", json!(workload.parameters(Group::Target))),
+            ];
+            line.extend(fields.map(|(name, value)| (name.to_owned(), value)));
         }
         if let Some(ranks) = world.ranks() {
             line.extend(all_reduces(&mut workload, &*ranks, world.size(), settings)?);
@@ -310,9 +321,7 @@ fn host() -> String {
 
 /// The largest resident size since [`forget_peak_memory`]; null where the system does not say.
 fn peak_memory_mb() -> Value {
-    peak().map_or(Value::Null, |bytes| {
-        rounded(bytes as f64 / f64::from(1 << 20), 1)
-    })
+    peak().map_or(Value::Null, |bytes| rounded(bytes as f64 / MIB, 1))
 }
 
 /// Workloads of one process follow each other, and a line must not report the peak of the one
@@ -375,7 +384,15 @@ mod tests {
             let preset = preset(name, &Overrides::default()).unwrap();
             let line = time(&preset, &settings, &World::default()).unwrap().line;
             let line: Map<String, Value> = serde_json::from_str(&line).unwrap();
-            let ours = ["spd", "ops", "arena_mb", "build_s", "p99_ms"];
+            let ours = [
+                "spd",
+                "ops",
+                "arena_mb",
+                "planned_mb",
+                "memory_mb",
+                "build_s",
+                "p99_ms",
+            ];
             let mut fields: Vec<&str> = THEIRS.split_whitespace().chain(ours).collect();
             let mut found: Vec<&str> = line.keys().map(String::as_str).collect();
             fields.sort_unstable();

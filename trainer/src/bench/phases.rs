@@ -15,9 +15,9 @@ use spd_engine::{Alone, Builder, OpProfile, Pool};
 use super::ceilings::{Ceilings, MeasuredStep, Sizes};
 use super::clock::Timed;
 use super::clock::{ms, quantile};
-use super::workload::Workload;
-use super::{Step, compile_benchmark, network};
-use crate::decomposition::Draws;
+use super::compile_benchmark;
+use super::workload::{Work, Workload};
+use crate::decomposition::{Decomposition, Draws};
 use crate::fault::Fault;
 
 /// Time of a step by its parts.
@@ -110,15 +110,11 @@ pub(super) fn measure(
     median_ms: f64,
     sizes: Sizes,
 ) -> Result<Phases, Fault> {
-    let site = &workload.decomposition.sites[0];
+    let [d_in, middle] = workload.work.typical_layer();
     let step = MeasuredStep {
         processor: &workload.processor,
-        precision: workload.decomposition.precision(),
-        site_shape: [
-            workload.shape().examples(),
-            site.layer.d_in,
-            site.components,
-        ],
+        precision: workload.work.run().precision.into(),
+        site_shape: [workload.shape().examples(), d_in, middle],
         bytes: workload.program.plan().arena_bytes() + workload.store.bytes(),
     };
     let ceilings = Ceilings::measure(&step, pool, sizes)?;
@@ -206,18 +202,38 @@ pub(super) fn stages(
     workload: &mut Workload,
     steps: usize,
 ) -> Result<Vec<(&'static str, f64)>, Fault> {
-    let ends: &[(&str, End)] = match workload.kind {
-        Step::Training => &[
-            ("clean pass", End::CleanPass),
-            ("importances", End::Importances),
-            ("masked passes and losses", End::Losses),
-        ],
-        Step::GivenMasks { .. } => &[("masked pass", End::GivenMasks)],
-        Step::Network => &[("forward", End::Forward), (BACKWARD, End::Gradients)],
+    let builders = match &workload.work {
+        Work::Training(decomposition) => {
+            let ends = [
+                ("clean pass", End::CleanPass),
+                ("importances", End::Importances),
+                ("masked passes and losses", End::Losses),
+            ];
+            let mut builders = Vec::new();
+            for (name, end) in ends {
+                builders.push((name, part(decomposition, workload, end)?));
+            }
+            builders
+        }
+        Work::GivenMasks(decomposition) => {
+            let mut b = Builder::with_precision(decomposition.precision());
+            let (store, shape) = (&workload.store, workload.shape());
+            let loss = compile_benchmark::forward(decomposition, &mut b, store, shape)?;
+            b.output("loss", loss);
+            vec![("masked pass", b)]
+        }
+        Work::Network(trained) => {
+            let [mut forward, mut both] =
+                [(); 2].map(|()| Builder::with_precision(trained.run.precision.into()));
+            let (loss, _) = trained.forward(&mut forward, &workload.store)?;
+            forward.output("loss", loss);
+            trained.gradients(&mut both, &workload.store)?;
+            vec![("forward", forward), (BACKWARD, both)]
+        }
     };
     let mut programs = Vec::new();
-    for &(name, end) in ends {
-        programs.push((name, part(workload, end)?, Vec::new()));
+    for (name, builder) in builders {
+        programs.push((name, Alone::new(&builder, &workload.processor)?, Vec::new()));
     }
     // In turn, so that whatever else the machine does falls on all; the first round is a warm-up.
     for index in 0..=steps {
@@ -245,31 +261,14 @@ pub(super) fn stages(
 /// The end of a part of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum End {
-    Forward,
-    Gradients,
-    GivenMasks,
     CleanPass,
     Importances,
     Losses,
 }
 
-fn part(workload: &Workload, end: End) -> Result<Alone, Fault> {
-    let (decomposition, store) = (&workload.decomposition, &workload.store);
+fn part(decomposition: &Decomposition, workload: &Workload, end: End) -> Result<Builder, Fault> {
+    let store = &workload.store;
     let mut b = Builder::with_precision(decomposition.precision());
-    if end == End::Forward {
-        let (loss, _) = network::forward(decomposition, &mut b, store, workload.shape())?;
-        b.output("loss", loss);
-        return Ok(Alone::new(&b, &workload.processor)?);
-    }
-    if end == End::Gradients {
-        network::gradients(decomposition, &mut b, store, workload.shape())?;
-        return Ok(Alone::new(&b, &workload.processor)?);
-    }
-    if end == End::GivenMasks {
-        let loss = compile_benchmark::forward(decomposition, &mut b, store, workload.shape())?;
-        b.output("loss", loss);
-        return Ok(Alone::new(&b, &workload.processor)?);
-    }
     let clean_pass = decomposition.clean_pass(&mut b, store, workload.shape(), &Draws::Counters)?;
     b.output("clean", clean_pass.output);
     if end >= End::Importances {
@@ -283,7 +282,7 @@ fn part(workload: &Workload, end: End) -> Result<Alone, Fault> {
             b.output(loss.name, loss.value);
         }
     }
-    Ok(Alone::new(&b, &workload.processor)?)
+    Ok(b)
 }
 
 /// Time that each stage adds to those before it. A part smaller than the noise may be negative, and

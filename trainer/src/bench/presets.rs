@@ -5,15 +5,15 @@
 
 use spd_engine::has_bf16_products;
 
-use super::runs::{Step, length, run};
+use super::runs::{Step, length, run, set_length};
 use crate::fault::Fault;
 use crate::networks::{Input, shipped};
 use crate::run_file::{Precision, Run, SitePattern};
 use crate::run_plan::why_not;
 use crate::sites::resolve;
 
-/// Presets that this build can time.
-const KNOWN: [&str; 32] = [
+/// Workloads, at the sizes whose kernels are compiled beforehand.
+const KNOWN: [&str; 39] = [
     "tms_5-2",
     "tms_5-2-id",
     "tms_40-10",
@@ -46,6 +46,13 @@ const KNOWN: [&str; 32] = [
     "byte-spectral-4x64",
     "byte-loop-4x64",
     "byte-traditional-4x64",
+    "encoder-4x64",
+    "mixing-4x64",
+    "mixing-circular-4x64",
+    "attention-4x64",
+    "sd-plain-2x64",
+    "kaufmann-plain-2x64",
+    "kaufmann-tail-2x64",
 ];
 
 /// Presets of the peers that this build lacks: targets, importance functions or losses are missing.
@@ -53,6 +60,9 @@ const NOT_YET: [&str; 3] = ["full-pile-4l", "tiny-pile-4l", "tiny-pile-broadcast
 
 /// Ends the name of a workload that is another one in bf16.
 const IN_BF16: &str = "-bf16";
+
+/// Most positions of a step.
+const MOST_POSITIONS: usize = 1 << 24;
 
 /// A workload: its name, with what was asked for in place of the preset's own, and its run.
 #[derive(Debug, Clone, PartialEq)]
@@ -114,8 +124,8 @@ impl Preset {
     /// In one line.
     pub fn check_ranks(&self, ranks: usize) -> Result<(), Fault> {
         let why = match self.step {
-            Step::GivenMasks { .. } if ranks > 1 => Some(format!(
-                "a step of given masks is not cut for {ranks} ranks; leave out --cpus"
+            Step::GivenMasks { .. } | Step::Network(_) if ranks > 1 => Some(format!(
+                "its step is not cut for {ranks} ranks; leave out --cpus"
             )),
             _ => self.run.train.refuses_shards(ranks),
         };
@@ -124,11 +134,39 @@ impl Preset {
             Some(why) => Err(Fault::BadInput(format!("bench {}: {why}", self.name))),
         }
     }
+
+    /// Positions of a row, if rows are sequences.
+    pub(super) fn seq(&self) -> Option<usize> {
+        length(&self.run)
+    }
 }
 
 /// One line that names all workloads.
 pub fn known() -> String {
-    format!("known: {}", KNOWN.join(", "))
+    format!(
+        "known: {}; those of sequences in any size, as kaufmann-8x256",
+        KNOWN.join(", ")
+    )
+}
+
+/// A name as its kind and, where it ends in one, its size.
+fn split(name: &str) -> (&str, Option<&str>) {
+    let size = name.rsplit_once('-').filter(|(_, size)| {
+        let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        let parts = size.split_once('x');
+        parts.is_some_and(|(rows, positions)| is_number(rows) && is_number(positions))
+    });
+    match size {
+        Some((kind, size)) => (kind, Some(size)),
+        None => (name, None),
+    }
+}
+
+/// Rows and positions of a size, `4x64`; `None` where either is no number from 1.
+fn rows_and_positions(size: &str) -> Option<[usize; 2]> {
+    let (rows, positions) = size.split_once('x')?;
+    let [rows, positions] = [rows.parse().ok()?, positions.parse().ok()?];
+    (rows > 0 && positions > 0).then_some([rows, positions])
 }
 
 /// Every preset, each in the precisions that are timed beside the peers.
@@ -178,11 +216,11 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     if NOT_YET.contains(&name) {
         return refuse(format!("not yet in this build; {}", known()));
     }
-    let found = if KNOWN.contains(&name) {
-        run(in_bf16.unwrap_or(name))
-    } else {
-        None
-    };
+    let (kind, size) = split(in_bf16.unwrap_or(name));
+    let found = run(kind).filter(|(_, step)| {
+        // Other steps are known in bf16 by a flag alone.
+        in_bf16.is_none() || matches!(step, Step::GivenMasks { .. })
+    });
     let Some((mut run, step)) = found else {
         return refuse(format!(
             "no such workload; {}; not yet in this build: {}",
@@ -192,18 +230,39 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     };
     let is_theirs = match step {
         Step::GivenMasks { .. } if in_bf16.is_none() => precision == Precision::Tf32,
-        Step::Network => precision == Precision::F32,
+        Step::Network(_) => precision == Precision::F32,
         _ => precision == Precision::Bf16,
     };
+    name.clone_into(&mut run.name);
+    if let Some(size) = size {
+        if length(&run).is_none() {
+            return refuse(format!(
+                "rows of {kind} are no sequences; leave out {size}, and ask for rows with --batch"
+            ));
+        }
+        let Some([rows, positions]) = rows_and_positions(size) else {
+            return refuse(format!(
+                "expected rows and positions from 1, as 8x256, found {size}"
+            ));
+        };
+        run.train.batch_size = rows;
+        set_length(&mut run, positions);
+    }
     let mut name = name.to_owned();
     let rows = overrides.batch.unwrap_or(run.train.batch_size);
-    match length(&mut run) {
+    let positions = length(&run).map(|own| overrides.seq.unwrap_or(own));
+    let each = positions.unwrap_or(1);
+    if rows.saturating_mul(each) > MOST_POSITIONS {
+        return refuse(format!(
+            "expected at most {MOST_POSITIONS} positions a step, found {rows} rows of {each}"
+        ));
+    }
+    match positions {
         Some(positions) => {
-            *positions = overrides.seq.unwrap_or(*positions);
+            set_length(&mut run, positions);
             if overrides.batch.is_some() || overrides.seq.is_some() {
                 name = format!("{name}@{rows}x{positions}");
             }
-            let positions = *positions;
             if let Input::Tokens { n_ctx, .. } = run.target.model.input()
                 && positions > n_ctx
             {
@@ -245,7 +304,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     if !is_theirs {
         name = format!("{name}@{}", spelled(precision));
     }
-    run.train.batch_size = rows;
+    (run.train.batch_size, run.eval.batch_size) = (rows, rows);
     run.precision = precision;
     Ok(Preset { name, run, step })
 }
@@ -414,7 +473,7 @@ mod tests {
             (
                 &masked,
                 2,
-                "bench tiny-seed@8x16@fp32: a step of given masks is not cut for 2 ranks; leave out --cpus",
+                "bench tiny-seed@8x16@fp32: its step is not cut for 2 ranks; leave out --cpus",
             ),
         ] {
             let Err(Fault::BadInput(line)) = preset.check_ranks(ranks) else {
@@ -461,13 +520,66 @@ mod tests {
     }
 
     #[test]
+    fn workloads_of_sequences_have_any_size() {
+        for (name, size) in [
+            ("kaufmann-8x256", [8, 256]),
+            ("sd-3x7", [3, 7]),
+            ("byte-loop-1x4096", [1, 4096]),
+            ("mixing-circular-2x9", [2, 9]),
+            ("seed-2x16-bf16", [2, 16]),
+            ("full-ss-llama-1x128", [1, 128]),
+        ] {
+            let made = preset(name, &Overrides::default()).unwrap();
+            let found = [made.run.train.batch_size, made.seq().unwrap()];
+            assert_eq!((found, &made.run.name[..]), (size, name));
+        }
+        assert_eq!(named("sd-3x7", Some(2), None), "sd-3x7@2x7");
+        let default = Overrides::default();
+        for (name, reason) in [
+            (
+                "sd-0x64",
+                "expected rows and positions from 1, as 8x256, found 0x64",
+            ),
+            (
+                "sd-4x",
+                "expected rows and positions from 1, as 8x256, found 4x",
+            ),
+            (
+                "sd-99999999999999999999x1",
+                "expected rows and positions from 1, as 8x256, found 99999999999999999999x1",
+            ),
+            (
+                "sd-4096x8192",
+                "expected at most 16777216 positions a step, found 4096 rows of 8192",
+            ),
+            (
+                "byte-1x4097",
+                "4097 tokens a row, the target has 4096 positions",
+            ),
+            (
+                "tms_5-2-8x64",
+                "rows of tms_5-2 are no sequences; leave out 8x64, and ask for rows with --batch",
+            ),
+        ] {
+            assert_eq!(refused(name, &default), format!("bench {name}: {reason}"));
+        }
+        let many = Overrides {
+            batch: Some(1 << 40),
+            ..default
+        };
+        assert!(refused("tms_5-2", &many).contains("expected at most 16777216 positions"));
+    }
+
+    #[test]
     fn untimeable_workloads_are_refused_in_one_line() {
         let default = Overrides::default();
         let known = "known: tms_5-2, tms_5-2-id, tms_40-10, resid_mlp1, resid_mlp2, seed-16x128, seed-32x256, \
                      seed-64x256, seed-128x256, seed-16x128-bf16, seed-32x256-bf16, seed-64x256-bf16, seed-128x256-bf16, \
                      full-ss-llama, full-ss-llama-32x512, full-ss-llama-64x512, full-gpt2-h1, tiny-tms, tiny-resid, \
                      tiny-seed, tiny-seed-bf16, tiny-ss-llama, tiny-pgd, tiny-gpt2-h1, sd-2x64, sd-1x128, kaufmann-2x64, \
-                     kaufmann-1x128, byte-4x64, byte-spectral-4x64, byte-loop-4x64, byte-traditional-4x64";
+                     kaufmann-1x128, byte-4x64, byte-spectral-4x64, byte-loop-4x64, byte-traditional-4x64, encoder-4x64, \
+                     mixing-4x64, mixing-circular-4x64, attention-4x64, sd-plain-2x64, kaufmann-plain-2x64, \
+                     kaufmann-tail-2x64; those of sequences in any size, as kaufmann-8x256";
         assert_eq!(
             refused("full-pile-4l", &default),
             format!("bench full-pile-4l: not yet in this build; {known}")

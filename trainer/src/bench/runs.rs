@@ -1,6 +1,7 @@
 //! The run file of a workload, `workloads/NAME.toml`; its data and weights are never opened.
 
-use crate::networks::{Kaufmann, Model, Spectral};
+use super::parts::{Part, WIDTH};
+use crate::networks::{Custom, Encoder, Kaufmann, Mixing, Model, Spectral};
 use crate::run_file::{Data, Run};
 
 /// The timed run.
@@ -14,8 +15,9 @@ pub enum Step {
         /// Tokens are drawn from the first so many.
         tokens: usize,
     },
-    /// Forward and backward pass and update of the network itself, without a decomposition.
-    Network,
+    /// Forward and backward pass and update of a network itself, or of a part of one, without a
+    /// decomposition.
+    Network(Part),
 }
 
 macro_rules! workload {
@@ -24,47 +26,47 @@ macro_rules! workload {
     };
 }
 
-/// The run of a name and what of it is timed; `None` when there is no such workload.
-pub(super) fn run(name: &str) -> Option<(Run, Step)> {
+/// The run of a kind of workload, at the size of its file, and what of it is timed; `None` when
+/// there is no such kind.
+pub(super) fn run(kind: &str) -> Option<(Run, Step)> {
     let given = |tokens| Step::GivenMasks { tokens };
-    // With the shape of a batch, where it is not that of the file.
-    let (text, batch, step) = match name {
-        "seed-16x128" => (workload!("seed"), Some((16, 128)), given(1000)),
-        "seed-32x256" => (workload!("seed"), Some((32, 256)), given(1000)),
-        "seed-64x256" => (workload!("seed"), None, given(1000)),
-        "seed-128x256" => (workload!("seed"), Some((128, 256)), given(1000)),
-        "tiny-seed" => (workload!("tiny-seed"), None, given(40)),
-        "full-ss-llama" | "full-ss-llama-32x512" => {
-            (workload!("full-ss-llama"), None, Step::Training)
-        }
-        "full-ss-llama-64x512" => (workload!("full-ss-llama"), Some((64, 512)), Step::Training),
-        "tiny-ss-llama" => (workload!("tiny-ss-llama"), None, Step::Training),
-        "tms_5-2" => (workload!("tms_5-2"), None, Step::Training),
-        "tms_5-2-id" => (workload!("tms_5-2-id"), None, Step::Training),
-        "tms_40-10" => (workload!("tms_40-10"), None, Step::Training),
-        "resid_mlp1" => (workload!("resid_mlp1"), None, Step::Training),
-        "resid_mlp2" => (workload!("resid_mlp2"), None, Step::Training),
-        "tiny-resid" => (workload!("tiny-resid"), None, Step::Training),
-        "tiny-pgd" => (workload!("tiny-pgd"), None, Step::Training),
-        "tiny-tms" => (workload!("tiny-tms"), None, Step::Training),
-        "full-gpt2-h1" => (workload!("full-gpt2-h1"), None, Step::Training),
-        "tiny-gpt2-h1" => (workload!("tiny-gpt2-h1"), None, Step::Training),
-        "sd-2x64" => (workload!("sd"), None, Step::Network),
-        "sd-1x128" => (workload!("sd"), Some((1, 128)), Step::Network),
-        "kaufmann-2x64" => (workload!("kaufmann"), None, Step::Network),
-        "kaufmann-1x128" => (workload!("kaufmann"), Some((1, 128)), Step::Network),
-        "byte-4x64" => (workload!("byte"), None, Step::Network),
-        "byte-spectral-4x64" => (workload!("byte-spectral"), None, Step::Network),
-        "byte-loop-4x64" => (workload!("byte-loop"), None, Step::Network),
-        "byte-traditional-4x64" => (workload!("byte-traditional"), None, Step::Network),
+    let network = Step::Network(Part::Whole);
+    let part = Step::Network;
+    let (text, step) = match kind {
+        "seed" => (workload!("seed"), given(1000)),
+        "tiny-seed" => (workload!("tiny-seed"), given(40)),
+        "full-ss-llama" => (workload!("full-ss-llama"), Step::Training),
+        "tiny-ss-llama" => (workload!("tiny-ss-llama"), Step::Training),
+        "tms_5-2" => (workload!("tms_5-2"), Step::Training),
+        "tms_5-2-id" => (workload!("tms_5-2-id"), Step::Training),
+        "tms_40-10" => (workload!("tms_40-10"), Step::Training),
+        "resid_mlp1" => (workload!("resid_mlp1"), Step::Training),
+        "resid_mlp2" => (workload!("resid_mlp2"), Step::Training),
+        "tiny-resid" => (workload!("tiny-resid"), Step::Training),
+        "tiny-pgd" => (workload!("tiny-pgd"), Step::Training),
+        "tiny-tms" => (workload!("tiny-tms"), Step::Training),
+        "full-gpt2-h1" => (workload!("full-gpt2-h1"), Step::Training),
+        "tiny-gpt2-h1" => (workload!("tiny-gpt2-h1"), Step::Training),
+        "sd" => (workload!("sd"), network),
+        "sd-plain" => (workload!("sd"), part(Part::Plain)),
+        "kaufmann" => (workload!("kaufmann"), network),
+        "kaufmann-plain" => (workload!("kaufmann"), part(Part::Plain)),
+        "kaufmann-tail" => (workload!("kaufmann"), part(Part::TailFused)),
+        "byte" => (workload!("byte"), network),
+        "byte-spectral" => (workload!("byte-spectral"), network),
+        "byte-loop" => (workload!("byte-loop"), network),
+        "byte-traditional" => (workload!("byte-traditional"), network),
+        "encoder" => (workload!("byte-loop"), part(Part::Encoder(Encoder::Loop))),
+        "encoder-causal" => (
+            workload!("byte-spectral"),
+            part(Part::Encoder(Encoder::Causal)),
+        ),
+        "mixing" => (workload!("part"), part(Part::Mixing(Mixing::Causal))),
+        "mixing-circular" => (workload!("part"), part(Part::Mixing(Mixing::Circular))),
+        "attention" => (workload!("part"), part(Part::Attention)),
         _ => return None,
     };
     let mut run = Run::from_resolved(text).expect("a run file of ours");
-    name.clone_into(&mut run.name);
-    if let Some((rows, positions)) = batch {
-        (run.train.batch_size, run.eval.batch_size) = (rows, rows);
-        *length(&mut run).expect("rows of these workloads are sequences") = positions;
-    }
     if step != Step::Training {
         run.losses.clear();
     }
@@ -72,11 +74,23 @@ pub(super) fn run(name: &str) -> Option<(Run, Step)> {
 }
 
 /// Positions of a row, where rows are sequences.
-pub(super) fn length(run: &mut Run) -> Option<&mut usize> {
-    match (&mut run.data, &mut run.target.model) {
-        (Data::Tokens { seq_len, .. }, _) => Some(seq_len),
-        (_, Model::Spectral(Spectral { positions, .. })) => Some(positions),
-        (_, Model::Kaufmann(Kaufmann { positions, .. })) => Some(positions),
+pub(super) fn length(run: &Run) -> Option<usize> {
+    match (&run.data, &run.target.model) {
+        (Data::Tokens { seq_len, .. }, _) => Some(*seq_len),
+        (_, Model::Spectral(Spectral { positions, .. })) => Some(*positions),
+        (_, Model::Kaufmann(Kaufmann { positions, .. })) => Some(*positions),
+        (_, Model::Custom(custom)) => custom.n_features.map(|features| features / WIDTH),
         _ => None,
+    }
+}
+
+/// Changes the positions of a row, where rows are sequences.
+pub(super) fn set_length(run: &mut Run, to: usize) {
+    match (&mut run.data, &mut run.target.model) {
+        (Data::Tokens { seq_len, .. }, _) => *seq_len = to,
+        (_, Model::Spectral(Spectral { positions, .. })) => *positions = to,
+        (_, Model::Kaufmann(Kaufmann { positions, .. })) => *positions = to,
+        (_, Model::Custom(Custom { n_features, .. })) => *n_features = Some(to * WIDTH),
+        _ => {}
     }
 }

@@ -5,14 +5,16 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Alone, Builder, Given, Processor, Store};
 
 use super::clock::Timed;
-use super::{Preset, Step, compile_benchmark, network};
+use super::network::{self, Trained};
+use super::parts::WIDTH;
+use super::{Preset, Step, compile_benchmark};
 use crate::data::{features, fill, fill_block, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
-use crate::memory::packed_bytes;
+use crate::memory::{Peak, packed_bytes};
 use crate::networks::{Input, Start, Target, TargetTensor};
-use crate::parameters::{self, BETA2, Group, HALT, corrections};
-use crate::run_file::Data;
+use crate::parameters::{self, BETA2, Group, HALT, Parameters, corrections};
+use crate::run_file::{Data, Run};
 use crate::world::World;
 
 /// Batches that are made beforehand and taken in turn.
@@ -21,33 +23,120 @@ const BATCHES: usize = 8;
 /// Keeps the target's draws apart from those of components.
 const TARGET_SEED: u64 = 0x0074_6172_6765_7400;
 
-/// The program of a step.
-fn step(preset: &Preset, decomposition: &Decomposition, store: &Store) -> Result<Builder, Fault> {
-    let shape = decomposition.shape(preset.run.train.batch_size);
-    Ok(match preset.step {
-        Step::Training => decomposition.step_program(store)?,
-        Step::Network => network::program(decomposition, store, shape)?,
-        Step::GivenMasks { .. } => compile_benchmark::program(decomposition, store, shape)?,
-    })
+/// The timed work.
+pub(super) enum Work {
+    /// The step of a run.
+    Training(Decomposition),
+    /// A step with given masks.
+    GivenMasks(Decomposition),
+    /// The step of a network itself.
+    Network(Trained),
+}
+
+impl Work {
+    fn new(preset: &Preset, store: &mut Store) -> Result<Self, Fault> {
+        let decomposition = |store: &mut Store| decomposition(preset, store);
+        Ok(match preset.step {
+            Step::Training => Self::Training(decomposition(store)?),
+            Step::GivenMasks { .. } => Self::GivenMasks(decomposition(store)?),
+            Step::Network(part) => {
+                let (run, positions) = (preset.run.clone(), preset.seq().unwrap_or(1));
+                let network = part.network(&run.target.model, positions)?;
+                Self::Network(Trained::new(run, network, positions, store))
+            }
+        })
+    }
+
+    /// Draws starting values.
+    fn start(&self, store: &mut Store) {
+        match self {
+            Self::Training(decomposition) | Self::GivenMasks(decomposition) => {
+                start_target(&*decomposition.target, "target_model.", store);
+                decomposition.initialise(store);
+            }
+            Self::Network(trained) => start_target(&*trained.network, "", store),
+        }
+    }
+
+    pub(super) fn run(&self) -> &Run {
+        match self {
+            Self::Training(decomposition) | Self::GivenMasks(decomposition) => &decomposition.run,
+            Self::Network(trained) => &trained.run,
+        }
+    }
+
+    fn parameters(&self) -> &Parameters {
+        match self {
+            Self::Training(decomposition) | Self::GivenMasks(decomposition) => {
+                &decomposition.parameters
+            }
+            Self::Network(trained) => &trained.parameters,
+        }
+    }
+
+    pub(super) fn shape(&self) -> BatchShape {
+        match self {
+            Self::Training(decomposition) | Self::GivenMasks(decomposition) => {
+                decomposition.shape(decomposition.run.train.batch_size)
+            }
+            Self::Network(trained) => trained.shape(),
+        }
+    }
+
+    /// Width of the input and of the middle of a typical layer.
+    pub(super) fn typical_layer(&self) -> [usize; 2] {
+        match self {
+            Self::Training(decomposition) | Self::GivenMasks(decomposition) => {
+                let site = &decomposition.sites[0];
+                [site.layer.d_in, site.components]
+            }
+            Self::Network(trained) => match &trained.network.layers()[..] {
+                [layer, ..] => [layer.d_in, layer.d_out],
+                [] => [WIDTH; 2],
+            },
+        }
+    }
+
+    /// The program of a step.
+    fn program(&self, store: &Store) -> Result<Builder, Fault> {
+        Ok(match self {
+            Self::Training(decomposition) => decomposition.step_program(store)?,
+            Self::GivenMasks(decomposition) => {
+                compile_benchmark::program(decomposition, store, self.shape())?
+            }
+            Self::Network(trained) => trained.program(store)?,
+        })
+    }
+
+    fn draw(&self, number: u32, given: &mut Given) {
+        match self {
+            Self::Training(_) => {}
+            Self::GivenMasks(decomposition) => {
+                compile_benchmark::draw(decomposition, number, given);
+            }
+            Self::Network(_) => network::draw(given),
+        }
+    }
 }
 
 impl Preset {
     /// The program of its step, of which nothing has a value.
     pub(crate) fn program(&self) -> Result<Builder, Fault> {
         let mut store = Store::of_shapes();
-        let decomposition = decomposition(self, &mut store)?;
+        let work = Work::new(self, &mut store)?;
         store.zeros(HALT, &[2]);
-        step(self, &decomposition, &store)
+        work.program(&store)
     }
 }
 
 /// A step that can be repeated.
 pub(super) struct Workload {
-    pub(super) decomposition: Decomposition,
+    pub(super) work: Work,
     pub(super) store: Store,
     pub(super) processor: Processor,
     pub(super) program: Alone,
-    pub(super) kind: Step,
+    /// Of the process, since the batches were made.
+    pub(super) peak: Peak,
     batches: Vec<Batch>,
     /// Which block of a batch is this rank's.
     block: usize,
@@ -61,30 +150,27 @@ impl Workload {
         world: &World,
     ) -> Result<Self, Fault> {
         let run = &preset.run;
+        let batches = batches(preset)?;
+        let peak = Peak::watch();
         let mut store = Store::new();
-        let decomposition = decomposition(preset, &mut store)?;
+        let work = Work::new(preset, &mut store)?;
         let blocks = world.blocks(run.train.blocks());
         store.hold_blocks(blocks.clone(), run.train.blocks());
-        start_target(&*decomposition.target, &mut store);
-        if preset.step == Step::Network {
-            network::start(&decomposition, &mut store);
-        }
-        decomposition.initialise(&mut store);
+        work.start(&mut store);
         store.zeros(HALT, &[2]);
-        let builder = step(preset, &decomposition, &store)?;
+        let builder = work.program(&store)?;
         let mut program = Alone::new(&builder, processor)?;
         program.parameters.seed = run.seed;
         if let Some(ranks) = world.ranks() {
             program.meet(ranks.clone());
             ranks.make_room()?;
         }
-        let batches = batches(preset)?;
         Ok(Self {
-            decomposition,
+            work,
             store,
             processor: processor.clone(),
             program,
-            kind: preset.step,
+            peak,
             batches,
             block: blocks.start,
             steps: 0,
@@ -101,25 +187,24 @@ impl Workload {
     }
 
     pub(super) fn shape(&self) -> BatchShape {
-        let run = &self.decomposition.run;
-        self.decomposition.shape(run.train.batch_size)
+        self.work.shape()
     }
 
     /// Masks for a program that is a part of the step, where the step is given its masks; a toy's
     /// cotangent.
     pub(super) fn draw(&self, part: &mut Given) {
-        draw(self.kind, &self.decomposition, self.steps, part);
+        self.work.draw(self.steps, part);
     }
 
     /// A batch and scalars for a program that is a part of the step.
     pub(super) fn prepare_part(&self, index: usize, part: &mut Given) {
         fill(part, &self.batches[index % BATCHES]);
-        set_scalars(&self.decomposition, self.steps.max(1), part);
+        set_scalars(self.work.run(), self.steps.max(1), part);
     }
 
     /// Number of values in a group.
     pub(super) fn parameters(&self, group: Group) -> usize {
-        self.decomposition.parameters.of(&[group]).len(&self.store)
+        self.work.parameters().of(&[group]).len(&self.store)
     }
 
     /// The terms of the last step by the peers' names, and their total; null where one is not
@@ -147,14 +232,14 @@ impl Timed for Workload {
     fn step(&mut self, batch: usize) -> Result<(), Fault> {
         if self.steps == 0 {
             // They stay as they are, on a GPU too: others would travel there within a timed step.
-            draw(self.kind, &self.decomposition, 0, &mut self.program);
+            self.work.draw(0, &mut self.program);
         }
-        let blocks = self.decomposition.run.train.blocks();
+        let blocks = self.work.run().train.blocks();
         let batch = &self.batches[batch % BATCHES];
         fill_block(&mut self.program, batch, self.block, blocks);
         self.program.parameters.step = self.steps;
         self.steps += 1;
-        set_scalars(&self.decomposition, self.steps, &mut self.program);
+        set_scalars(self.work.run(), self.steps, &mut self.program);
         Ok(self.program.run(&mut self.store)?)
     }
 
@@ -163,32 +248,16 @@ impl Timed for Workload {
     }
 }
 
-fn draw(kind: Step, decomposition: &Decomposition, number: u32, given: &mut Given) {
-    match kind {
-        Step::Training => {}
-        Step::Network => network::draw(given),
-        Step::GivenMasks { .. } => compile_benchmark::draw(decomposition, number, given),
-    }
-}
-
-/// The decomposition of a preset. A step that is given its masks has no importance functions, and
-/// that of the network has its own parameters alone.
+/// The decomposition of a preset. A step that is given its masks has no importance functions.
 pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomposition, Fault> {
     let mut decomposition = Decomposition::new(&preset.run, store)?;
-    match preset.step {
-        Step::Training => {}
-        Step::Network => {
-            decomposition.model.parameters = network::parameters(&decomposition, store);
-        }
-        Step::GivenMasks { .. } => {
-            decomposition.model.parameters = decomposition.parameters.of(&[Group::Components]);
-        }
+    if let Step::GivenMasks { .. } = preset.step {
+        decomposition.model.parameters = decomposition.parameters.of(&[Group::Components]);
     }
     Ok(decomposition)
 }
 
-fn set_scalars(decomposition: &Decomposition, update: u32, given: &mut Given) {
-    let run = &decomposition.run;
+fn set_scalars(run: &Run, update: u32, given: &mut Given) {
     let steps = run.train.steps;
     let half_way = run.train.lr.at(steps / 2, steps);
     parameters::set_scalars(given, [("lr", half_way)]);
@@ -198,11 +267,12 @@ fn set_scalars(decomposition: &Decomposition, update: u32, given: &mut Given) {
     }
 }
 
-fn start_target(target: &dyn Target, store: &mut Store) {
+/// Draws the target's tensors, whose names in the store begin with `prefix`.
+fn start_target(target: &dyn Target, prefix: &str, store: &mut Store) {
     let tensors = target.tensors();
     let slot = |store: &Store, name: &str| {
-        let slot = store.slot(&format!("target_model.{name}"));
-        slot.expect("made with the decomposition")
+        let slot = store.slot(&format!("{prefix}{name}"));
+        slot.expect("made with the target")
     };
     for (number, tensor) in (0u16..).zip(&tensors) {
         let to = slot(store, &tensor.name);
@@ -260,7 +330,7 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
     match (&run.data, run.target.model.input()) {
         (Data::Tokens { seq_len, .. }, Input::Tokens { vocab, .. }) => {
             let below = match preset.step {
-                Step::Training | Step::Network => vocab,
+                Step::Training | Step::Network(_) => vocab,
                 Step::GivenMasks { tokens } => tokens,
             };
             let stream = Stream::new(Purpose::Features, 0, 0);

@@ -174,7 +174,13 @@ impl ByteSpectral {
         b.slice(all, 0..self.d_model)
     }
 
-    fn encode(&self, b: &mut Builder, pass: &mut Pass<'_>, tokens_bt: Value) -> Result<Value> {
+    /// Vectors f32 `[b, t, d]` of bytes u32 `[b, t]`, but for an encoder that looks them up.
+    pub(crate) fn encode(
+        &self,
+        b: &mut Builder,
+        pass: &mut Pass<'_>,
+        tokens_bt: Value,
+    ) -> Result<Value> {
         let features_btd = self.features(b, pass, tokens_bt)?;
         let hidden = pass.linear(b, &format!("{ENCODER}.freq_proj.0"), features_btd)?;
         let hidden = layer_norm(b, pass, &format!("{ENCODER}.freq_proj.1"), hidden, NORM_EPS)?;
@@ -210,7 +216,13 @@ impl ByteSpectral {
     }
 
     /// The filters of a block.
-    fn mix(&self, b: &mut Builder, pass: &mut Pass<'_>, path: &str, x_btd: Value) -> Result<Value> {
+    pub(crate) fn mix(
+        &self,
+        b: &mut Builder,
+        pass: &mut Pass<'_>,
+        path: &str,
+        x_btd: Value,
+    ) -> Result<Value> {
         let positions = b.ty(x_btd).dims[1];
         let kernels = pass.kernels(b, path, x_btd, &|b, filters| {
             self.kernels(b, positions, filters)

@@ -66,6 +66,22 @@ pub(super) const BYTE_TRADITIONAL: Listed<ByteTraditional> =
 
 const EMBEDDING: &str = "embedding";
 
+impl ByteTraditional {
+    /// The attention of a block.
+    pub(crate) fn attend(
+        &self,
+        b: &mut Builder,
+        pass: &mut Pass<'_>,
+        path: &str,
+        x_btd: Value,
+    ) -> Result<Value> {
+        let mut project = |b: &mut Builder, name| pass.linear(b, &format!("{path}.{name}"), x_btd);
+        let qkv = Qkv::Apart([project(b, "q")?, project(b, "k")?, project(b, "v")?]);
+        let mixed_btd = b.attention(qkv, Heads::causal(self.n_head, self.n_head), None)?;
+        pass.linear(b, &format!("{path}.out_proj"), mixed_btd)
+    }
+}
+
 impl Target for ByteTraditional {
     fn describe(&self) -> String {
         format!(
@@ -132,11 +148,7 @@ impl Target for ByteTraditional {
         let mut x_btd = pass.embedding(b, EMBEDDING, tokens_bt, None)?;
         for layer in 0..self.n_layer {
             let block = format!("layers.{layer}");
-            let mut project =
-                |b: &mut Builder, name| pass.linear(b, &format!("{block}.self_attn.{name}"), x_btd);
-            let qkv = Qkv::Apart([project(b, "q")?, project(b, "k")?, project(b, "v")?]);
-            let mixed_btd = b.attention(qkv, Heads::causal(self.n_head, self.n_head), None)?;
-            let attn_btd = pass.linear(b, &format!("{block}.self_attn.out_proj"), mixed_btd)?;
+            let attn_btd = self.attend(b, pass, &format!("{block}.self_attn"), x_btd)?;
             let sum_btd = b.add(x_btd, attn_btd)?;
             x_btd = layer_norm(b, pass, &format!("{block}.norm1"), sum_btd, NORM_EPS)?;
             let hidden_btm = pass.linear(b, &format!("{block}.linear1"), x_btd)?;

@@ -158,6 +158,17 @@ impl KaufmannLayer {
         b: &mut Builder,
         pass: &mut Pass<'_>,
         prefix: &str,
+        of: [Value; 2],
+    ) -> Result<Value> {
+        self.forward_by(Ways::ONE_OP_EACH, b, pass, prefix, of)
+    }
+
+    fn forward_by(
+        &self,
+        ways: Ways,
+        b: &mut Builder,
+        pass: &mut Pass<'_>,
+        prefix: &str,
         [x_btd, c_btm]: [Value; 2],
     ) -> Result<Value> {
         let (d, e, heads) = (self.d_model, self.hidden(), self.n_head);
@@ -195,7 +206,7 @@ impl KaufmannLayer {
             beta: difference(b, beta, &[])?,
             scale,
         };
-        let o_btd = b.additive_attention(scores, v_btd, true)?;
+        let o_btd = (ways.attention)(b, scores, v_btd)?;
         let hidden = pass.linear(b, &path("knot_gate.invariant_net.0"), o_btd)?;
         let hidden = b.silu(hidden)?;
         let hidden = pass.linear(b, &path("knot_gate.invariant_net.2"), hidden)?;
@@ -205,8 +216,42 @@ impl KaufmannLayer {
             b: pass.weight(&path("b")),
             dt: pass.weight(&path("dt")),
         };
-        let u_btd = b.reaction(x_btd, y_btd, with, self.steps)?;
+        let u_btd = (ways.reaction)(b, [x_btd, y_btd], with, self.steps)?;
         pass.linear(b, &path("out_proj"), u_btd)
+    }
+}
+
+/// How the attention and the reaction of a layer are computed.
+#[derive(Clone, Copy)]
+pub(crate) struct Ways {
+    /// Causal attention of scores to values f32 `[b, t, d]`.
+    pub(crate) attention: fn(&mut Builder, AdditiveScores, Value) -> Result<Value>,
+    /// Some steps from `x` and `y`.
+    pub(crate) reaction: fn(&mut Builder, [Value; 2], ReactionParameters, usize) -> Result<Value>,
+}
+
+impl Ways {
+    pub(crate) const ONE_OP_EACH: Self = Self {
+        attention: |b, scores, v| b.additive_attention(scores, v, true),
+        reaction: |b, [x, y], with, steps| b.reaction(x, y, with, steps),
+    };
+}
+
+impl Kaufmann {
+    pub(crate) fn forward_by(
+        &self,
+        ways: Ways,
+        b: &mut Builder,
+        pass: &mut Pass<'_>,
+        input: Value,
+    ) -> Result<Value> {
+        let (rows, t, d) = (b.ty(input).rows(), self.positions, self.layer.d_model);
+        let x = b.slice(input, 0..t * d)?;
+        let c = b.slice(input, t * d..self.features())?;
+        let x_btd = b.reshape(x, &[rows, t, d])?;
+        let c_btm = b.reshape(c, &[rows, t, self.layer.d_coords])?;
+        let y_btd = self.layer.forward_by(ways, b, pass, "", [x_btd, c_btm])?;
+        b.reshape(y_btd, &[rows, t * d])
     }
 }
 
@@ -261,13 +306,7 @@ impl Target for Kaufmann {
     }
 
     fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, input: Value) -> Result<Value> {
-        let (rows, t, d) = (b.ty(input).rows(), self.positions, self.layer.d_model);
-        let x = b.slice(input, 0..t * d)?;
-        let c = b.slice(input, t * d..self.features())?;
-        let x_btd = b.reshape(x, &[rows, t, d])?;
-        let c_btm = b.reshape(c, &[rows, t, self.layer.d_coords])?;
-        let y_btd = self.layer.forward(b, pass, "", [x_btd, c_btm])?;
-        b.reshape(y_btd, &[rows, t * d])
+        self.forward_by(Ways::ONE_OP_EACH, b, pass, input)
     }
 
     fn loss(&self, b: &mut Builder, input: Value, output: Value) -> Result<Value> {

@@ -89,7 +89,7 @@ fn read(table: &mut Table<'_>) -> Found<Spectral> {
 pub(super) const SPECTRAL: Listed<Spectral> = Listed::new(read, |sizes| Ok(Arc::new(*sizes)));
 
 /// Weight of the penalty.
-const PENALTY: f64 = 0.01;
+pub(crate) const PENALTY: f64 = 0.01;
 
 impl Spectral {
     fn features(&self) -> usize {
@@ -131,6 +131,22 @@ impl SpectralLayer {
         c_btm: Value,
         weight: f64,
     ) -> Result<Value> {
+        let phi_btk = self.phi(b, pass, prefix, c_btm)?;
+        if self.basis != Basis::Random {
+            let penalty = b.gram_penalty(phi_btk)?;
+            pass.penalty(weight * PENALTY, penalty);
+        }
+        Ok(phi_btk)
+    }
+
+    /// The basis f32 `[b, t, k]` of coordinates f32 `[b, t, m]`.
+    pub(crate) fn phi(
+        &self,
+        b: &mut Builder,
+        pass: &mut Pass<'_>,
+        prefix: &str,
+        c_btm: Value,
+    ) -> Result<Value> {
         if self.basis == Basis::Random {
             let projection = pass.weight(&format!("{prefix}projection"));
             let angles = b.matmul(c_btm, projection)?;
@@ -143,18 +159,15 @@ impl SpectralLayer {
         let h = pass.linear(b, &format!("{prefix}spectral_proj.0"), c_btm)?;
         let h = b.silu(h)?;
         let z_btk = pass.linear(b, &format!("{prefix}spectral_proj.2"), h)?;
-        let phi_btk = if self.basis == Basis::L2 {
+        if self.basis == Basis::L2 {
             #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
             let share = 1.0 / self.n_basis as f64 as f32;
             let share = b.constant(share, &[self.n_basis])?;
             // z / (|z| / sqrt(k)) / k; a vector of zeros stays one.
-            b.rms_norm(z_btk, share, 1e-24)?
+            b.rms_norm(z_btk, share, 1e-24)
         } else {
-            b.softmax(z_btk)?
-        };
-        let penalty = b.gram_penalty(phi_btk)?;
-        pass.penalty(weight * PENALTY, penalty);
-        Ok(phi_btk)
+            b.softmax(z_btk)
+        }
     }
 }
 
