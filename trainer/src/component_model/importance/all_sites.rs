@@ -42,6 +42,21 @@ impl SeenSite<'_> {
     }
 }
 
+/// The inputs of the sites of `order`, side by side: f32 `[.., sum of widths]`.
+///
+/// # Errors
+///
+/// When they have other rows than each other.
+pub(super) fn side_by_side(
+    b: &mut Builder,
+    seen: &[SeenSite<'_>],
+    order: &[usize],
+) -> Result<Value> {
+    let inputs = order.iter().map(|&index| seen[index].shown(b));
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
+    b.concatenate(&inputs)
+}
+
 /// A network's work on positions: what sees features alone sees rows of one position.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Patterns, Size, Text, WidthsOrNone};
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, on_positions, share_out, width, without_positions};
+use super::all_sites::{all, on_positions, share_out, side_by_side, width, without_positions};
 use super::layers::{
     AT_END, BEFORE_GELU, ImportanceTensor, Linear, SelfAttention, Tensors, Weights, mlp,
     mlp_layers, norm, scale_name,
@@ -190,11 +190,7 @@ impl ImportanceFunction for GlobalReverseResidual {
         made.carry(of, "transition_hidden_dim", "transition_hidden");
         if of.has_table("transition_attn_config") {
             of.table("transition_attn_config", |of| {
-                made.need(of, ("n_heads", "a whole number"), "n_head");
-                made.carry(of, "rope_base", "rope_base");
-                // Rows may have any length here.
-                of.pass_over();
-                Some(())
+                SelfAttention::from_reference(of, made)
             });
         }
     }
@@ -270,9 +266,7 @@ impl ImportanceFunction for GlobalReverseResidual {
         let mut logits = vec![None; seen.len()];
         let mut stream = None;
         for visit in self.visits(seen.iter().map(|seen| seen.site)) {
-            let inputs = visit.members.iter().map(|&index| seen[index].shown(b));
-            let inputs = inputs.collect::<Result<Vec<_>>>()?;
-            let inputs = b.concatenate(&inputs)?;
+            let inputs = side_by_side(b, seen, &visit.members)?;
             let mut r = visit.first.apply(b, weights, inputs)?;
             if let Some(before) = stream {
                 r = b.add(before, r)?;

@@ -8,7 +8,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::Widths;
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, by_name, share_out, width, without_positions};
+use super::all_sites::{all, by_name, share_out, side_by_side, width, without_positions};
 use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp, mlp_layers};
 use super::{ImportanceFunction, SeenSite, hidden_dims};
 use crate::run_file::reference::Made;
@@ -71,9 +71,7 @@ impl ImportanceFunction for GlobalSharedMlp {
         seen: &[SeenSite<'_>],
     ) -> Result<Vec<Value>> {
         let order = by_name(seen.iter().map(|seen| seen.site));
-        let inputs = order.iter().map(|&index| seen[index].shown(b));
-        let inputs = inputs.collect::<Result<Vec<_>>>()?;
-        let x = b.concatenate(&inputs)?;
+        let x = side_by_side(b, seen, &order)?;
         let layers = self.layers(seen.iter().map(|seen| seen.site));
         let x = mlp(b, weights, &layers, x)?;
         let mut logits = vec![None; seen.len()];

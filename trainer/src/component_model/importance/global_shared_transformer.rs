@@ -108,13 +108,7 @@ impl ImportanceFunction for GlobalSharedTransformer {
             made.need(of, ("d_model", "a width"), "d_model");
             made.need(of, ("n_blocks", "a whole number"), "n_layer");
             made.carry(of, "mlp_hidden_dim", "hidden");
-            of.table("attn_config", |of| {
-                made.need(of, ("n_heads", "a whole number"), "n_head");
-                made.carry(of, "rope_base", "rope_base");
-                // Rows may have any length here.
-                of.pass_over();
-                Some(())
-            })
+            of.table("attn_config", |of| SelfAttention::from_reference(of, made))
         };
         of.table("simple_transformer_ci_cfg", read);
     }

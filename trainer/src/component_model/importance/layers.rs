@@ -12,6 +12,7 @@ use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use crate::networks::Start;
+use crate::run_file::reference::Made;
 
 /// The tensors of an importance function in a program, by name.
 pub(super) type Weights<'w> = &'w dyn Fn(&mut Builder, &str) -> Value;
@@ -137,6 +138,14 @@ impl SelfAttention {
             n_head,
             rope_base: rope_base?,
         })
+    }
+
+    /// Makes its keys of those in a run file of the SPD reference. Rows may have any length here.
+    pub(super) fn from_reference(of: &mut Table<'_>, made: &mut Made) -> Option<()> {
+        made.need(of, ("n_heads", "a whole number"), "n_head");
+        made.carry(of, "rope_base", "rope_base");
+        of.pass_over();
+        Some(())
     }
 
     /// The range of `n_head`.
