@@ -199,6 +199,9 @@ impl Builder {
             .into_iter()
             .map(|ty| self.value(ty, Home::Node(index)))
             .collect();
+        if let Some(region) = self.region.filter(|_| !self.eager) {
+            self.regions.insert(index, region);
+        }
         self.nodes.push(Node {
             op,
             inputs: inputs.to_vec(),

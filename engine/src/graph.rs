@@ -76,6 +76,13 @@ pub struct Graph<P> {
     /// For each bypassed value, the products that depend on it without reading it.
     pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
     pub(crate) persistent: BTreeMap<Slot, Value>,
+    /// The region that the next ops belong to, and the number of regions so far.
+    pub(crate) region: Option<usize>,
+    pub(crate) region_count: usize,
+    /// The region of each node that belongs to one.
+    pub(crate) regions: BTreeMap<usize, usize>,
+    /// Values that are made again for the gradients, with what they repeat.
+    pub(crate) copies: Vec<(Value, Value)>,
     /// Ops so far with their results, by the values that they read.
     pub(crate) known: BTreeMap<Reads, Vec<(P, Vec<Value>)>>,
     pub(crate) eager: bool,
@@ -110,6 +117,10 @@ impl<P> Default for Graph<P> {
             all_reduced: BTreeSet::new(),
             bypassed: BTreeMap::new(),
             persistent: BTreeMap::new(),
+            region: None,
+            region_count: 0,
+            regions: BTreeMap::new(),
+            copies: Vec::new(),
             known: BTreeMap::new(),
             eager: false,
             part: "",

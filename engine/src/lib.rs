@@ -13,6 +13,8 @@
 //! - A wide value that is a sum of narrow products, and only read through matrices, is not made
 //!   ([`Builder::associate`]).
 //! - [`Builder::gradients`] appends reverse mode, once, for the wanted values and nothing else.
+//! - [`Builder::recompute`] has the gradients make again what they read of a region of the forward
+//!   pass, in the place of keeping it.
 //! - A [`Plan`] orders the ops and places every intermediate in one arena by its lifetime. Peak
 //!   memory is known before the first step, and a replay allocates nothing.
 //! - A program may compute one of several equal [blocks] of a batch, on one rank or on several: its
@@ -51,6 +53,7 @@ mod precision;
 mod profile;
 #[cfg(test)]
 mod random_programs;
+mod recompute;
 mod reduction;
 mod replay;
 mod rounding;

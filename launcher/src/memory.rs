@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use spd_trainer::run_file::Run;
+use spd_trainer::run_file::{Recompute, Run};
 
 use crate::plan::bytes;
 
@@ -213,7 +213,8 @@ fn check_within(
     ))
 }
 
-/// Settings that memory grows with, each halved; one setting may be several keys.
+/// Settings that memory grows with, each halved, and intermediates that are not kept; one setting
+/// may be several keys.
 fn savings(run: &Run) -> Vec<Vec<String>> {
     let halved = |key: &str, value: usize| match value {
         0 | 1 => Vec::new(),
@@ -237,6 +238,9 @@ fn savings(run: &Run) -> Vec<Vec<String>> {
     }
     if let spd_trainer::run_file::Data::Tokens { seq_len, .. } = &run.data {
         all.push(halved("data.seq_len", *seq_len));
+    }
+    if run.train.recompute != Recompute::Always {
+        all.push(vec!["train.recompute=always".to_owned()]);
     }
     all.retain(|set| !set.is_empty());
     all
@@ -311,7 +315,7 @@ mod tests {
                 Some(5 << 20)
             }
             "eval.batch_size=2048" => Some(6 << 20),
-            "target.train.batch_size=512" => None,
+            "target.train.batch_size=512" | "train.recompute=always" => None,
             other => panic!("{other}"),
         };
         let check = |there| check(&run(), 6 << 20, there, needs);

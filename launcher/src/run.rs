@@ -96,7 +96,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         create(&run_dir, &run, asked.fresh)?
     } else {
         let hold = run_dir.hold().map_err(Fault::BadInput)?;
-        run_dir.retrack(&run).map_err(Fault::BadInput)?;
+        run_dir.rewrite(&run).map_err(Fault::BadInput)?;
         hold
     };
     let launched = Launched::now(hold);

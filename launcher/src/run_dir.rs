@@ -280,21 +280,25 @@ impl RunDir {
         })
     }
 
-    /// Updates the trackers and their identifiers in the resolved run, if there are any.
+    /// Updates in the resolved run what may differ from start to start: whether gradients make
+    /// intermediates again, and the trackers and their identifiers, if there are any.
     ///
     /// # Errors
     ///
     /// One line, when the file system refuses.
-    pub(crate) fn retrack(&self, run: &Run) -> Result<(), String> {
+    pub(crate) fn rewrite(&self, run: &Run) -> Result<(), String> {
         let Ok(stored) = Run::load_resolved(&self.config()) else {
             return Ok(());
         };
-        if run.tracker.to.is_empty() || stored.tracker == run.tracker {
+        let mut here = stored.clone();
+        here.train.recompute = run.train.recompute;
+        if !run.tracker.to.is_empty() {
+            here.tracker = run.tracker.clone();
+        }
+        if here == stored {
             return Ok(());
         }
-        let tracker = run.tracker.clone();
-        let text = Run { tracker, ..stored }.to_toml();
-        let written = atomic::write_file(&self.config(), text.as_bytes());
+        let written = atomic::write_file(&self.config(), here.to_toml().as_bytes());
         written.map_err(|error| format!("{}: {error}", self.config().display()))
     }
 

@@ -6,6 +6,8 @@
 //! and what a masked pass shares with the clean one is computed once, because equal ops on equal
 //! values are one value.
 //!
+//! Each block of a masked pass is a region that gradients may compute again.
+//!
 //! If the run puts an identity matrix before a layer, the layer's input goes through it first, as
 //! through a layer of its own: model code does not know of it.
 
@@ -38,6 +40,8 @@ pub struct Pass<'a> {
     pub inputs: BTreeMap<String, Value>,
     /// Terms of the network's training loss that the forward pass finds, with their weights.
     penalties: Vec<(f64, Value)>,
+    /// The block of the last layer of a masked pass.
+    block: Option<&'a str>,
 }
 
 impl<'a> Pass<'a> {
@@ -58,6 +62,7 @@ impl<'a> Pass<'a> {
             masked,
             inputs: BTreeMap::new(),
             penalties: Vec::new(),
+            block: None,
         }
     }
 
@@ -179,7 +184,11 @@ impl<'a> Pass<'a> {
         self.layers.iter().find(|layer| layer.path == path)
     }
 
-    fn through(&mut self, b: &mut Builder, layer: &Layer, x: Value) -> Result<Value> {
+    fn through(&mut self, b: &mut Builder, layer: &'a Layer, x: Value) -> Result<Value> {
+        let block = block(&layer.path);
+        if !self.masked.is_empty() && self.block.replace(block) != Some(block) {
+            b.begin_region();
+        }
         self.inputs.insert(layer.path.clone(), x);
         match self.masked.get(&layer.path) {
             Some(site) => self.site(b, layer, site, x),
@@ -228,5 +237,35 @@ impl<'a> Pass<'a> {
         layer
             .bias
             .then(|| self.weight(&format!("{}.bias", layer.path)))
+    }
+}
+
+/// The block of a layer, its path up to the first number: `h.1` of `h.1.attn.q_proj`. A layer of no
+/// block is one by itself.
+fn block(path: &str) -> &str {
+    let mut end = 0;
+    for part in path.split('.') {
+        end += part.len();
+        if part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return &path[..end];
+        }
+        end += 1;
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::block;
+
+    #[test]
+    fn a_block_ends_with_the_first_number() {
+        for (path, expected) in [
+            ("h.1.attn.q_proj", "h.1"),
+            ("model.layers.12.mlp.3", "model.layers.12"),
+            ("lm_head", "lm_head"),
+        ] {
+            assert_eq!(block(path), expected);
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::gather::GATHERED;
 use crate::given_weights;
 use crate::memory::Memory;
 use crate::networks::{Target, described, shipped};
-use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Run};
+use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Recompute, Run};
 use crate::target;
 use crate::target_task::{Lessons, TargetTask};
 use crate::world::World;
@@ -280,7 +280,7 @@ fn rows(
         weights += "; held in bf16";
     }
     let train = &run.train;
-    Ok(vec![
+    let mut rows = vec![
         row("run", format!("{}, seed {}", run.name, run.seed)),
         row("target", described(network)),
         row("weights", weights),
@@ -296,8 +296,15 @@ fn rows(
             precision_name(run.precision, on_gpu, bf16_is_slower()).into(),
         ),
         row("device", device(train.blocks(), threads, on_gpu, world)),
-    ])
+    ];
+    if train.recompute == Recompute::Always {
+        rows.push(row("recompute", RECOMPUTED.into()));
+    }
+    Ok(rows)
 }
+
+/// The intermediates that gradients make again.
+const RECOMPUTED: &str = "blocks of masked passes, and importance functions";
 
 /// Processor and number of ranks or threads of a run.
 fn device(shards: usize, threads: usize, on_gpu: bool, world: &World) -> String {

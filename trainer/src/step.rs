@@ -5,7 +5,7 @@ use spd_engine::{Builder, Result, Store, Value};
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::losses::Faithfulness;
 use crate::parameters::{Group, Update};
-use crate::run_file::FaithfulnessWarmup;
+use crate::run_file::{FaithfulnessWarmup, Recompute};
 
 /// The loss of the warm-up, in its program and in messages.
 pub(crate) const WARMUP_LOSS: &str = "loss/faithfulness";
@@ -62,6 +62,9 @@ impl Decomposition {
             })?;
         let from = self.loss_inputs(store, &clean_pass, self.draws);
         from.update(&mut b, &self.run.losses, &guards)?;
+        if train.recompute == Recompute::Always {
+            b.recompute();
+        }
         b.check_blocks()?;
         Ok(b)
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use spd_trainer::run_file::Run;
+use spd_trainer::run_file::{Recompute, Run};
 use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 
 use crate::cli::RunArgs;
@@ -65,10 +65,9 @@ pub(super) fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<C
     if checked.found == DirState::Finished {
         return Ok(checked);
     }
-    let Checked { run, run_dir, .. } = &checked;
     let world = World::planned(ranks, node.nodes());
-    let threads = asked.threads_of_rank();
-    let mut run_plan = spd_trainer::run_plan(run, threads, asked.gpus > 0, &world)?;
+    let mut run_plan = decide_recompute(asked, &world, gpus_unseen, &mut checked.run)?;
+    let Checked { run, run_dir, .. } = &checked;
     run_plan.rows.push(plan::run_file(&path));
     run_plan.rows.extend(checked.files.rows());
     check_memory(asked, (&path, &asked.set), &world, run, &run_plan).map_err(Fault::BadInput)?;
@@ -145,6 +144,38 @@ fn check_gpu_memory(
         })?;
     }
     Ok(())
+}
+
+/// Decides whether gradients make intermediates again, where the run file leaves it open: they do if
+/// the run does not fit into memory otherwise. Returns the plan.
+fn decide_recompute(
+    asked: &RunArgs,
+    world: &World,
+    gpus_unseen: bool,
+    run: &mut Run,
+) -> Result<RunPlan, Fault> {
+    let plan =
+        |run: &Run| spd_trainer::run_plan(run, asked.threads_of_rank(), asked.gpus > 0, world);
+    let fits = |plan: &RunPlan| {
+        let there = asked.memory.or_else(memory::available);
+        let need = plan.gpu_memory.as_ref().filter(|_| !gpus_unseen);
+        let mut gpus = 0..asked.ranks();
+        there.is_none_or(|there| plan.memory.total() <= there)
+            && need.is_none_or(|need| {
+                gpus.all(|gpu| cuda::free_memory(gpu).is_ok_and(|there| need.total() <= there))
+            })
+    };
+    let keeping = plan(run)?;
+    if run.train.recompute != Recompute::Auto || fits(&keeping) {
+        return Ok(keeping);
+    }
+    run.train.recompute = Recompute::Always;
+    let again = plan(run)?;
+    if fits(&again) {
+        return Ok(again);
+    }
+    run.train.recompute = Recompute::Auto;
+    Ok(keeping)
 }
 
 /// Sets the number of shards of a batch where the run file leaves it open: as at the beginning of

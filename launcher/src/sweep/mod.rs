@@ -492,7 +492,7 @@ impl Sweep<'_> {
             drop(hold.map_err(|fault| fault.to_string())?);
         } else {
             let _hold = member.dir.hold()?;
-            member.dir.retrack(&member.run)?;
+            member.dir.rewrite(&member.run)?;
         }
         let started = member.start(self.asked, self.threads);
         started.map_err(|error| format!("{error:#}"))

@@ -109,6 +109,42 @@ fn a_run_beyond_the_memory_is_refused_with_advice() {
     }
 }
 
+// With memory between what the run needs when it keeps intermediates and when it makes them again.
+#[test]
+fn a_run_that_does_not_fit_makes_intermediates_again() {
+    let scratch = Scratch::new();
+    let dry_run = |set: &[&str], memory: &str| {
+        let mut command = scratch.real("resid_mlp2.toml", "runs/x", set);
+        command.args(["--threads", "1", "--dry-run", "--memory", memory]);
+        launch(command)
+    };
+    let planned = |plan: &str| -> f64 {
+        let line = plan.lines().find(|line| line.contains(" memory "));
+        let line = line.unwrap_or_else(|| panic!("{plan}"));
+        let mut words = line.split_whitespace().skip(1);
+        let size = words.next().unwrap().parse::<f64>().unwrap();
+        assert_eq!(words.next(), Some("MiB"), "{plan}");
+        size
+    };
+    let [kept, again] = ["never", "always"].map(|word| {
+        let ended = dry_run(&[&format!("train.recompute={word}")], "20GiB");
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        planned(&ended.stdout)
+    });
+    assert!(again < 0.9 * kept, "{again} of {kept} MiB");
+    let between = format!("{}k", (512.0 * (kept + again)).round());
+    let fits = dry_run(&[], &between);
+    assert_eq!(fits.code, Some(0), "{}", fits.stderr);
+    assert!(fits.stdout.contains("  recompute   "), "{}", fits.stdout);
+    assert!(
+        (planned(&fits.stdout) - again).abs() < 0.01,
+        "{}",
+        fits.stdout
+    );
+    let refused = dry_run(&["train.recompute=never"], &between);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+}
+
 #[test]
 fn an_absurd_size_is_refused_without_allocating() {
     let scratch = Scratch::new();

@@ -360,6 +360,9 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
+    use crate::component_model::{GlobalSharedTransformer, ImportanceKind, SelfAttention};
+    use crate::parameters::Parameter;
+    use crate::run_file::Recompute;
 
     fn alone() -> Processor {
         Arc::new(Pool::single()).into()
@@ -412,6 +415,53 @@ mod tests {
                 differ |= rounded.to_bits() != full.to_bits();
             }
             assert!(differ, "{name}: the factors are rounded");
+        }
+    }
+
+    /// The bytes of a step's arena, and every parameter after two steps.
+    fn after_two_steps(preset: &Preset, processor: &Processor) -> (usize, Vec<Vec<u32>>) {
+        let mut workload = Workload::new(preset, processor, &World::default()).unwrap();
+        (0..2).for_each(|step| workload.step(step).unwrap());
+        workload.finish().unwrap();
+        workload.store.fetch().unwrap();
+        let bits = |p: &Parameter| {
+            let values = workload.store.get(p.slot).iter();
+            values.map(|value| value.to_bits()).collect()
+        };
+        let parameters = workload.work.parameters().iter().map(bits).collect();
+        (workload.program.plan().arena_bytes(), parameters)
+    }
+
+    #[test]
+    fn recomputed_intermediates_take_less_memory_and_change_no_bit() {
+        let transformer = ImportanceKind::GlobalSharedTransformer(GlobalSharedTransformer {
+            d_model: 8,
+            n_layer: 3,
+            hidden: vec![32],
+            attention: SelfAttention {
+                n_head: 2,
+                rope_base: 10_000.0,
+            },
+        });
+        let gpu = Processor::Gpu(Some(spd_emulated::device()));
+        for (name, importance, processor) in [
+            ("tiny-ss-llama", None, &alone()),
+            ("tiny-ss-llama", Some(&transformer), &alone()),
+            ("tiny-ss-llama", None, &gpu),
+            ("tiny-gpt2-h1", None, &alone()),
+            ("tiny-pgd", None, &alone()),
+            ("tiny-resid", None, &alone()),
+        ] {
+            let [kept, again] = [Recompute::Never, Recompute::Always].map(|recompute| {
+                let mut preset = preset(name, &Overrides::default()).unwrap();
+                preset.run.train.recompute = recompute;
+                if let Some(importance) = importance {
+                    preset.run.importance.kind = importance.clone();
+                }
+                after_two_steps(&preset, processor)
+            });
+            assert!(kept.1 == again.1, "{name}");
+            assert!(again.0 < kept.0, "{name}: {} of {}", again.0, kept.0);
         }
     }
 

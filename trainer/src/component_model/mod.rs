@@ -273,7 +273,9 @@ impl ComponentModel {
                 },
             });
         }
+        b.begin_region();
         let logits = importance::logits(b, store, &self.settings.importance, &seen)?;
+        b.end_region();
         let mut sites = Vec::with_capacity(self.sites.len());
         for (index, (SeenSite { site, values, .. }, logits)) in
             seen.into_iter().zip(logits).enumerate()
@@ -407,6 +409,7 @@ impl ComponentModel {
             .collect();
         let mut pass = Pass::masked(&self.layers, &clean_pass.weights, sites);
         let output = self.target.forward(b, &mut pass, clean_pass.input)?;
+        b.end_region();
         let inputs = pass.inputs;
         Ok(MaskedPass {
             output,

@@ -34,4 +34,4 @@ pub use reference::{TargetFiles, WeightsFile, Written};
 pub use run::{Checkpoint, Log, Precision, Run};
 pub use schedule::{Decay, Knot, Schedule, Shape};
 pub use target::{Dtype, Target, TargetTrain};
-pub use train::{FaithfulnessWarmup, OutputLoss, Reduction, Train};
+pub use train::{FaithfulnessWarmup, OutputLoss, Recompute, Reduction, Train};

@@ -5,7 +5,7 @@ use toml::Value;
 
 use spd_configs::Tracker;
 
-use crate::run_file::Run;
+use crate::run_file::{Recompute, Run};
 
 impl Run {
     /// The run as a run file of its own, every default filled in.
@@ -25,11 +25,12 @@ impl Run {
     /// As [`Run::to_toml`].
     pub fn differences(&self, there: &Self) -> Vec<String> {
         let [here, there] = [self, there].map(|run| {
-            // The destinations of metrics do not count.
-            let run = Self {
+            // The destinations of metrics do not count, nor does the memory of a step.
+            let mut run = Self {
                 tracker: Tracker::default(),
                 ..run.clone()
             };
+            run.train.recompute = Recompute::default();
             Value::try_from(run).expect("what was read from TOML can be written as TOML")
         });
         let mut lines = Vec::new();

@@ -19,6 +19,10 @@
 //! - `muon` | none | | `{ beta, rms, weight_decay, iterations }`, 0.95, 0.2, 0 and 5 by default,
 //!   `rms = false` to scale an update by its shape: matrices are updated by Muon, in the place of
 //!   AdamW; importance functions are those over all sites, whose other tensors take Nesterov's Adam
+//! - `recompute` | `"auto"` | | whether gradients make again what each block of a masked pass, and
+//!   the importance functions, made, in the place of keeping it: `"always"`, `"never"`, or `"auto"`,
+//!   where the run would not fit into memory otherwise. It costs up to one more forward pass of each
+//!   kind, and no bit
 //! - `faithfulness_warmup` | `{ steps = 0, lr = 1e-3, weight_decay = 0.0 }` |
 //!   `faithfulness_warmup_steps`, `..._lr`, `..._weight_decay` | updates on faithfulness alone,
 //!   first
@@ -66,6 +70,9 @@ pub struct Train {
     /// Settings of Muon, if it takes the place of AdamW.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muon: Option<Muon>,
+    /// Whether gradients make intermediates again.
+    #[serde(skip_serializing_if = "Recompute::is_open")]
+    pub recompute: Recompute,
     /// Updates on faithfulness alone before the first step.
     pub faithfulness_warmup: FaithfulnessWarmup,
 }
@@ -80,6 +87,29 @@ words! {
         /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along
         /// the tree as before.
         Fast = "fast",
+    }
+}
+
+words! {
+    /// Whether gradients make the intermediates of the forward pass again, in the place of keeping
+    /// them.
+    #[derive(Default)]
+    pub enum Recompute {
+        /// Where the run would not fit into memory otherwise, as the launcher decides.
+        #[default]
+        Auto = "auto",
+        /// Always.
+        Always = "always",
+        /// Never.
+        Never = "never",
+    }
+}
+
+impl Recompute {
+    /// Whether it is not decided.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    fn is_open(&self) -> bool {
+        *self == Self::Auto
     }
 }
 
@@ -132,6 +162,7 @@ pub(crate) fn read(
     let clip_components = table.or("clip_components", Clip, None);
     let clip_importance = table.or("clip_importance", Clip, None);
     let muon = table.maybe_table("muon", muon::read);
+    let recompute = table.or("recompute", Recompute::WORDS, Recompute::Auto);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
 
     if let (Some(Some(_)), Some(message)) = (muon, no_muon) {
@@ -172,6 +203,7 @@ pub(crate) fn read(
         clip_components: clip_components?,
         clip_importance: clip_importance?,
         muon: muon?,
+        recompute: recompute?,
         faithfulness_warmup: faithfulness_warmup?,
     })
 }

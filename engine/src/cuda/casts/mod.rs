@@ -77,6 +77,13 @@ fn exact(from: &Builder, depends: &[bool], read: impl Iterator<Item = Value>) ->
                 }
             }
         }
+        // A value that is made again is stored as the first time.
+        for &(copy, of) in &from.copies {
+            if exact[copy.index()] || exact[of.index()] {
+                set(copy, &mut exact);
+                set(of, &mut exact);
+            }
+        }
     }
     exact
 }

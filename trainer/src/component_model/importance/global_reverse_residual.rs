@@ -266,6 +266,7 @@ impl ImportanceFunction for GlobalReverseResidual {
         let mut logits = vec![None; seen.len()];
         let mut stream = None;
         for visit in self.visits(seen.iter().map(|seen| seen.site)) {
+            b.begin_region();
             let inputs = side_by_side(b, seen, &visit.members)?;
             let mut r = visit.first.apply(b, weights, inputs)?;
             if let Some(before) = stream {

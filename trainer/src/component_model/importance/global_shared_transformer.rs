@@ -161,6 +161,7 @@ impl ImportanceFunction for GlobalSharedTransformer {
         let x = first.apply(b, weights, inputs)?;
         let x = on_positions(b, x, |b, mut x| {
             for block in 0..self.n_layer {
+                b.begin_region();
                 let normed = norm(b, x, None)?;
                 let mixed = self
                     .attention
