@@ -222,14 +222,29 @@ mod tests {
         assert!(Resident::read("VmHWM: 1 pages").is_none());
     }
 
+    /// Names the process of a test that has its memory to itself.
+    #[cfg(target_os = "linux")]
+    const ALONE: &str = "SPD_TEST_ALONE";
+
+    // In a process of its own: other tests give memory back, and a bench has the kernel forget the
+    // peak.
     #[cfg(target_os = "linux")]
     #[test]
     fn freed_memory_counts_in_the_peak() {
+        if std::env::var_os(ALONE).is_none() {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let name = "memory::tests::freed_memory_counts_in_the_peak";
+            command.args([name, "--exact"]).env(ALONE, "1");
+            let ended = command.output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success(), "{said}");
+            return;
+        }
         let peak = Peak::watch();
         let before = peak.most().unwrap();
         drop(std::hint::black_box(vec![1u8; 1 << 30]));
         let most = peak.most().unwrap();
-        // Other tests give back some hundred MiB meanwhile, more where the machine is busy.
-        assert!(most >= (512 << 20) && most > before, "{before} {most}");
+        // Pages of the program that are read meanwhile count as pages of files.
+        assert!(most - before >= 1000 << 20, "{before} {most}");
     }
 }
