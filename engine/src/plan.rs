@@ -50,6 +50,7 @@ pub struct Plan {
     input_bytes: usize,
     pub(crate) places: Vec<Option<Place>>,
     live_bytes: usize,
+    flops: u64,
 }
 
 /// A stretch of the arena and the ops during which it is in use.
@@ -198,6 +199,12 @@ impl Plan {
             })
             .collect();
         let live_bytes = live_bytes(&buffers, end);
+        let flops = order.iter().map(|&index| {
+            let node = &builder.nodes[index];
+            let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+            node.op.flops(&types)
+        });
+        let flops = flops.sum();
         let places = (0..builder.types.len())
             .map(|index| place(Value(u32::try_from(index).expect("few values"))))
             .collect();
@@ -207,6 +214,7 @@ impl Plan {
             input_bytes,
             places,
             live_bytes,
+            flops,
         }
     }
 
@@ -223,6 +231,11 @@ impl Plan {
     /// Largest sum of bytes alive at one time: a lower bound of every plan.
     pub fn live_bytes(&self) -> usize {
         self.live_bytes
+    }
+
+    /// Multiplications and additions of a replay.
+    pub fn flops(&self) -> u64 {
+        self.flops
     }
 
     /// Number of ops in one replay.

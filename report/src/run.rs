@@ -259,7 +259,9 @@ impl Rows {
             "time" | "steps" => None,
             // A phase begins or ends: no step was made since the row before.
             "steps_per_s" if value == 0.0 => None,
-            "steps_per_s" => Some(note.map_or(name, |phase| format!("steps_per_s/{phase}"))),
+            "steps_per_s" | "gflop_per_s" => {
+                Some(note.map_or_else(|| name.clone(), |phase| format!("{name}/{phase}")))
+            }
             _ => match (name.strip_prefix("time_ms/"), self.phase.as_deref()) {
                 (Some(part), Some(phase)) if phase != TRAIN => {
                     Some(format!("time_ms/{phase}/{part}"))

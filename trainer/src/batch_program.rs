@@ -68,6 +68,13 @@ impl BatchProgram {
         self.stages.programs().chain([&self.last])
     }
 
+    /// Multiplications and additions of this rank on a batch.
+    pub(crate) fn flops(&self) -> u64 {
+        let stages = self.stages.programs();
+        let of_block: u64 = stages.map(|stage| stage.plan().flops()).sum();
+        self.blocks as u64 * of_block + self.last.plan().flops()
+    }
+
     /// Bytes of the sums that are added up beside the store.
     pub(crate) fn running_bytes(&self) -> usize {
         self.stages.running_bytes(self.blocks)

@@ -24,6 +24,8 @@ pub(crate) struct Progress {
     shown: Instant,
     /// Time since then that went into no step.
     rested: Duration,
+    /// Multiplications and additions of a step.
+    flops: u64,
     /// Finished steps when it was last shown; none before the first time, as a run may have begun
     /// earlier.
     step: Option<u64>,
@@ -52,8 +54,14 @@ impl Progress {
             heartbeat: Arc::clone(heartbeat),
             shown: Instant::now(),
             rested: Duration::ZERO,
+            flops: 0,
             step: None,
         }
+    }
+
+    /// Shows steps of so many multiplications and additions.
+    pub(crate) fn steps_of(&mut self, flops: u64) {
+        self.flops = flops;
     }
 
     /// Says what is going on, the spool's word for it and its number of steps, after `step` of
@@ -65,10 +73,15 @@ impl Progress {
             return;
         }
         let made = self.step.map_or(0, |shown| step.saturating_sub(shown));
-        let row = Row::new(step, Kind::System)
+        let speed = speed(made, elapsed, self.rested);
+        let mut row = Row::new(step, Kind::System)
             .with_note(phase)
             .with("steps", steps as f64)
-            .with("steps_per_s", speed(made, elapsed, self.rested));
+            .with("steps_per_s", speed);
+        // Updates of a warm-up are another program.
+        if speed > 0.0 && self.flops > 0 && phase != WARMUP {
+            row = row.with("gflop_per_s", 1e-9 * speed * self.flops as f64);
+        }
         self.append(row);
         self.shown = Instant::now();
         self.rested = Duration::ZERO;
@@ -143,6 +156,7 @@ mod tests {
     fn steps_of_an_earlier_start_are_no_speed() {
         let dir = tempfile::tempdir().unwrap();
         let mut progress = Progress::at(dir.path(), &Arc::default()).unwrap();
+        progress.steps_of(2_000_000_000);
         for step in [3600, 3605] {
             sleep(Duration::from_millis(2));
             progress.show("train", 10_000, step, true);
@@ -158,6 +172,10 @@ mod tests {
             speeds[0] == 0.0 && speeds[1] > 0.0 && speeds[1] <= 2500.0,
             "{text}"
         );
+        let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        let gflop_per_s = last["gflop_per_s"].as_f64().unwrap();
+        assert!((gflop_per_s / speeds[1] - 2.0).abs() < 1e-12, "{text}");
+        assert!(!text.lines().next().unwrap().contains("gflop"), "{text}");
     }
 
     #[test]

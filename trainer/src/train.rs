@@ -474,6 +474,7 @@ mod tests {
         assert_eq!(steps_with("eval/loss/often"), [0, 1, 2, 3, 4, 5]);
         assert_eq!(steps_with("eval/loss/slow"), [2, 4, 5]);
         assert_eq!(steps_with("start/loss/slow"), [0]);
+        assert_eq!(steps_with("eval/l0_above_0.1/linear1"), [2, 4, 5]);
         for mask in ["ci_masked", "stochastic"] {
             let hidden = |site: &str| steps_with(&format!("eval/hidden_acts/{mask}/{site}"));
             assert_eq!(hidden("linear2"), [2, 4, 5]);

@@ -59,7 +59,8 @@ impl<'a> Training<'a> {
         stop: Stop<'a>,
     ) -> Result<Self, Interrupt> {
         let restored = place.world.in_turn(|| Ok(restore(store, place)?))?;
-        let (at, progress, records) = restored;
+        let (at, mut progress, records) = restored;
+        progress.steps_of(task.program().0.flops());
         Ok(Self {
             task,
             place,

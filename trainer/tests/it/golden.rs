@@ -13,6 +13,7 @@ mod ascent;
 mod candle;
 mod ce_kl;
 mod compare;
+mod eval_dev;
 mod global_importance;
 mod muon;
 mod numbers;
@@ -97,7 +98,8 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("golden::unrecorded_{}", case.name);
         add(name, Box::new(move || case.check()));
     }
-    let others: [Named; 10] = [
+    let others: [Named; 11] = [
+        ("eval_dev", eval_dev::check),
         ("muon", muon::check),
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",

@@ -1,5 +1,8 @@
 //! The evaluation of a language model: divergence and cross-entropy under its six kinds of masks.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
 use spd_engine::Given;
 
 use super::compare::Comparison;
@@ -51,14 +54,21 @@ pub(super) fn check(name: &str) -> Outcome {
     let measured = replay.evaluate(&mut replica.store, &held_out, feed);
     let measured = measured.expect("a processor that works");
 
-    // As for the transformer's single steps. Differences of cross-entropies are as exact as these,
-    // not as themselves.
+    // As for the transformer's single steps.
     let mut comparison = Comparison::new(&format!("{name} ce_kl"), 1e-4);
     comparison.group("ce_kl");
-    let ours = |name: &str| {
-        let found = measured.iter().find(|(known, _)| known == name);
-        found.unwrap_or_else(|| panic!("it measures `{name}`")).1
-    };
+    compare(&mut comparison, &measured.into_iter().collect(), theirs);
+    Ok(comparison.finish())
+}
+
+/// Compares the metrics of a batch, by name. Differences of cross-entropies are as exact as these,
+/// not as themselves.
+pub(super) fn compare(
+    comparison: &mut Comparison,
+    measured: &BTreeMap<String, f64>,
+    theirs: &Json,
+) {
+    let ours = |name: &str| measured[name];
     let (clean, zero) = (ours("eval/ce/target"), ours("eval/ce/zero"));
     for (kind, key) in MASKS {
         let (kl, ce) = (
@@ -76,5 +86,4 @@ pub(super) fn check(name: &str) -> Outcome {
             comparison.number(&name, ce, unrecovered * (zero - clean) + clean);
         }
     }
-    Ok(comparison.finish())
 }
