@@ -97,6 +97,7 @@ impl Decomposition {
         };
         let sites = resolve(&run.decomposition, &target.layers())?;
         run.eval.metrics.subsets.check(&sites)?;
+        losses::check_sites(&run.losses, &sites)?;
         let sites = (&run.decomposition, sites);
         let target = (target, run.target.dtype);
         let model = ComponentModel::new(settings, sites, target, store)?;

@@ -29,8 +29,9 @@
 use serde::Serialize;
 use spd_configs::reader::Table;
 use spd_configs::values::{Clip, Number, Size};
-use spd_engine::ops::Weight;
 use spd_engine::{Builder, Result, Value};
+
+use crate::schedule::scalar;
 
 /// Settings of Muon.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -210,13 +211,6 @@ fn clipped(b: &mut Builder, gradient: Value, clip: Option<f64>, norms: Value) ->
         let factor = clip / (total.sqrt() + 1e-6);
         g * (1.0 - (1.0 - factor).relu())
     })
-}
-
-/// A step scalar as a value.
-fn scalar(b: &mut Builder, name: &'static str) -> Result<Value> {
-    let one = b.constant(1.0, &[])?;
-    let weight = b.step_scalar(name);
-    b.weighted_sum(&[(Weight::Step(weight), one)])
 }
 
 #[expect(

@@ -2,7 +2,21 @@
 
 use std::f64::consts::PI;
 
+use spd_engine::ops::Weight;
+use spd_engine::{Builder, Result, Value};
+
 use crate::run_file::{Decay, Knot, Schedule, Shape};
+
+/// A step scalar as a value.
+///
+/// # Errors
+///
+/// Never: it has no shape.
+pub(crate) fn scalar(b: &mut Builder, name: &'static str) -> Result<Value> {
+    let one = b.constant(1.0, &[])?;
+    let weight = b.step_scalar(name);
+    b.weighted_sum(&[(Weight::Step(weight), one)])
+}
 
 impl Schedule {
     /// Its value at `step` of `steps`, the last of which is `steps - 1`.

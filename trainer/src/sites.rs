@@ -63,6 +63,7 @@ pub fn resolve(said: &Decomposition, layers: &[Layer]) -> Result<Vec<Site>, Faul
             kind: LayerKind::Identity,
             bias: false,
             tied_to: None,
+            aligned: None,
             ..layer
         };
         sites.push(Site { layer, components });

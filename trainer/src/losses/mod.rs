@@ -15,14 +15,16 @@
 //! # Keys of `[[loss]]`
 //!
 //! - `kind`, `coeff` | | `loss_metric_configs`: `classname`, `coeff` | `faithfulness`,
-//!   `importance_minimality`, `smooth_l0`, `frequency` (beside one of those two), `unmasked_recon`,
-//!   `stochastic_hidden_acts_recon`; and `ci_masked_recon`, `stochastic_recon` and `pgd_recon`, all
-//!   three also as `..._subset` and `..._layerwise`; `coeff` is a schedule
+//!   `importance_minimality`, `smooth_l0`, `frequency` (beside one of those two),
+//!   `nonlinearity_locality`, `unmasked_recon`, `stochastic_hidden_acts_recon`; and
+//!   `ci_masked_recon`, `stochastic_recon` and `pgd_recon`, all three also as `..._subset` and
+//!   `..._layerwise`; `coeff` is a schedule
 
 mod ci_masked_recon;
 mod faithfulness;
 mod frequency;
 mod importance_minimality;
+pub(crate) mod nonlinearity_locality;
 mod penalty;
 mod pgd_recon;
 mod recon;
@@ -48,12 +50,13 @@ pub use ci_masked_recon::CiMaskedRecon;
 pub use faithfulness::Faithfulness;
 pub use frequency::Frequency;
 pub use importance_minimality::{ImportanceMinimality, exponent};
+pub use nonlinearity_locality::NonlinearityLocality;
 pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
 #[cfg(test)]
 pub use remembered::Remembered;
 pub use rows::Loss;
-pub(crate) use rows::{check, read};
+pub(crate) use rows::{check, check_sites, read};
 pub use smooth_l0::SmoothL0;
 use state::state_name;
 pub use state::{Sharing, StateTensor};
@@ -180,6 +183,7 @@ losses! {
     ImportanceMinimality { "importance_minimality": All = "ImportanceMinimalityLoss" }
     SmoothL0 { "smooth_l0": All }
     Frequency { "frequency": All }
+    NonlinearityLocality { "nonlinearity_locality": All }
     UnmaskedRecon { "unmasked_recon": All = "UnmaskedReconLoss" }
     CiMaskedRecon {
         "ci_masked_recon": All = "CIMaskedReconLoss",
@@ -249,6 +253,11 @@ pub trait LossTerm {
     /// Whether it reads the penalty sums of another loss.
     fn reads_penalty(&self) -> bool {
         false
+    }
+
+    /// Why it does not fit these sites, if so: a key and what is wrong with it.
+    fn refuses(&self, _sites: &[Site]) -> Option<String> {
+        None
     }
 
     /// Its settings beside its routing, as the plan shows them.

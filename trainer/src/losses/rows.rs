@@ -7,7 +7,9 @@ use spd_engine::Builder;
 use spd_engine::ops::Weight;
 
 use super::{KINDS, Term};
+use crate::fault::Fault;
 use crate::run_file::schedule::{self, Schedule};
+use crate::sites::Site;
 
 /// One term of the total loss.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -62,6 +64,22 @@ pub(crate) fn check(file: &mut Table<'_>, losses: &[Loss]) {
             );
         }
         _ => {}
+    }
+}
+
+/// Refuses losses that do not fit the sites.
+///
+/// # Errors
+///
+/// One line, of the first.
+pub(crate) fn check_sites(losses: &[Loss], sites: &[Site]) -> Result<(), Fault> {
+    let refused = losses.iter().find_map(|loss| {
+        let reason = loss.term.term().refuses(sites)?;
+        Some(format!("[[loss]] {}: {reason}", loss.term.name()))
+    });
+    match refused {
+        None => Ok(()),
+        Some(line) => Err(Fault::BadInput(line)),
     }
 }
 

@@ -30,6 +30,7 @@ mod subset;
 pub(crate) mod summary;
 mod terms;
 pub(crate) mod toy;
+mod unit_counts;
 
 use serde::Serialize;
 use spd_configs::{
@@ -47,6 +48,7 @@ pub use mse_unrecovered::MseUnrecovered;
 pub use subset::{Subset, Subsets};
 pub use summary::number;
 pub use terms::{Measure, Terms};
+pub use unit_counts::UnitCounts;
 
 use crate::component_model::{MaskSample, Masking, Routing, USUAL_MASKS};
 use crate::losses::LossInputs;
@@ -82,6 +84,7 @@ metrics! {
     faithfulness: Faithfulness,
     mse_unrecovered: MseUnrecovered,
     known: Known,
+    unit_counts: UnitCounts,
 }
 
 impl Metrics {

@@ -25,7 +25,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::{
     Export, Found, Input, Layer, LayerKind, Listed, Most, OfReference, OfTransformers, Start,
-    Target, TargetTensor, read_heads, read_sizes,
+    Target, TargetTensor, Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -472,7 +472,10 @@ impl Target for Network {
 
     fn layers(&self) -> Vec<Layer> {
         let Gpt2 {
-            d_model: d, d_mlp, ..
+            d_model: d,
+            d_mlp,
+            n_head,
+            ..
         } = self.sizes;
         let Layout {
             top,
@@ -484,18 +487,22 @@ impl Target for Network {
             kind: self.layout.kind,
             ..Layer::linear(path, d_in, d_out, bias)
         };
-        let d_out = 3 * d / inputs.len();
+        // Of `q`, `k` and `v`, where they are in one matrix.
+        let [d_out, input_heads] = [d, n_head].map(|each| 3 * each / inputs.len());
+        let (neurons, heads) = (Units::neurons(d_mlp), Units::heads(n_head));
         let wte = format!("{top}wte");
         let mut all = vec![Layer::embedding(&wte, self.sizes.vocab, d)];
         for layer in 0..self.sizes.n_layer {
             let block = format!("{top}h.{layer}");
             for name in *inputs {
                 let path = format!("{block}.{name}");
-                all.push(linear(path, d, d_out, self.layout.input_bias));
+                let input = linear(path, d, d_out, self.layout.input_bias);
+                all.push(input.feeds(Units::heads(input_heads)));
             }
-            all.push(linear(format!("{block}.{attn_out}"), d, d, true));
-            all.push(linear(format!("{block}.mlp.c_fc"), d, d_mlp, true));
-            all.push(linear(format!("{block}.{mlp_out}"), d_mlp, d, true));
+            let path = |name: &str| format!("{block}.{name}");
+            all.push(linear(path(attn_out), d, d, true).reads(heads));
+            all.push(linear(path("mlp.c_fc"), d, d_mlp, true).feeds(neurons));
+            all.push(linear(path(mlp_out), d_mlp, d, true).reads(neurons));
         }
         let tied_to = self.sizes.tied_head.then_some(wte);
         all.push(Layer::head(HEAD, d, self.sizes.vocab, tied_to));

@@ -2,6 +2,8 @@
 
 use spd_engine::{Builder, Result, Value};
 
+use super::alignment::{Alignment, Side, Units};
+
 /// The operation of a layer, and the layout of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
@@ -36,6 +38,8 @@ pub struct Layer {
     pub bias: bool,
     /// Path of the layer whose weight it uses, if it has none of its own.
     pub tied_to: Option<String>,
+    /// The nonlinearity at one of its ends, if there is one.
+    pub aligned: Option<Alignment>,
 }
 
 impl Layer {
@@ -48,6 +52,7 @@ impl Layer {
             kind: LayerKind::OutIn,
             bias,
             tied_to: None,
+            aligned: None,
         }
     }
 
@@ -69,6 +74,7 @@ impl Layer {
             kind: LayerKind::Embedding,
             bias: false,
             tied_to: None,
+            aligned: None,
         }
     }
 
@@ -77,6 +83,26 @@ impl Layer {
         Self {
             kind: LayerKind::Filters,
             ..Self::linear(path, d, 2 * bins, true)
+        }
+    }
+
+    /// The layer, where its output goes into these units.
+    #[must_use]
+    pub fn feeds(self, units: Units) -> Self {
+        let side = Side::Output;
+        Self {
+            aligned: Some(Alignment { side, units }),
+            ..self
+        }
+    }
+
+    /// The layer, where its input comes from these units.
+    #[must_use]
+    pub fn reads(self, units: Units) -> Self {
+        let side = Side::Input;
+        Self {
+            aligned: Some(Alignment { side, units }),
+            ..self
         }
     }
 

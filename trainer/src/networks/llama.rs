@@ -31,7 +31,7 @@ use spd_engine::{Builder, Result, Value};
 use super::gpt2::{self, layer_tensors, rounded, starts};
 use super::{
     Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Start, Target,
-    TargetTensor, read_heads, read_sizes,
+    TargetTensor, Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -575,33 +575,30 @@ impl Target for Network {
     fn layers(&self) -> Vec<Layer> {
         let s = &self.sizes;
         let (d, d_q, d_kv) = (s.d_model, s.n_head * s.d_head, s.n_kv_head * s.d_head);
-        let of_attention = [
-            ("q_proj", d, d_q, s.qkv_bias),
-            ("k_proj", d, d_kv, s.qkv_bias),
-            ("v_proj", d, d_kv, s.qkv_bias),
-            ("o_proj", d_q, d, s.o_bias),
-        ];
-        let mut of_mlp = if self.gated {
-            vec![("gate_proj", d, s.d_mlp), ("up_proj", d, s.d_mlp)]
+        let (heads, neurons) = (Units::heads(s.n_head), Units::neurons(s.d_mlp));
+        let kv_heads = Units::shared_heads(s.n_kv_head, s.n_head / s.n_kv_head);
+        let into_mlp: &[&str] = if self.gated {
+            &["gate_proj", "up_proj"]
         } else {
-            vec![("c_fc", d, s.d_mlp)]
+            &["c_fc"]
         };
-        of_mlp.push(("down_proj", s.d_mlp, d));
         let mut all = vec![Layer::embedding(self.names.embedding, s.vocab, d)];
         for layer in 0..s.n_layer {
             let block = self.block(layer);
-            for (name, d_in, d_out, bias) in of_attention {
-                let path = format!("{block}.{}.{name}", self.names.attention);
-                all.push(Layer::linear(path, d_in, d_out, bias));
+            let attention = |name| format!("{block}.{}.{name}", self.names.attention);
+            let mlp = |name| format!("{block}.mlp.{name}");
+            for (name, d_out, units) in [
+                ("q_proj", d_q, heads),
+                ("k_proj", d_kv, kv_heads),
+                ("v_proj", d_kv, kv_heads),
+            ] {
+                all.push(Layer::linear(attention(name), d, d_out, s.qkv_bias).feeds(units));
             }
-            for &(name, d_in, d_out) in &of_mlp {
-                all.push(Layer::linear(
-                    format!("{block}.mlp.{name}"),
-                    d_in,
-                    d_out,
-                    false,
-                ));
+            all.push(Layer::linear(attention("o_proj"), d_q, d, s.o_bias).reads(heads));
+            for &name in into_mlp {
+                all.push(Layer::linear(mlp(name), d, s.d_mlp, false).feeds(neurons));
             }
+            all.push(Layer::linear(mlp("down_proj"), s.d_mlp, d, false).reads(neurons));
         }
         let tied_to = s.tied_head.then(|| self.names.embedding.to_owned());
         all.push(Layer::head(HEAD, d, s.vocab, tied_to));

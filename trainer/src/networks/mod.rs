@@ -30,6 +30,7 @@
 //! - llama, gpt_neox, gpt2, gpt2_simple, gpt_neo: `tied_head` | false; gpt2, gpt2_simple, gpt_neo:
 //!   true | | whether the head is the token embedding
 
+mod alignment;
 mod byte_enhanced;
 mod byte_spectral;
 mod byte_traditional;
@@ -56,6 +57,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, Size};
 use spd_engine::{Builder, DType, Result, Type, Value};
 
+pub use alignment::{Alignment, Side, UnitKind, Units};
 pub use byte_enhanced::ByteEnhanced;
 pub use byte_spectral::{ByteSpectral, Encoder, Mixing};
 pub use byte_traditional::ByteTraditional;

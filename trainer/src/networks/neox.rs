@@ -30,7 +30,7 @@ use super::gpt2::{
 };
 use super::{
     Export, Found, Input, Layer, Listed, Most, Network, OfTransformers, Target, TargetTensor,
-    read_heads, read_sizes,
+    Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -215,19 +215,20 @@ impl Target for GptNeoX {
 
     fn layers(&self) -> Vec<Layer> {
         let (d, d_mlp) = (self.d_model, self.d_mlp);
-        let of_block = [
-            ("attention.query_key_value", d, 3 * d, self.attention_bias),
-            (WRITERS[0], d, d, self.attention_bias),
-            ("mlp.dense_h_to_4h", d, d_mlp, true),
-            (WRITERS[1], d_mlp, d, true),
-        ];
+        let (heads, neurons) = (Units::heads(self.n_head), Units::neurons(d_mlp));
+        let bias = self.attention_bias;
         let mut all = vec![Layer::embedding(EMBEDDING, self.vocab, d)];
         for layer in 0..self.n_layer {
             let block = block(layer);
-            let linear = |&(name, d_in, d_out, bias): &(&str, usize, usize, bool)| {
-                Layer::linear(format!("{block}.{name}"), d_in, d_out, bias)
-            };
-            all.extend(of_block.iter().map(linear));
+            let path = |name| format!("{block}.{name}");
+            // A head has its `q`, `k` and `v` side by side.
+            let qkv = path("attention.query_key_value");
+            all.extend([
+                Layer::linear(qkv, d, 3 * d, bias).feeds(heads),
+                Layer::linear(path(WRITERS[0]), d, d, bias).reads(heads),
+                Layer::linear(path("mlp.dense_h_to_4h"), d, d_mlp, true).feeds(neurons),
+                Layer::linear(path(WRITERS[1]), d_mlp, d, true).reads(neurons),
+            ]);
         }
         let tied_to = self.tied_head.then(|| EMBEDDING.to_owned());
         all.push(Layer::head(HEAD, d, self.vocab, tied_to));

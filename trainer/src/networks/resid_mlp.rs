@@ -26,7 +26,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::{
     Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, SolvedWhen, Start,
-    Target, TargetTensor, Traits,
+    Target, TargetTensor, Traits, Units,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -149,10 +149,11 @@ impl Target for ResidMlp {
 
     fn layers(&self) -> Vec<Layer> {
         let (d, m) = (self.d_embed, self.d_mlp);
+        let neurons = Units::neurons(m);
         let of_layer = |i: usize| {
             [
-                Layer::linear(format!("layers.{i}.mlp_in"), d, m, self.in_bias),
-                Layer::linear(format!("layers.{i}.mlp_out"), m, d, self.out_bias),
+                Layer::linear(format!("layers.{i}.mlp_in"), d, m, self.in_bias).feeds(neurons),
+                Layer::linear(format!("layers.{i}.mlp_out"), m, d, self.out_bias).reads(neurons),
             ]
         };
         (0..self.n_layer).flat_map(of_layer).collect()

@@ -98,7 +98,7 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("golden::unrecorded_{}", case.name);
         add(name, Box::new(move || case.check()));
     }
-    let others: [Named; 11] = [
+    let others: Vec<Named> = vec![
         ("eval_dev", eval_dev::check),
         ("muon", muon::check),
         (
@@ -116,6 +116,11 @@ pub(crate) fn tests() -> Vec<Test> {
             "relative_faithfulness",
             weights_alone::relative_faithfulness,
         ),
+        (
+            "nonlinearity_locality",
+            weights_alone::nonlinearity_locality,
+        ),
+        ("unit_counts", weights_alone::unit_counts),
         ("annealing", scalars::annealing),
         ("known_importances", scalars::known_importances),
         (

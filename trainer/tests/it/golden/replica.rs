@@ -146,7 +146,8 @@ impl Replica {
             Term::Faithfulness(_)
             | Term::ImportanceMinimality(_)
             | Term::SmoothL0(_)
-            | Term::Frequency(_) => ("m", 0),
+            | Term::Frequency(_)
+            | Term::NonlinearityLocality(_) => ("m", 0),
         };
         (0..count)
             .map(|k| Sample {

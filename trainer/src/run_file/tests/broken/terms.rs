@@ -203,5 +203,22 @@ fn a_penalty_is_refused_by_what_it_lacks() {
             &["loss=[{ kind = 'faithfulness', coeff = 1, relative = 'yes' }]"],
             &[r#"--set loss: [loss.0] relative: expected true or false, found the string "yes""#],
         ),
+        toy_with(
+            &[
+                "loss=[{ kind = 'nonlinearity_locality', coeff = 1, relative_threshold = 0, unit_kind_coefficients = { neuron = -1 } }]",
+            ],
+            &[
+                "--set loss: [loss.0] relative_threshold: expected a number from 1e-6 to 1e6, or knots such as [{ at = 0, value = 1 }, { at = 1, value = 0.1 }], found 0",
+                "--set loss: [loss.0.unit_kind_coefficients] neuron: expected a number of at least 0, found -1",
+            ],
+        ),
+        toy_with(
+            &[
+                "loss=[{ kind = 'nonlinearity_locality', coeff = 1, relative_threshold = 4, unit_kind_coefficients = {} }]",
+            ],
+            &[
+                "--set loss: [loss.0.unit_kind_coefficients]: expected weights of kinds of units, found none",
+            ],
+        ),
     ]);
 }
