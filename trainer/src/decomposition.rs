@@ -88,6 +88,7 @@ impl Decomposition {
         let settings = Settings {
             seed: run.seed,
             delta: run.decomposition.delta,
+            start: run.decomposition.start,
             importance: run.importance.clone(),
             alive_threshold: run.eval.metrics.active.alive_threshold,
             penalty: run

@@ -147,6 +147,7 @@ mod tests {
             sites: patterns(sites, 3),
             identity: patterns(identity, 4),
             delta: true,
+            start: crate::run_file::ComponentStart::Random,
             tied: false,
             tied_update: crate::run_file::TiedUpdate::Summed,
         }

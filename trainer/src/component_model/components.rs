@@ -4,8 +4,11 @@
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Result, Store, Value};
 
+use super::aligned;
+use crate::fault::Fault;
 use crate::networks::{Start, Target};
 use crate::parameters::{self, Group, Parameters};
+use crate::run_file::ComponentStart;
 use crate::sites::Site;
 
 /// `V` and `U` in a program.
@@ -59,9 +62,21 @@ pub(super) fn add_tied(parameters: &mut Parameters, store: &mut Store, site: &Si
     }
 }
 
+/// Refuses sites whose components cannot start so.
+pub(super) fn check(start: ComponentStart, sites: &[Site]) -> std::result::Result<(), Fault> {
+    let reason = match start {
+        ComponentStart::Random => None,
+        ComponentStart::NonlinearityAligned => sites.iter().find_map(aligned::refuses),
+    };
+    match reason {
+        None => Ok(()),
+        Some(reason) => Err(Fault::BadInput(format!("[decomposition] start: {reason}"))),
+    }
+}
+
 /// Normal starting values with standard deviation one over the root of the rows (Kaiming, gain 1),
 /// independent of the target, as in the reference.
-pub(super) fn start(store: &mut Store, site: &Site, seed: u64, index: usize) {
+pub(super) fn start(store: &mut Store, site: &Site, (seed, index): (u64, usize)) {
     for (part, name) in [site.v_name(), site.u_name()].iter().enumerate() {
         let slot = store.slot(name).expect("made by `add`");
         let std = 1.0 / (store.ty(slot).rows() as f64).sqrt();

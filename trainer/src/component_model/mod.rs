@@ -8,6 +8,7 @@
 //! [`losses`](crate::losses), build masked passes on top of it; training and evaluation are the
 //! same code with other terms.
 
+mod aligned;
 mod components;
 mod importance;
 mod masks;
@@ -36,7 +37,7 @@ use crate::filters::root_mean_square;
 use crate::networks::{Input, Layer, LayerKind, Network, Weights, filter_names};
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
-use crate::run_file::{Dtype, TiedUpdate, decomposition::Decomposition};
+use crate::run_file::{ComponentStart, Dtype, TiedUpdate, decomposition::Decomposition};
 use crate::sites::Site;
 
 /// Settings of a component model.
@@ -46,6 +47,8 @@ pub struct Settings {
     pub seed: u64,
     /// Whether the weight delta takes part as one more component of importance 0.
     pub delta: bool,
+    /// How components start.
+    pub start: ComponentStart,
     /// The importance functions.
     pub importance: Importance,
     /// A component counts as active above this importance.
@@ -163,7 +166,7 @@ impl ComponentModel {
     ///
     /// # Errors
     ///
-    /// When a site does not fit the importance functions.
+    /// When a site does not fit the importance functions, or the start of components.
     pub(crate) fn new(
         settings: Settings,
         (said, sites): (&Decomposition, Vec<Site>),
@@ -172,6 +175,7 @@ impl ComponentModel {
     ) -> std::result::Result<Self, Fault> {
         let mut layers = target.layers();
         importance::check(&settings.importance, &sites)?;
+        components::check(settings.start, &sites)?;
         let frozen = target.tensors().into_iter().map(|tensor| {
             let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);
             match dtype {
@@ -221,8 +225,16 @@ impl ComponentModel {
     /// Draws starting values of components and importance functions from the run's seed.
     pub fn initialise(&self, store: &mut Store) {
         for (index, site) in self.sites.iter().enumerate() {
-            if self.tied[index].is_none() {
-                components::start(store, site, self.settings.seed, index);
+            if self.tied[index].is_some() {
+                continue;
+            }
+            let draws = (self.settings.seed, index);
+            match self.settings.start {
+                ComponentStart::Random => components::start(store, site, draws),
+                ComponentStart::NonlinearityAligned => {
+                    let weight = self.frozen[&site.layer.weight_name()];
+                    aligned::start(store, site, weight, draws);
+                }
             }
         }
         importance::start(

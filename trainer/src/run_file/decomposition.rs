@@ -8,6 +8,9 @@
 //!   identity matrix that becomes the site `<layer>.pre_identity`
 //! - `delta` | true | `use_delta_component` | whether what the components leave over is a component
 //!   too
+//! - `start` | `"random"` | | how components start: by random numbers; or
+//!   `"nonlinearity_aligned"`: each is a part of the weights at one neuron, or one column of a head,
+//!   and they add up to the matrix if there are enough of them
 //! - `tied` | tms with linear1 and linear2 of equal C | | whether those two share their components
 //! - `tied_update` | `"summed"` | | with `tied`: one update by the sum of both gradients; or
 //!   `"separate"`, as in the SPD reference: two, one after the other, each by the gradient and the
@@ -36,6 +39,9 @@ pub struct Decomposition {
     pub identity: Vec<SitePattern>,
     /// Whether the weight delta takes part as one more component of importance 0.
     pub delta: bool,
+    /// How components start. Left out of the file where it says what every older file means.
+    #[serde(skip_serializing_if = "ComponentStart::is_random")]
+    pub start: ComponentStart,
     /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`,
     /// `U2 = V1^T`).
     pub tied: bool,
@@ -43,6 +49,23 @@ pub struct Decomposition {
     /// means.
     #[serde(skip_serializing_if = "TiedUpdate::is_summed")]
     pub tied_update: TiedUpdate,
+}
+
+words! {
+    /// Starting values of components.
+    pub enum ComponentStart {
+        /// Normal numbers, whatever the target is.
+        Random = "random",
+        /// Each component is a part of the weights at one unit of a nonlinearity.
+        NonlinearityAligned = "nonlinearity_aligned",
+    }
+}
+
+impl ComponentStart {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    fn is_random(&self) -> bool {
+        *self == Self::Random
+    }
 }
 
 words! {
@@ -79,6 +102,7 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
     let mut patterns = Vec::new();
     let identity = table.rows_or_none("identity", |site| read_site(site, &mut patterns));
     let delta = table.or("delta", Flag, true);
+    let start = table.or("start", ComponentStart::WORDS, ComponentStart::Random);
     let pair = target.traits().and_then(|traits| traits.tied);
     let of_pair = pair.zip(sites.as_deref());
     let of_pair = of_pair.map(|(pair, sites)| pair.map(|path| components(sites, path)));
@@ -119,6 +143,7 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
         sites: sites?,
         identity: identity?,
         delta: delta?,
+        start: start?,
         tied: tied?,
         tied_update: tied_update?,
     })

@@ -27,7 +27,7 @@ mod tests;
 mod train;
 
 pub use data::{Active, Data, EvalData, Ids};
-pub use decomposition::{SitePattern, TiedUpdate};
+pub use decomposition::{ComponentStart, SitePattern, TiedUpdate};
 pub use huggingface::{LookUp, OnDisk, OnHub};
 pub use pattern::pattern_matches;
 pub use reference::{TargetFiles, WeightsFile, Written};

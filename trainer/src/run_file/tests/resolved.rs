@@ -3,7 +3,7 @@
 use crate::component_model::Routing;
 use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, StochasticRecon, Term};
 use crate::networks::{Activation, LlamaSimple, Model, ResidMlp, pre_identity};
-use crate::run_file::{Active, Data, EvalData, Ids, Run, TiedUpdate};
+use crate::run_file::{Active, ComponentStart, Data, EvalData, Ids, Run, TiedUpdate};
 
 use crate::run_file::tests::{GPT2, LLAMA, RESID_MLP, TMS, decay, load};
 
@@ -423,6 +423,24 @@ fn separate_updates_of_tied_components_are_written() {
     let summed = load(TMS.as_bytes(), &["decomposition.tied_update=summed"]).unwrap();
     assert_eq!(summed, load(TMS.as_bytes(), &[]).unwrap());
     assert!(!summed.to_toml().contains("tied_update"));
+}
+
+#[test]
+fn starts_and_counts_along_units_are_written() {
+    let loss = "loss=[{ kind = 'nonlinearity_locality', coeff = 3e-5, relative_threshold = [{ at = 0, value = 8 }, { at = 1, value = 2 }], \
+                normalize_at_one = true, unit_kind_coefficients = { neuron = 1, attention_head = 0.5 } }]";
+    let overrides = [
+        "decomposition.start=nonlinearity_aligned",
+        "eval.unit_counts=true",
+        loss,
+    ];
+    let run = load(GPT2.as_bytes(), &overrides).unwrap();
+    assert_written_and_read_again(&run);
+    assert_eq!(run.decomposition.start, ComponentStart::NonlinearityAligned);
+    assert_eq!(
+        run.losses[0].term.to_string(),
+        "nonlinearity_locality (threshold 8 to 2, 1 at 1, attention_head 0.5, neuron 1)"
+    );
 }
 
 #[test]

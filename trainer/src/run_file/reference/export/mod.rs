@@ -14,7 +14,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::networks::Model;
-use crate::run_file::{Active, Data, Decay, Precision, Run, Schedule};
+use crate::run_file::{Active, ComponentStart, Data, Decay, Precision, Run, Schedule};
 
 pub use target::{TargetFiles, WeightsFile};
 
@@ -92,6 +92,9 @@ impl Run {
     fn put_general(&self, config: &mut Map<String, Value>, left_out: &mut Vec<String>) {
         if self.precision == Precision::Tf32 {
             left_out.push("precision".into());
+        }
+        if self.decomposition.start != ComponentStart::Random {
+            left_out.push("decomposition.start".into());
         }
         if self.train.muon.is_some() {
             left_out.push("train.muon".into());
