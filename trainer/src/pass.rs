@@ -18,7 +18,7 @@ use spd_engine::{Builder, Result, Value};
 
 use crate::filters::{Kernels, ToKernels, masked_kernels};
 use crate::networks::layer::{Layer, LayerKind, filter_names};
-use crate::networks::pre_identity;
+use crate::networks::{Tap, TapKind, pre_identity};
 
 /// A site in a masked pass.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +38,8 @@ pub struct Pass<'a> {
     masked: BTreeMap<String, MaskedSite>,
     /// Input of each layer that was computed, by path.
     pub inputs: BTreeMap<String, Value>,
+    /// Values between layers, by the names of their [taps](Tap).
+    pub taps: BTreeMap<String, Value>,
     /// Terms of the network's training loss that the forward pass finds, with their weights.
     penalties: Vec<(f64, Value)>,
     /// The block of the last layer of a masked pass.
@@ -61,9 +63,16 @@ impl<'a> Pass<'a> {
             weights,
             masked,
             inputs: BTreeMap::new(),
+            taps: BTreeMap::new(),
             penalties: Vec::new(),
             block: None,
         }
+    }
+
+    /// Records a value of a block, which importance functions may read: f32 `[b, t, ..]`, as wide as
+    /// the [block](crate::networks::Block) of its layers says.
+    pub fn tap(&mut self, kind: TapKind, block: usize, value: Value) {
+        self.taps.insert(Tap { kind, block }.name(), value);
     }
 
     /// Adds a term, a scalar, to the training loss of the network.

@@ -20,14 +20,16 @@ use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValue
 use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
-use importance::SeenSite;
 pub use importance::{
-    GlobalReverseResidual, GlobalSharedMlp, GlobalSharedTransformer, Importance, ImportanceKind,
-    Mlp, Sampling, SelfAttention, SharedMlp, Sigmoid, SiteGroup, SiteMlp, VectorMlp,
+    BlockTaps, Boundaries, Chunks, ChunkwiseTransformer, Ffn, GlobalReverseResidual,
+    GlobalSharedMlp, GlobalSharedTransformer, GlobalTaps, GlobalTransformer, Importance,
+    ImportanceKind, InputTap, Mlp, NamedChunk, Sampling, SelfAttention, SharedMlp, Sigmoid,
+    SiteGroup, SiteMlp, Transformer, TransformerBlock, VectorMlp,
 };
 pub(crate) use importance::{
     KINDS as IMPORTANCES, Kind as ImportanceWord, read as read_importance,
 };
+use importance::{Seen, SeenSite};
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
 pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS};
 pub use routing::{Routing, Sites};
@@ -285,8 +287,12 @@ impl ComponentModel {
                 },
             });
         }
+        let all = Seen {
+            sites: &seen,
+            taps: &pass.taps,
+        };
         b.begin_region();
-        let logits = importance::logits(b, store, &self.settings.importance, &seen)?;
+        let logits = importance::logits(b, store, &self.settings.importance, &all)?;
         b.end_region();
         let mut sites = Vec::with_capacity(self.sites.len());
         for (index, (SeenSite { site, values, .. }, logits)) in

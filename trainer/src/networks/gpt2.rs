@@ -24,8 +24,8 @@ use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::{
-    Export, Found, Input, Layer, LayerKind, Listed, Most, OfReference, OfTransformers, Start,
-    Target, TargetTensor, Units, read_heads, read_sizes,
+    Block, Export, Found, Input, Layer, LayerKind, Listed, Most, OfReference, OfTransformers,
+    Start, TapKind, Target, TargetTensor, Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -493,16 +493,25 @@ impl Target for Network {
         let wte = format!("{top}wte");
         let mut all = vec![Layer::embedding(&wte, self.sizes.vocab, d)];
         for layer in 0..self.sizes.n_layer {
-            let block = format!("{top}h.{layer}");
-            for name in *inputs {
-                let path = format!("{block}.{name}");
-                let input = linear(path, d, d_out, self.layout.input_bias);
-                all.push(input.feeds(Units::heads(input_heads)));
-            }
-            let path = |name: &str| format!("{block}.{name}");
-            all.push(linear(path(attn_out), d, d, true).reads(heads));
-            all.push(linear(path("mlp.c_fc"), d, d_mlp, true).feeds(neurons));
-            all.push(linear(path(mlp_out), d_mlp, d, true).reads(neurons));
+            let path = |name: &str| format!("{top}h.{layer}.{name}");
+            let input = |name: &&str| {
+                let input = linear(path(name), d, d_out, self.layout.input_bias);
+                input.feeds(Units::heads(input_heads))
+            };
+            let others = [
+                linear(path(attn_out), d, d, true).reads(heads),
+                linear(path("mlp.c_fc"), d, d_mlp, true).feeds(neurons),
+                linear(path(mlp_out), d_mlp, d, true).reads(neurons),
+            ];
+            let block = Block {
+                number: layer,
+                of: self.sizes.n_layer,
+                d_model: d,
+                d_heads: d,
+                d_mlp,
+            };
+            let layers = inputs.iter().map(input).chain(others);
+            all.extend(layers.map(|layer| layer.inside(block)));
         }
         let tied_to = self.sizes.tied_head.then_some(wte);
         all.push(Layer::head(HEAD, d, self.sizes.vocab, tied_to));
@@ -544,7 +553,9 @@ impl Target for Network {
         let mut x_btd = pass.embedding(b, &format!("{top}wte"), tokens_bt, Some(wpe_td))?;
         for layer in 0..self.sizes.n_layer {
             let block = format!("{top}h.{layer}");
+            pass.tap(TapKind::ResidPre, layer, x_btd);
             let normed_btd = layer_norm(b, pass, &format!("{block}.ln_1"), x_btd, eps)?;
+            pass.tap(TapKind::AttnIn, layer, normed_btd);
             let mut project = |b: &mut Builder, name: &str| {
                 pass.linear(b, &format!("{block}.{name}"), normed_btd)
             };
@@ -553,13 +564,18 @@ impl Target for Network {
                 _ => Qkv::Joined(project(b, inputs[0])?),
             };
             let mixed_btd = b.attention(qkv, self.heads(layer), None)?;
+            pass.tap(TapKind::AttnOut, layer, mixed_btd);
             let attn_btd = pass.linear(b, &format!("{block}.{attn_out}"), mixed_btd)?;
             x_btd = b.add(x_btd, attn_btd)?;
+            pass.tap(TapKind::ResidMid, layer, x_btd);
             let normed_btd = layer_norm(b, pass, &format!("{block}.ln_2"), x_btd, eps)?;
+            pass.tap(TapKind::MlpIn, layer, normed_btd);
             let hidden_btm = pass.linear(b, &format!("{block}.mlp.c_fc"), normed_btd)?;
             let hidden_btm = nonlinear(b, self.sizes.activation, hidden_btm)?;
+            pass.tap(TapKind::MlpHidden, layer, hidden_btm);
             let mlp_btd = pass.linear(b, &format!("{block}.{mlp_out}"), hidden_btm)?;
             x_btd = b.add(x_btd, mlp_btd)?;
+            pass.tap(TapKind::ResidPost, layer, x_btd);
         }
         let x_btd = layer_norm(b, pass, &format!("{top}ln_f"), x_btd, eps)?;
         pass.linear(b, HEAD, x_btd)

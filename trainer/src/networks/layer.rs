@@ -3,6 +3,7 @@
 use spd_engine::{Builder, Result, Value};
 
 use super::alignment::{Alignment, Side, Units};
+use super::block::Block;
 
 /// The operation of a layer, and the layout of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct Layer {
     pub tied_to: Option<String>,
     /// The nonlinearity at one of its ends, if there is one.
     pub aligned: Option<Alignment>,
+    /// The block of the network that it is in, if it is in one.
+    pub block: Option<Block>,
 }
 
 impl Layer {
@@ -53,6 +56,7 @@ impl Layer {
             bias,
             tied_to: None,
             aligned: None,
+            block: None,
         }
     }
 
@@ -75,6 +79,7 @@ impl Layer {
             bias: false,
             tied_to: None,
             aligned: None,
+            block: None,
         }
     }
 
@@ -102,6 +107,15 @@ impl Layer {
         let side = Side::Input;
         Self {
             aligned: Some(Alignment { side, units }),
+            ..self
+        }
+    }
+
+    /// The layer, where it is in this block.
+    #[must_use]
+    pub fn inside(self, block: Block) -> Self {
+        Self {
+            block: Some(block),
             ..self
         }
     }

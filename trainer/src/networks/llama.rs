@@ -30,8 +30,8 @@ use spd_engine::{Builder, Result, Value};
 
 use super::gpt2::{self, layer_tensors, rounded, starts};
 use super::{
-    Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Start, Target,
-    TargetTensor, Units, read_heads, read_sizes,
+    Block, Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Start, TapKind,
+    Target, TargetTensor, Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -585,6 +585,7 @@ impl Target for Network {
         let mut all = vec![Layer::embedding(self.names.embedding, s.vocab, d)];
         for layer in 0..s.n_layer {
             let block = self.block(layer);
+            let first = all.len();
             let attention = |name| format!("{block}.{}.{name}", self.names.attention);
             let mlp = |name| format!("{block}.mlp.{name}");
             for (name, d_out, units) in [
@@ -599,6 +600,16 @@ impl Target for Network {
                 all.push(Layer::linear(mlp(name), d, s.d_mlp, false).feeds(neurons));
             }
             all.push(Layer::linear(mlp("down_proj"), s.d_mlp, d, false).reads(neurons));
+            let place = Block {
+                number: layer,
+                of: s.n_layer,
+                d_model: d,
+                d_heads: d_q,
+                d_mlp: s.d_mlp,
+            };
+            for layer in &mut all[first..] {
+                layer.block = Some(place);
+            }
         }
         let tied_to = s.tied_head.then(|| self.names.embedding.to_owned());
         all.push(Layer::head(HEAD, d, s.vocab, tied_to));
@@ -653,7 +664,9 @@ impl Target for Network {
         for layer in 0..s.n_layer {
             let block = self.block(layer);
             let attention = format!("{block}.{}", names.attention);
+            pass.tap(TapKind::ResidPre, layer, x_btd);
             let normed_btd = self.norm(b, pass, &format!("{block}.{}", names.norms[0]), x_btd)?;
+            pass.tap(TapKind::AttnIn, layer, normed_btd);
             let mut project = |b: &mut Builder, name: &str| {
                 pass.linear(b, &format!("{attention}.{name}"), normed_btd)
             };
@@ -668,9 +681,12 @@ impl Target for Network {
             }
             let heads = Heads::causal(s.n_head, s.n_kv_head);
             let mixed_btd = b.attention(Qkv::Apart([q, k, v]), heads, Some(rotary))?;
+            pass.tap(TapKind::AttnOut, layer, mixed_btd);
             let attn_btd = pass.linear(b, &format!("{attention}.o_proj"), mixed_btd)?;
             x_btd = b.add(x_btd, attn_btd)?;
+            pass.tap(TapKind::ResidMid, layer, x_btd);
             let normed_btd = self.norm(b, pass, &format!("{block}.{}", names.norms[1]), x_btd)?;
+            pass.tap(TapKind::MlpIn, layer, normed_btd);
             let hidden_btm = if self.gated {
                 let gate_btm = pass.linear(b, &format!("{block}.mlp.gate_proj"), normed_btd)?;
                 let up_btm = pass.linear(b, &format!("{block}.mlp.up_proj"), normed_btd)?;
@@ -679,8 +695,10 @@ impl Target for Network {
                 let up_btm = pass.linear(b, &format!("{block}.mlp.c_fc"), normed_btd)?;
                 b.gelu(up_btm, GeluKind::Tanh)?
             };
+            pass.tap(TapKind::MlpHidden, layer, hidden_btm);
             let mlp_btd = pass.linear(b, &format!("{block}.mlp.down_proj"), hidden_btm)?;
             x_btd = b.add(x_btd, mlp_btd)?;
+            pass.tap(TapKind::ResidPost, layer, x_btd);
         }
         let x_btd = self.norm(b, pass, names.last_norm, x_btd)?;
         pass.linear(b, HEAD, x_btd)

@@ -31,6 +31,7 @@
 //!   true | | whether the head is the token embedding
 
 mod alignment;
+mod block;
 mod byte_enhanced;
 mod byte_spectral;
 mod byte_traditional;
@@ -58,6 +59,7 @@ use spd_configs::values::{OneOf, Size};
 use spd_engine::{Builder, DType, Result, Type, Value};
 
 pub use alignment::{Alignment, Side, UnitKind, Units};
+pub use block::{Block, Tap, TapKind};
 pub use byte_enhanced::ByteEnhanced;
 pub use byte_spectral::{ByteSpectral, Encoder, Mixing};
 pub use byte_traditional::ByteTraditional;

@@ -29,8 +29,8 @@ use super::gpt2::{
     NORM_EPS, Nonlinearity, layer_norm, layer_norm_tensors, layer_tensors, nonlinear, starts,
 };
 use super::{
-    Export, Found, Input, Layer, Listed, Most, Network, OfTransformers, Target, TargetTensor,
-    Units, read_heads, read_sizes,
+    Block, Export, Found, Input, Layer, Listed, Most, Network, OfTransformers, TapKind, Target,
+    TargetTensor, Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
@@ -223,12 +223,20 @@ impl Target for GptNeoX {
             let path = |name| format!("{block}.{name}");
             // A head has its `q`, `k` and `v` side by side.
             let qkv = path("attention.query_key_value");
-            all.extend([
+            let place = Block {
+                number: layer,
+                of: self.n_layer,
+                d_model: d,
+                d_heads: d,
+                d_mlp,
+            };
+            let layers = [
                 Layer::linear(qkv, d, 3 * d, bias).feeds(heads),
                 Layer::linear(path(WRITERS[0]), d, d, bias).reads(heads),
                 Layer::linear(path("mlp.dense_h_to_4h"), d, d_mlp, true).feeds(neurons),
                 Layer::linear(path(WRITERS[1]), d_mlp, d, true).reads(neurons),
-            ]);
+            ];
+            all.extend(layers.map(|layer| layer.inside(place)));
         }
         let tied_to = self.tied_head.then(|| EMBEDDING.to_owned());
         all.push(Layer::head(HEAD, d, self.vocab, tied_to));
@@ -263,19 +271,26 @@ impl Target for GptNeoX {
         let mut x_btd = pass.embedding(b, EMBEDDING, tokens_bt, None)?;
         for layer in 0..self.n_layer {
             let block = block(layer);
+            pass.tap(TapKind::ResidPre, layer, x_btd);
             let normed_btd = layer_norm(b, pass, &format!("{block}.input_layernorm"), x_btd, eps)?;
+            pass.tap(TapKind::AttnIn, layer, normed_btd);
             let qkv = pass.linear(b, &format!("{block}.attention.query_key_value"), normed_btd)?;
             let heads = Heads::causal(self.n_head, self.n_head);
             let mixed_btd = b.attention(Qkv::ByHead(qkv), heads, Some(rotary))?;
+            pass.tap(TapKind::AttnOut, layer, mixed_btd);
             let attn_btd = pass.linear(b, &format!("{block}.{}", WRITERS[0]), mixed_btd)?;
             let attended_btd = b.add(x_btd, attn_btd)?;
+            pass.tap(TapKind::ResidMid, layer, attended_btd);
             let read_btd = if self.parallel { x_btd } else { attended_btd };
             let norm = format!("{block}.post_attention_layernorm");
             let normed_btd = layer_norm(b, pass, &norm, read_btd, eps)?;
+            pass.tap(TapKind::MlpIn, layer, normed_btd);
             let hidden_btm = pass.linear(b, &format!("{block}.mlp.dense_h_to_4h"), normed_btd)?;
             let hidden_btm = nonlinear(b, self.activation, hidden_btm)?;
+            pass.tap(TapKind::MlpHidden, layer, hidden_btm);
             let mlp_btd = pass.linear(b, &format!("{block}.{}", WRITERS[1]), hidden_btm)?;
             x_btd = b.add(attended_btd, mlp_btd)?;
+            pass.tap(TapKind::ResidPost, layer, x_btd);
         }
         let x_btd = layer_norm(b, pass, LAST_NORM, x_btd, eps)?;
         pass.linear(b, HEAD, x_btd)

@@ -388,7 +388,7 @@ fn no_muon(of: Option<&Decomposition>, importance: Option<&Importance>) -> Optio
     if let Some(kind) = kind.filter(|kind| !kind.takes_muon()) {
         return Some(format!(
             "it does not move the MLPs of \"{}\"; importance functions that it moves: \"global_shared_transformer\", \
-             \"global_reverse_residual\"",
+             \"global_reverse_residual\", \"global_transformer\", \"chunkwise_transformer\"",
             kind.name()
         ));
     }

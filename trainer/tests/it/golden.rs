@@ -12,6 +12,7 @@
 mod ascent;
 mod candle;
 mod ce_kl;
+mod chunkwise;
 mod compare;
 mod eval_dev;
 mod global_importance;
@@ -82,6 +83,12 @@ pub(crate) fn tests() -> Vec<Test> {
         add(
             format!("golden::{case}"),
             Box::new(move || global_importance::check(case)),
+        );
+    }
+    for variant in chunkwise::VARIANTS {
+        add(
+            format!("golden::ci_{variant}"),
+            Box::new(move || chunkwise::check(variant)),
         );
     }
     for case in ["tms", "tms_id"] {

@@ -3,7 +3,7 @@
 
 use spd_engine::{Builder, Result, Value};
 
-use super::SeenSite;
+use super::{Seen, SeenSite};
 use crate::networks::LayerKind;
 use crate::sites::Site;
 
@@ -23,6 +23,40 @@ pub(super) fn without_positions(sites: &[Site]) -> Option<String> {
         "reads what all sites see at a position, and `{}` sees a whole sequence; \"shared_mlp\" reads each site by itself",
         site.path()
     ))
+}
+
+/// Refuses groups that miss a site, share one, or are empty.
+///
+/// - `what`: the word for a group
+/// - `groups`: their names, and the numbers of their sites
+///
+/// # Errors
+///
+/// One line.
+pub(super) fn one_each(
+    what: &str,
+    sites: &[&Site],
+    groups: &[(String, Vec<usize>)],
+) -> std::result::Result<(), String> {
+    if let Some((name, _)) = groups.iter().find(|(_, members)| members.is_empty()) {
+        return Err(format!("no site is in the {what} `{name}`"));
+    }
+    for (index, site) in sites.iter().enumerate() {
+        let of = groups
+            .iter()
+            .filter(|(_, members)| members.contains(&index));
+        let of: Vec<&str> = of.map(|(name, _)| name.as_str()).collect();
+        let found = match of[..] {
+            [_] => continue,
+            [] => format!("no {what}"),
+            _ => of.join(" and "),
+        };
+        return Err(format!(
+            "each site is in one {what}, and `{}` is in {found}",
+            site.path()
+        ));
+    }
+    Ok(())
 }
 
 /// Numbers of the sites in the order of their names.
@@ -47,11 +81,7 @@ impl SeenSite<'_> {
 /// # Errors
 ///
 /// When they have other rows than each other.
-pub(super) fn side_by_side(
-    b: &mut Builder,
-    seen: &[SeenSite<'_>],
-    order: &[usize],
-) -> Result<Value> {
+pub(super) fn side_by_side(b: &mut Builder, seen: &Seen<'_>, order: &[usize]) -> Result<Value> {
     let inputs = order.iter().map(|&index| seen[index].shown(b));
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     b.concatenate(&inputs)
@@ -85,7 +115,7 @@ pub(super) fn on_positions(
 pub(super) fn share_out(
     b: &mut Builder,
     x: Value,
-    seen: &[SeenSite<'_>],
+    seen: &Seen<'_>,
     order: &[usize],
     logits: &mut [Option<Value>],
 ) -> Result<()> {

@@ -31,12 +31,14 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Patterns, Size, Text, WidthsOrNone};
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, on_positions, share_out, side_by_side, width, without_positions};
-use super::layers::{
-    AT_END, BEFORE_GELU, ImportanceTensor, Linear, SelfAttention, Tensors, Weights, mlp,
-    mlp_layers, norm, scale_name,
+use super::all_sites::{
+    all, on_positions, one_each, share_out, side_by_side, width, without_positions,
 };
-use super::{ImportanceFunction, SeenSite};
+use super::layers::{
+    AT_END, BEFORE_GELU, HeadWidths, ImportanceTensor, Linear, SelfAttention, Tensors, Weights,
+    mlp, mlp_layers, norm, scale_name,
+};
+use super::{ImportanceFunction, Seen};
 use crate::run_file::pattern_matches;
 use crate::run_file::reference::Made;
 use crate::sites::Site;
@@ -212,7 +214,7 @@ impl ImportanceFunction for GlobalReverseResidual {
             return Some(reason);
         }
         let sites: Vec<&Site> = sites.iter().collect();
-        let mut groups = vec![Vec::new(); sites.len()];
+        let mut groups = Vec::new();
         for group in &self.groups {
             let members = group.members(&sites);
             if members.is_empty() {
@@ -222,20 +224,9 @@ impl ImportanceFunction for GlobalReverseResidual {
                     group.name
                 ));
             }
-            for site in members {
-                groups[site].push(&*group.name);
-            }
+            groups.push((group.name.clone(), members));
         }
-        let mut of_sites = sites.iter().zip(&groups);
-        let (site, found) = of_sites.find(|(_, groups)| groups.len() != 1)?;
-        let found = match &found[..] {
-            [] => "no group".to_owned(),
-            found => found.join(" and "),
-        };
-        Some(format!(
-            "each site is in one group, and `{}` is in {found}",
-            site.path()
-        ))
+        one_each("group", &sites, &groups).err()
     }
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
@@ -246,7 +237,8 @@ impl ImportanceFunction for GlobalReverseResidual {
             if !visit.transition.is_empty() {
                 if self.attention.is_some() {
                     tensors.scale(&group.of("_attn_norms"), self.d_model);
-                    tensors.attention(&group.of("_attn_transitions"), self.d_model);
+                    let widths = HeadWidths::equal(self.d_model);
+                    tensors.attention(&group.of("_attn_transitions"), widths);
                 }
                 tensors.scale(&group.of("_transition_norms"), self.d_model);
                 tensors.mlp(visit.transition, BEFORE_GELU);
@@ -257,12 +249,7 @@ impl ImportanceFunction for GlobalReverseResidual {
         tensors.list
     }
 
-    fn logits(
-        &self,
-        b: &mut Builder,
-        weights: Weights<'_>,
-        seen: &[SeenSite<'_>],
-    ) -> Result<Vec<Value>> {
+    fn logits(&self, b: &mut Builder, weights: Weights<'_>, seen: &Seen<'_>) -> Result<Vec<Value>> {
         let mut logits = vec![None; seen.len()];
         let mut stream = None;
         for visit in self.visits(seen.iter().map(|seen| seen.site)) {

@@ -10,7 +10,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::all_sites::{all, by_name, share_out, side_by_side, width, without_positions};
 use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp, mlp_layers};
-use super::{ImportanceFunction, SeenSite, hidden_dims};
+use super::{ImportanceFunction, Seen, hidden_dims};
 use crate::run_file::reference::Made;
 use crate::sites::Site;
 
@@ -64,12 +64,7 @@ impl ImportanceFunction for GlobalSharedMlp {
         tensors.list
     }
 
-    fn logits(
-        &self,
-        b: &mut Builder,
-        weights: Weights<'_>,
-        seen: &[SeenSite<'_>],
-    ) -> Result<Vec<Value>> {
+    fn logits(&self, b: &mut Builder, weights: Weights<'_>, seen: &Seen<'_>) -> Result<Vec<Value>> {
         let order = by_name(seen.iter().map(|seen| seen.site));
         let x = side_by_side(b, seen, &order)?;
         let layers = self.layers(seen.iter().map(|seen| seen.site));

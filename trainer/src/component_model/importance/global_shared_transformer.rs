@@ -18,7 +18,8 @@
 //!   even width
 //! - global_shared_transformer: `hidden` | `[4 d_model]` | `mlp_hidden_dim` | widths inside each
 //!   block's MLP
-//! - global_...: `rope_base` | 10000 | `rope_base` | base of the rotary angles
+//! - global_shared_transformer, global_reverse_residual: `rope_base` | 10000 | `rope_base` | base
+//!   of the rotary angles
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
@@ -28,10 +29,10 @@ use spd_engine::{Builder, Result, Value};
 
 use super::all_sites::{all, by_name, on_positions, share_out, width, without_positions};
 use super::layers::{
-    AT_END, BEFORE_GELU, ImportanceTensor, Linear, SelfAttention, Tensors, Weights, mlp,
-    mlp_layers, norm,
+    AT_END, BEFORE_GELU, HeadWidths, ImportanceTensor, Linear, SelfAttention, Tensors, Weights,
+    mlp, mlp_layers, norm,
 };
-use super::{ImportanceFunction, SeenSite};
+use super::{ImportanceFunction, Seen};
 use crate::run_file::reference::Made;
 use crate::sites::Site;
 
@@ -135,7 +136,8 @@ impl ImportanceFunction for GlobalSharedTransformer {
         let seen = sites.iter().map(width).sum();
         tensors.linear(self.first(seen), BEFORE_GELU);
         for block in 0..self.n_layer {
-            tensors.attention(&attention_of(block), self.d_model);
+            let widths = HeadWidths::equal(self.d_model);
+            tensors.attention(&attention_of(block), widths);
             tensors.mlp(self.mlp_of(block), AT_END);
         }
         let components = sites.iter().map(|site| site.components).sum();
@@ -143,12 +145,7 @@ impl ImportanceFunction for GlobalSharedTransformer {
         tensors.list
     }
 
-    fn logits(
-        &self,
-        b: &mut Builder,
-        weights: Weights<'_>,
-        seen: &[SeenSite<'_>],
-    ) -> Result<Vec<Value>> {
+    fn logits(&self, b: &mut Builder, weights: Weights<'_>, seen: &Seen<'_>) -> Result<Vec<Value>> {
         let sites = || seen.iter().map(|seen| seen.site);
         let order = by_name(sites());
         let mut inputs = Vec::with_capacity(seen.len());

@@ -2,7 +2,7 @@
 //!
 //! A linear layer's weight is f32 `[d_in, d_out]` and starts normal with standard deviation
 //! `gain / sqrt(d_in)`: gain `sqrt 2` before a GELU, 1 at an end. The projections of an attention
-//! are f32 `[d, d]` from rows to rows without a bias, and start uniform within `1 / sqrt(d)`.
+//! are f32 `[d_out, d]` without a bias, and start uniform within `1 / sqrt(d)`.
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
@@ -128,12 +128,7 @@ impl SelfAttention {
     ) -> Option<Self> {
         let rope_base = table.or("rope_base", Number::POSITIVE, 1e4);
         let (d_model, n_head) = (d_model?, n_head?);
-        if !d_model.is_multiple_of(2 * n_head) {
-            let message = format!(
-                "the width of a head, d_model / n_head, has to be a whole even number, found {d_model} / {n_head}"
-            );
-            return table.refuse("n_head", message);
-        }
+        check_heads(table, d_model, n_head)?;
         Some(Self {
             n_head,
             rope_base: rope_base?,
@@ -164,17 +159,56 @@ impl SelfAttention {
         of: &str,
         x: Value,
     ) -> Result<Value> {
-        let project = |b: &mut Builder, projection, x| {
-            let weight = weights(b, &projection_name(of, projection));
-            b.linear_oi(x, weight, None)
-        };
-        let [q, k, v, out] = PROJECTIONS;
-        let qkv = [project(b, q, x)?, project(b, k, x)?, project(b, v, x)?];
-        let (positions, columns) = (b.ty(x).dims[1], b.ty(x).columns());
-        let rotary = b.rotary_table(positions, columns / self.n_head, self.rope_base, None)?;
         let heads = Heads::full(self.n_head, self.n_head);
-        let mixed = b.attention(Qkv::Apart(qkv), heads, Some(rotary))?;
-        project(b, out, mixed)
+        attend(b, weights, of, x, (heads, self.rope_base))
+    }
+}
+
+/// Refuses heads of an odd width, whose columns rotary positions cannot turn in pairs.
+pub(super) fn check_heads(table: &mut Table<'_>, d_model: usize, n_head: usize) -> Option<()> {
+    if d_model.is_multiple_of(2 * n_head) {
+        return Some(());
+    }
+    let message = format!(
+        "the width of a head, d_model / n_head, has to be a whole even number, found {d_model} / {n_head}"
+    );
+    table.refuse("n_head", message)
+}
+
+/// Attention by rotary queries and keys from f32 `[b, t, d]` to `[b, t, d]`, with the projections
+/// of the module `of`.
+///
+/// - `heads`: the heads, and the base of the rotary angles
+pub(super) fn attend(
+    b: &mut Builder,
+    weights: Weights<'_>,
+    of: &str,
+    x: Value,
+    (heads, rope_base): (Heads, f64),
+) -> Result<Value> {
+    let project = |b: &mut Builder, projection, x| {
+        let weight = weights(b, &projection_name(of, projection));
+        b.linear_oi(x, weight, None)
+    };
+    let [q, k, v, out] = PROJECTIONS;
+    let qkv = [project(b, q, x)?, project(b, k, x)?, project(b, v, x)?];
+    let (positions, columns) = (b.ty(x).dims[1], b.ty(x).columns());
+    let rotary = b.rotary_table(positions, columns / heads.count, rope_base, None)?;
+    let mixed = b.attention(Qkv::Apart(qkv), heads, Some(rotary))?;
+    project(b, out, mixed)
+}
+
+/// Columns that an attention reads and gives, and those of its keys and values.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeadWidths {
+    pub(super) d: usize,
+    pub(super) kv: usize,
+}
+
+impl HeadWidths {
+    /// Those of heads that share no keys.
+    pub(super) fn equal(d: usize) -> Self {
+        Self { d, kv: d }
     }
 }
 
@@ -224,11 +258,11 @@ impl Tensors {
         }
     }
 
-    /// Adds those of an attention over `width` columns in the module `of`.
-    pub(super) fn attention(&mut self, of: &str, width: usize) {
-        for projection in PROJECTIONS {
-            let start = Start::Uniform(1.0 / (width as f64).sqrt());
-            self.add(projection_name(of, projection), &[width; 2], start);
+    /// Adds those of an attention in the module `of`.
+    pub(super) fn attention(&mut self, of: &str, HeadWidths { d, kv }: HeadWidths) {
+        for (projection, rows) in PROJECTIONS.into_iter().zip([d, kv, kv, d]) {
+            let start = Start::Uniform(1.0 / (d as f64).sqrt());
+            self.add(projection_name(of, projection), &[rows, d], start);
             self.drawn += 1;
         }
     }

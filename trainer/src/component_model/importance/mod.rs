@@ -8,6 +8,9 @@
 //!   sum of d_in -> hidden.. -> sum of c
 //! - `global_shared_transformer`: the same by a transformer over the positions of a row
 //! - `global_reverse_residual`: a residual stream that visits groups of sites
+//! - `global_transformer`: a transformer that reads values between sites, taps of the target's
+//!   residual stream
+//! - `chunkwise_transformer`: such a transformer for each chunk of blocks
 //!
 //! Of a site of filters, which has a row for each sequence, `x` is the root mean square of each of
 //! its columns over all positions.
@@ -29,19 +32,26 @@
 //! - `kind`, `hidden` | | `ci_fn_type`, `ci_fn_hidden_dims`; `ci_config`: `fn_type`, `hidden_dims`
 //!   | `"mlp"`, `"vector_mlp"`, `"shared_mlp"`; over all sites `"global_shared_mlp"`,
 //!   `"global_shared_transformer"` or `"global_reverse_residual"` (embeddings need the first or one
-//!   of these); widths of hidden layers
+//!   of these); widths of hidden layers. Of the target's residual stream, `"global_transformer"` or
+//!   `"chunkwise_transformer"`
 //! - `sigmoid` | `"leaky_hard"` | `sigmoid_type` | or `"normal"`, `"hard"`, `"upper_leaky_hard"`,
 //!   `"swish_hard"`
 //! - `sampling` | `"continuous"` | `sampling` | or `"binomial"`
 
 mod all_sites;
+mod chunks;
+mod chunkwise_transformer;
 mod global_reverse_residual;
 mod global_shared_mlp;
 mod global_shared_transformer;
+mod global_transformer;
 mod layers;
 mod mlp;
+mod seen;
 mod shared_mlp;
 mod site_mlp;
+mod taps;
+mod transformer;
 mod vector_mlp;
 
 use serde::Serialize;
@@ -51,19 +61,24 @@ use spd_configs::values::OneOf;
 use spd_configs::words;
 use spd_engine::{Builder, Result, Store, Value};
 
+pub use chunks::{Chunks, NamedChunk};
+pub use chunkwise_transformer::ChunkwiseTransformer;
 pub use global_reverse_residual::{GlobalReverseResidual, SiteGroup};
 pub use global_shared_mlp::GlobalSharedMlp;
 pub use global_shared_transformer::GlobalSharedTransformer;
+pub use global_transformer::{GlobalTaps, GlobalTransformer};
 pub use layers::SelfAttention;
 use layers::{ImportanceTensor, Weights};
 pub use mlp::Mlp;
+pub(super) use seen::{Seen, SeenSite};
 pub use shared_mlp::SharedMlp;
 pub use site_mlp::SiteMlp;
+pub use taps::{BlockTaps, Boundaries, InputTap};
+pub use transformer::{Ffn, Transformer, TransformerBlock};
 pub use vector_mlp::VectorMlp;
 
-use super::components::{SiteValues, stream};
+use super::components::{has_stream, stream};
 use crate::fault::Fault;
-use crate::networks::LayerKind;
 use crate::parameters::{self, Group, Parameters};
 use crate::run_file::reference::Made;
 use crate::sites::Site;
@@ -139,6 +154,8 @@ functions! {
     "global_shared_mlp" => GlobalSharedMlp(GlobalSharedMlp);
     "global_shared_transformer" => GlobalSharedTransformer(GlobalSharedTransformer);
     "global_reverse_residual" => GlobalReverseResidual(GlobalReverseResidual);
+    "global_transformer" => GlobalTransformer(GlobalTransformer);
+    "chunkwise_transformer" => ChunkwiseTransformer(ChunkwiseTransformer);
 }
 
 impl ImportanceKind {
@@ -152,7 +169,7 @@ impl ImportanceKind {
         format!("{} {}", self.name(), self.function().details())
     }
 
-    /// Its keys in a run file of the SPD reference.
+    /// Its keys in a run file of the SPD reference; null if that has no such function.
     pub(crate) fn to_reference(&self) -> Json {
         self.function().to_reference()
     }
@@ -236,12 +253,16 @@ trait ImportanceFunction {
     }
 
     /// Makes its keys of those in `ci_config` of the SPD reference.
-    fn from_reference(of: &mut Table<'_>, made: &mut Made)
+    fn from_reference(_of: &mut Table<'_>, _made: &mut Made)
     where
-        Self: Sized;
+        Self: Sized,
+    {
+    }
 
-    /// Its keys in a run file of the SPD reference.
-    fn to_reference(&self) -> Json;
+    /// Its keys in a run file of the SPD reference; null if that has no such function.
+    fn to_reference(&self) -> Json {
+        Json::Null
+    }
 
     /// Why it cannot see these sites, if so.
     fn refuses(&self, _sites: &[Site]) -> Option<String> {
@@ -252,42 +273,29 @@ trait ImportanceFunction {
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor>;
 
     /// Logits f32 `[.., c]` of each site from what all sites saw.
-    fn logits(
-        &self,
-        b: &mut Builder,
-        weights: Weights<'_>,
-        seen: &[SeenSite<'_>],
-    ) -> Result<Vec<Value>>;
-}
-
-/// The view that an importance function has of a site.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct SeenSite<'a> {
-    pub(super) site: &'a Site,
-    /// Its components.
-    pub(super) values: SiteValues,
-    /// Its input, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding; of filters the root
-    /// mean square over the positions of each sequence, `[b, d_in]`.
-    pub(super) input: Value,
-}
-
-impl SeenSite<'_> {
-    /// Activations of its components, f32 `[.., c]`.
-    fn activations(&self, b: &mut Builder) -> Result<Value> {
-        match self.site.layer.kind {
-            LayerKind::Embedding => b.embed(self.input, self.values.v_ic, None),
-            _ => b.matmul(self.input, self.values.v_ic),
-        }
-    }
+    fn logits(&self, b: &mut Builder, weights: Weights<'_>, seen: &Seen<'_>) -> Result<Vec<Value>>;
 }
 
 /// Refuses sites that the function cannot see.
 pub(super) fn check(said: &Importance, sites: &[Site]) -> std::result::Result<(), Fault> {
     let function = said.kind.function();
-    match function.refuses(sites) {
+    match function.refuses(sites).or_else(|| too_many(said, sites)) {
         None => Ok(()),
         Some(reason) => Err(Fault::BadInput(format!("[importance] kind: {reason}"))),
     }
+}
+
+/// Refuses more tensors than there are numbers for their starting draws.
+fn too_many(said: &Importance, sites: &[Site]) -> Option<String> {
+    let mut tensors = said.kind.function().tensors(sites).into_iter();
+    let beyond = tensors.find(|tensor| {
+        let (site, part) = tensor.draws;
+        !has_stream(site, part)
+    })?;
+    Some(format!(
+        "it has more tensors than there are numbers of starting draws for, from `{}` on; decompose fewer sites at once",
+        beyond.name
+    ))
 }
 
 /// Names and lengths of its tensors, each with the number of its site; those of a network over all
@@ -323,7 +331,7 @@ pub(super) fn logits(
     b: &mut Builder,
     store: &Store,
     said: &Importance,
-    seen: &[SeenSite<'_>],
+    seen: &Seen<'_>,
 ) -> Result<Vec<Value>> {
     let weights = |b: &mut Builder, name: &str| {
         let value = b.persistent(store, store.slot(name).expect("made by `add`"));

@@ -9,7 +9,7 @@ use spd_configs::values::Widths;
 use spd_engine::{Builder, Result, Value};
 
 use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp_layers};
-use super::{ImportanceFunction, SeenSite, hidden_dims};
+use super::{ImportanceFunction, Seen, SeenSite, hidden_dims};
 use crate::networks::LayerKind;
 use crate::run_file::reference::Made;
 use crate::sites::Site;
@@ -104,12 +104,7 @@ impl<F: SiteFunction> ImportanceFunction for SiteMlp<F> {
         sites.iter().enumerate().flat_map(of_site).collect()
     }
 
-    fn logits(
-        &self,
-        b: &mut Builder,
-        weights: Weights<'_>,
-        seen: &[SeenSite<'_>],
-    ) -> Result<Vec<Value>> {
+    fn logits(&self, b: &mut Builder, weights: Weights<'_>, seen: &Seen<'_>) -> Result<Vec<Value>> {
         let of_site = |seen: &SeenSite<'_>| {
             let layers = layers(&self.hidden, seen.site, &F::shape(seen.site));
             F::logits(b, weights, &layers, seen)

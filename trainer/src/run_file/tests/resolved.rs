@@ -444,6 +444,28 @@ fn starts_and_counts_along_units_are_written() {
 }
 
 #[test]
+fn importance_functions_of_the_residual_stream_are_written() {
+    let body = "d_model = 8, n_layer = 1, n_head = 2";
+    for importance in [
+        format!("kind = 'chunkwise_transformer', blocks_per_chunk = 2, {body}"),
+        format!(
+            "kind = 'chunkwise_transformer', blocks_per_chunk = 1, input_tap = 'all_block_taps', {body}, n_kv_head = 1, causal = true, \
+             hidden = 5, ffn = 'swiglu', learned_norm_scale = true"
+        ),
+        format!(
+            "kind = 'chunkwise_transformer', blocks_per_chunk = 1, input_tap = {{ kind = 'residual_boundaries', offsets = [0, 1] }}, {body}"
+        ),
+        "kind = 'chunkwise_transformer', chunks = [{ sites = ['*'], taps = ['resid_mid.0', 'resid_post.0'] }], d_model = 5, n_layer = 0"
+            .to_owned(),
+        format!("kind = 'global_transformer', {body}"),
+        format!("kind = 'global_transformer', taps = ['resid_pre.0'], {body}"),
+    ] {
+        let run = load(GPT2.as_bytes(), &[&format!("importance={{ {importance} }}")]);
+        assert_written_and_read_again(&run.unwrap());
+    }
+}
+
+#[test]
 fn sites_of_unequal_c_are_not_tied_unless_asked() {
     let tied = |overrides: &[&str]| load(TMS.as_bytes(), overrides).unwrap().decomposition.tied;
     assert!(tied(&[]));

@@ -262,7 +262,9 @@ impl Oracle {
             ImportanceKind::SharedMlp(mlp) => (seen.clone(), &mlp.hidden),
             ImportanceKind::GlobalSharedMlp(_)
             | ImportanceKind::GlobalSharedTransformer(_)
-            | ImportanceKind::GlobalReverseResidual(_) => {
+            | ImportanceKind::GlobalReverseResidual(_)
+            | ImportanceKind::GlobalTransformer(_)
+            | ImportanceKind::ChunkwiseTransformer(_) => {
                 panic!("is recorded, and in no case here")
             }
         };

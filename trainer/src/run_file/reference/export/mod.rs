@@ -111,7 +111,10 @@ impl Run {
                 "n_mask_samples": self.train.mask_samples,
             }),
         );
-        put(config, importance.kind.to_reference());
+        match importance.kind.to_reference() {
+            Value::Null => left_out.push("importance.kind".into()),
+            keys => put(config, keys),
+        }
         put(
             config,
             json!({ "sampling": importance.sampling, "sigmoid_type": importance.sigmoid }),

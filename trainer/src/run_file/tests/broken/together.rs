@@ -8,7 +8,60 @@ fn values_that_do_not_go_together_are_refused() {
         toy(
             &[("lr = 1e-3", "lr = 1e-3\nmuon = {}")],
             &[
-                "run.toml:22:1: [train] muon: it does not move the MLPs of \"mlp\"; importance functions that it moves: \"global_shared_transformer\", \"global_reverse_residual\"",
+                "run.toml:22:1: [train] muon: it does not move the MLPs of \"mlp\"; importance functions that it moves: \"global_shared_transformer\", \"global_reverse_residual\", \"global_transformer\", \"chunkwise_transformer\"",
+            ],
+        ),
+        tiny_with(
+            &[
+                "importance={ kind = 'chunkwise_transformer', blocks_per_chunk = 0, input_tap = 'all', d_model = 6, n_layer = 1, n_head = 3, n_kv_head = 2, ffn = 'relu' }",
+            ],
+            &[
+                "--set importance: [importance] blocks_per_chunk: expected a whole number of at least 1, found 0",
+                r#"--set importance: [importance] input_tap: expected "first_block_resid", "all_block_resids", "all_block_taps" or "all_resids", found the string "all""#,
+                r#"--set importance: [importance] ffn: expected "gelu" or "swiglu", found the string "relu""#,
+                "--set importance: [importance] n_kv_head: expected a divisor of n_head = 3, found 2",
+            ],
+        ),
+        tiny_with(
+            &[
+                "importance={ kind = 'chunkwise_transformer', blocks_per_chunk = 1, chunks = [{ sites = [], taps = [1] }], d_model = 5, n_layer = 0, n_head = 1 }",
+            ],
+            &[
+                r#"--set importance: [importance.chunks.0] sites: expected a list of patterns of sites, such as ["h.*.mlp.*"], found []"#,
+                r#"--set importance: [importance.chunks.0] taps: expected a list of taps, such as ["resid_pre.0", "resid_mid.0"], found [1]"#,
+                "--set importance: unknown key `n_head` in [importance]; known keys: `kind`, `chunks`, `blocks_per_chunk`, `input_tap`, `d_model`, `n_layer`, `sigmoid`, `sampling`",
+            ],
+        ),
+        tiny_with(
+            &[
+                "importance={ kind = 'chunkwise_transformer', blocks_per_chunk = 1, chunks = [{ sites = ['*'], taps = ['resid_pre.0'] }], d_model = 5, n_layer = 0 }",
+            ],
+            &[
+                "--set importance: [importance] chunks: expected either `chunks` or `blocks_per_chunk`, found both",
+            ],
+        ),
+        tiny_with(
+            &["importance={ kind = 'chunkwise_transformer', d_model = 5, n_layer = 0 }"],
+            &[
+                "--set importance: [importance]: expected `blocks_per_chunk` or `chunks`, found neither",
+            ],
+        ),
+        tiny_with(
+            &[
+                "importance={ kind = 'global_transformer', taps = ['resid_pre.0'], input_tap = 'all_resids', d_model = 4, n_layer = 1, n_head = 1 }",
+            ],
+            &[
+                "--set importance: [importance] input_tap: expected it to be left out, as `taps` names them",
+            ],
+        ),
+        tiny_with(
+            &[
+                "importance={ kind = 'global_transformer', input_tap = { kind = 'residual_boundaries', offsets = [] }, d_model = 6, n_layer = 0 }",
+            ],
+            &[
+                "--set importance: [importance.input_tap] offsets: expected at least one boundary, found []",
+                "--set importance: [importance] n_layer: expected a whole number of at least 1, found 0",
+                "--set importance: missing key `n_head` in [importance]; expected a whole number of at least 1",
             ],
         ),
         toy(

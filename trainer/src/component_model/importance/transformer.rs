@@ -1,0 +1,278 @@
+//! The transformer of an importance function that reads taps of the target.
+//!
+//! ```text
+//! x = W_in concat(rms(each tap)) + b_in
+//! x = x + attention(norm(x))      x = x + ffn(norm(x))         each block
+//! z = W_s x + b_s                                              each site
+//!
+//! gelu:    ffn(h) = W_2 gelu(W_1 h + b_1) + b_2
+//! swiglu:  ffn(h) = W_2 (silu(W_g h + b_g) * (W_1 h + b_1)) + b_2
+//! ```
+//!
+//! `norm` brings the mean square to 1, and has learned scales if asked for. There is none behind
+//! the last block. Query heads may share heads of keys and values. Without blocks, `z` is affine in
+//! the normed taps of its own position.
+
+use serde::Serialize;
+use spd_configs::reader::Table;
+use spd_configs::values::{Flag, Number, Size};
+use spd_configs::words;
+use spd_engine::ops::Heads;
+use spd_engine::{Builder, Result, Value};
+
+use super::Seen;
+use super::all_sites::on_positions;
+use super::layers::{
+    AT_END, BEFORE_GELU, HeadWidths, Linear, Tensors, Weights, attend, check_heads, mlp,
+    mlp_layers, norm, scale_name,
+};
+use crate::sites::Site;
+
+/// A transformer from taps to the components of some sites.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Transformer {
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Blocks.
+    pub n_layer: usize,
+    /// The settings of each block, where there are any.
+    #[serde(flatten)]
+    pub block: Option<TransformerBlock>,
+}
+
+/// A block of a [`Transformer`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct TransformerBlock {
+    /// Query heads, of an even width.
+    pub n_head: usize,
+    /// Heads of keys and values; divides `n_head`.
+    pub n_kv_head: usize,
+    /// Whether a position sees none after its own.
+    pub causal: bool,
+    /// Base of the rotary angles.
+    pub rope_base: f64,
+    /// Width inside the feed-forward network.
+    pub hidden: usize,
+    /// The feed-forward network.
+    pub ffn: Ffn,
+    /// Whether norms have learned scales.
+    pub learned_norm_scale: bool,
+}
+
+words! {
+    /// A feed-forward network.
+    pub enum Ffn {
+        /// Two linear layers, and the exact GELU between them.
+        Gelu = "gelu",
+        /// A second linear layer whose SiLU multiplies the first.
+        Swiglu = "swiglu",
+    }
+}
+
+/// A transformer in its place: whose tensors begin with `of`, which reads so many columns.
+pub(super) struct Placed<'t> {
+    pub(super) of: String,
+    pub(super) width: usize,
+    pub(super) transformer: &'t Transformer,
+}
+
+impl Transformer {
+    /// Reads its keys.
+    ///
+    /// - `least`: blocks that it has to have
+    pub(super) fn read(table: &mut Table<'_>, least: usize) -> Option<Self> {
+        let d_model = table.need("d_model", Size::at_least(1));
+        let n_layer = table.need("n_layer", Size::at_least(least));
+        let block = match n_layer {
+            Some(0) => Some(None),
+            _ => TransformerBlock::read(table, d_model).map(Some),
+        };
+        Some(Self {
+            d_model: d_model?,
+            n_layer: n_layer?,
+            block: block?,
+        })
+    }
+
+    pub(super) fn details(&self) -> String {
+        let (layers, width) = (self.n_layer, self.d_model);
+        let Some(block) = self.block else {
+            return format!("no blocks, width {width}");
+        };
+        let causal = if block.causal { ", causal" } else { "" };
+        format!(
+            "{layers} blocks of width {width}, {} heads on {} of keys, {} {}{causal}",
+            block.n_head,
+            block.n_kv_head,
+            block.ffn.word(),
+            block.hidden
+        )
+    }
+}
+
+impl TransformerBlock {
+    fn read(table: &mut Table<'_>, d_model: Option<usize>) -> Option<Self> {
+        let n_head = table.need("n_head", Size::at_least(1));
+        let n_kv_head = table.or("n_kv_head", Size::at_least(1), n_head.unwrap_or(1));
+        let causal = table.or("causal", Flag, false);
+        let rope_base = table.or("rope_base", Number::POSITIVE, 1e4);
+        let usual = d_model.map_or(1, |width| width.saturating_mul(4).min(Size::MOST));
+        let hidden = table.or("hidden", Size::at_least(1), usual);
+        let ffn = table.or("ffn", Ffn::WORDS, Ffn::Gelu);
+        let learned_norm_scale = table.or("learned_norm_scale", Flag, false);
+        if let (Some(n_head), Some(n_kv_head)) = (n_head, n_kv_head)
+            && !n_head.is_multiple_of(n_kv_head)
+        {
+            let message = format!("expected a divisor of n_head = {n_head}, found {n_kv_head}");
+            table.refuse::<()>("n_kv_head", message);
+        }
+        check_heads(table, d_model?, n_head?)?;
+        Some(Self {
+            n_head: n_head?,
+            n_kv_head: n_kv_head?,
+            causal: causal?,
+            rope_base: rope_base?,
+            hidden: hidden?,
+            ffn: ffn?,
+            learned_norm_scale: learned_norm_scale?,
+        })
+    }
+
+    fn heads(&self) -> Heads {
+        match self.causal {
+            true => Heads::causal(self.n_head, self.n_kv_head),
+            false => Heads::full(self.n_head, self.n_kv_head),
+        }
+    }
+}
+
+impl Placed<'_> {
+    fn first(&self) -> Linear {
+        let of = format!("{}.in_proj", self.of);
+        Linear::new(&of, self.width, self.transformer.d_model)
+    }
+
+    fn head(&self, site: &Site) -> Linear {
+        let of = format!("{}.heads.{}", self.of, site.dashed());
+        Linear::new(&of, self.transformer.d_model, site.components)
+    }
+
+    /// The module of a part of a block.
+    fn part(&self, block: usize, part: &str) -> String {
+        format!("{}.blocks.{block}.{part}", self.of)
+    }
+
+    fn mlp_of(&self, number: usize, block: TransformerBlock) -> Vec<Linear> {
+        let d = self.transformer.d_model;
+        mlp_layers(&self.part(number, "ffn"), d, &[block.hidden], d)
+    }
+
+    fn gate_of(&self, number: usize, block: TransformerBlock) -> Linear {
+        let of = self.part(number, "ffn.gate");
+        Linear::new(&of, self.transformer.d_model, block.hidden)
+    }
+
+    /// The settings of each block with its number.
+    fn blocks(&self) -> impl Iterator<Item = (usize, TransformerBlock)> {
+        let all = 0..self.transformer.n_layer;
+        let block = self.transformer.block;
+        all.filter_map(move |number| Some((number, block?)))
+    }
+
+    /// Its tensors, with a head for each of `sites`.
+    pub(super) fn tensors(&self, tensors: &mut Tensors, sites: &[&Site]) {
+        let d = self.transformer.d_model;
+        tensors.linear(self.first(), BEFORE_GELU);
+        for (number, block) in self.blocks() {
+            if block.learned_norm_scale {
+                tensors.scale(&self.part(number, "norm_1"), d);
+            }
+            let widths = HeadWidths {
+                d,
+                kv: d / block.n_head * block.n_kv_head,
+            };
+            tensors.attention(&self.part(number, "attn"), widths);
+            if block.learned_norm_scale {
+                tensors.scale(&self.part(number, "norm_2"), d);
+            }
+            if block.ffn == Ffn::Swiglu {
+                tensors.linear(self.gate_of(number, block), BEFORE_GELU);
+            }
+            tensors.mlp(self.mlp_of(number, block), AT_END);
+        }
+        for site in sites {
+            tensors.linear(self.head(site), AT_END);
+        }
+    }
+
+    /// The last residual stream, from taps by name.
+    fn stream(
+        &self,
+        b: &mut Builder,
+        weights: Weights<'_>,
+        taps: &[String],
+        seen: &Seen<'_>,
+    ) -> Result<Value> {
+        let normed = taps.iter().map(|name| norm(b, seen.tap(name), None));
+        let normed = normed.collect::<Result<Vec<_>>>()?;
+        let inputs = b.concatenate(&normed)?;
+        let x = self.first().apply(b, weights, inputs)?;
+        on_positions(b, x, |b, mut x| {
+            for (number, block) in self.blocks() {
+                let normed = self.norm(b, weights, (number, "norm_1", block), x)?;
+                let of = self.part(number, "attn");
+                let mixed = attend(b, weights, &of, normed, (block.heads(), block.rope_base))?;
+                x = b.add(x, mixed)?;
+                let normed = self.norm(b, weights, (number, "norm_2", block), x)?;
+                let changed = self.ffn(b, weights, (number, block), normed)?;
+                x = b.add(x, changed)?;
+            }
+            Ok(x)
+        })
+    }
+
+    fn norm(
+        &self,
+        b: &mut Builder,
+        weights: Weights<'_>,
+        (number, name, block): (usize, &str, TransformerBlock),
+        x: Value,
+    ) -> Result<Value> {
+        let scale = block
+            .learned_norm_scale
+            .then(|| weights(b, &scale_name(&self.part(number, name))));
+        norm(b, x, scale)
+    }
+
+    fn ffn(
+        &self,
+        b: &mut Builder,
+        weights: Weights<'_>,
+        (number, block): (usize, TransformerBlock),
+        x: Value,
+    ) -> Result<Value> {
+        let layers = self.mlp_of(number, block);
+        match (block.ffn, &layers[..]) {
+            (Ffn::Swiglu, [first, last]) => {
+                let gate = self.gate_of(number, block).apply(b, weights, x)?;
+                let up = first.apply(b, weights, x)?;
+                let hidden = b.swiglu(gate, up)?;
+                last.apply(b, weights, hidden)
+            }
+            _ => mlp(b, weights, &layers, x),
+        }
+    }
+
+    /// Logits f32 `[.., c]` of the sites of these numbers.
+    pub(super) fn logits(
+        &self,
+        b: &mut Builder,
+        weights: Weights<'_>,
+        (taps, members): (&[String], &[usize]),
+        seen: &Seen<'_>,
+    ) -> Result<Vec<Value>> {
+        let x = self.stream(b, weights, taps, seen)?;
+        let heads = members.iter().map(|&index| self.head(seen[index].site));
+        heads.map(|head| head.apply(b, weights, x)).collect()
+    }
+}
