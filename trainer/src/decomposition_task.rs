@@ -1,5 +1,6 @@
 //! Training a decomposition: its programs.
 
+mod calibration;
 mod task;
 
 use spd_dataloader::Source;

@@ -114,7 +114,8 @@ impl Decomposition {
     }
 
     /// The importances of all sites on held-out batches; outputs `importance <site>` and
-    /// `logits <site>`.
+    /// `logits <site>`, and `activations <site>` where the scales of conditioned logits follow from
+    /// them.
     pub(crate) fn figures_program(&self, store: &Store) -> Result<Builder> {
         self.importances_program(store, self.run.eval.batch_size)
     }
@@ -132,9 +133,14 @@ impl Decomposition {
     fn importances_program(&self, store: &Store, rows: usize) -> Result<Builder> {
         let mut b = Builder::new();
         let clean_pass = self.clean_pass(&mut b, store, self.shape(rows), &self.draws)?;
-        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
+        let conditioning = self.settings.importance.conditioning;
+        for (index, (site, values)) in self.sites.iter().zip(&clean_pass.sites).enumerate() {
             b.output(format!("importance {}", site.path()), values.importance);
             b.output(format!("logits {}", site.path()), values.logits);
+            if conditioning.is_some_and(|said| said.min_tokens.is_some()) {
+                let activations = self.activations(&mut b, &clean_pass, index)?;
+                b.output(format!("activations {}", site.path()), activations);
+            }
         }
         Ok(b)
     }

@@ -94,11 +94,12 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
+    use crate::component_model::Conditioning;
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
     use crate::fault::Outcome;
     use crate::figures::FIGURES;
-    use crate::losses::{Frequency, Loss, Remembered, SmoothL0, Term};
+    use crate::losses::{Frequency, Loss, NonlinearityLocality, Remembered, SmoothL0, Term};
     use crate::metrics::Measure;
     use crate::run_file::{Knot, Run, Schedule, Shape, TiedUpdate};
     use crate::world::World;
@@ -106,7 +107,11 @@ mod tests {
     /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures,
     /// and a checkpoint that was made while nobody asked for a stop.
     fn small_run() -> Run {
-        let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+        small_run_of("tiny-tms")
+    }
+
+    fn small_run_of(workload: &str) -> Run {
+        let mut run = preset(workload, &Overrides::default()).unwrap().run;
         run.train.steps = 5;
         run.train.faithfulness_warmup.steps = 3;
         (run.eval.every, run.eval.batches, run.eval.slow_every) = (2, 2, 2);
@@ -258,6 +263,33 @@ mod tests {
             run.train.shards = Some(shards);
             goes_on_to_the_same_bits(&run);
         }
+    }
+
+    #[test]
+    fn counted_units_and_conditioned_logits_are_the_same_by_all_worlds() {
+        let mut run = small_run_of("tiny-resid");
+        run.train.shards = Some(4);
+        run.importance.conditioning = Some(Conditioning {
+            output_scale: 1.0,
+            input_scale: Some(1.0),
+            min_tokens: None,
+        });
+        let knot = |at, value| Knot {
+            at,
+            value,
+            shape: Shape::Linear,
+        };
+        let term = Term::NonlinearityLocality(NonlinearityLocality {
+            relative_threshold: Schedule::Knots(vec![knot(0.0, 8.0), knot(1.0, 2.0)]),
+            normalize_at_one: true,
+            unit_kind_coefficients: [("neuron", 1.0)].into(),
+        });
+        let coeff = Schedule::Constant(0.1);
+        run.losses.push(Loss { coeff, term });
+        let [one, ..] = the_same_by_all_worlds(&run);
+        let rows = fs::read_to_string(one.path().join("metrics.jsonl")).unwrap();
+        assert!(rows.contains("\"loss/nonlinearity_locality\":"), "{rows}");
+        assert!(rows.contains("\"relative_threshold\":"), "{rows}");
     }
 
     #[test]

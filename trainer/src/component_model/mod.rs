@@ -21,13 +21,13 @@ use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 pub use importance::{
-    BlockTaps, Boundaries, Chunks, ChunkwiseTransformer, Ffn, GlobalReverseResidual,
+    BlockTaps, Boundaries, Chunks, ChunkwiseTransformer, Conditioning, Ffn, GlobalReverseResidual,
     GlobalSharedMlp, GlobalSharedTransformer, GlobalTaps, GlobalTransformer, Importance,
     ImportanceKind, InputTap, Mlp, NamedChunk, Sampling, SelfAttention, SharedMlp, Sigmoid,
     SiteGroup, SiteMlp, Transformer, TransformerBlock, VectorMlp,
 };
 pub(crate) use importance::{
-    KINDS as IMPORTANCES, Kind as ImportanceWord, read as read_importance,
+    KINDS as IMPORTANCES, Kind as ImportanceWord, input_scales, read as read_importance,
 };
 use importance::{Seen, SeenSite};
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
@@ -277,15 +277,8 @@ impl ComponentModel {
         b.part("importance");
         let mut seen = Vec::with_capacity(self.sites.len());
         for (index, site) in self.sites.iter().enumerate() {
-            let input = pass.inputs[site.path()];
-            seen.push(SeenSite {
-                site,
-                values: self.site_values(b, store, index)?.per_block(b)?,
-                input: match site.layer.kind {
-                    LayerKind::Filters => root_mean_square(b, input)?,
-                    _ => input,
-                },
-            });
+            let values = self.site_values(b, store, index)?.per_block(b)?;
+            seen.push(seen_site(b, site, values, pass.inputs[site.path()])?);
         }
         let all = Seen {
             sites: &seen,
@@ -324,6 +317,21 @@ impl ComponentModel {
             weights,
             sites,
         })
+    }
+
+    /// Activations of the components of a site, f32 `[.., c]`, as importance functions see them.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub(crate) fn activations(
+        &self,
+        b: &mut Builder,
+        clean_pass: &CleanPass,
+        index: usize,
+    ) -> Result<Value> {
+        let CleanSite { values, input, .. } = clean_pass.sites[index];
+        seen_site(b, &self.sites[index], values, input)?.activations(b)
     }
 
     fn gates(&self, b: &mut Builder, noise: LogitNoise) -> ImportanceGates {
@@ -465,6 +473,24 @@ impl ComponentModel {
         names.truncate(self.sites.len());
         names
     }
+}
+
+/// A site as an importance function sees it.
+fn seen_site<'s>(
+    b: &mut Builder,
+    site: &'s Site,
+    values: SiteValues,
+    input: Value,
+) -> Result<SeenSite<'s>> {
+    let input = match site.layer.kind {
+        LayerKind::Filters => root_mean_square(b, input)?,
+        _ => input,
+    };
+    Ok(SeenSite {
+        site,
+        values,
+        input,
+    })
 }
 
 /// A matrix of `rows` rows, row by row, transposed.

@@ -86,6 +86,7 @@ impl Task for DecompositionTask {
         check_stop: &mut CheckStop<'_>,
     ) -> Result<Measured, Interrupt> {
         self.decomposition.initialise(store);
+        self.calibrate(store, check_stop)?;
         self.evaluate(store, true, check_stop)
     }
 

@@ -12,6 +12,8 @@
 //!   residual stream
 //! - `chunkwise_transformer`: such a transformer for each chunk of blocks
 //!
+//! Any of them may be conditioned on the activations of each component; see [`Conditioning`].
+//!
 //! Of a site of filters, which has a row for each sequence, `x` is the root mean square of each of
 //! its columns over all positions.
 //!
@@ -41,6 +43,7 @@
 mod all_sites;
 mod chunks;
 mod chunkwise_transformer;
+mod conditioning;
 mod global_reverse_residual;
 mod global_shared_mlp;
 mod global_shared_transformer;
@@ -63,6 +66,8 @@ use spd_engine::{Builder, Result, Store, Value};
 
 pub use chunks::{Chunks, NamedChunk};
 pub use chunkwise_transformer::ChunkwiseTransformer;
+pub use conditioning::Conditioning;
+pub(crate) use conditioning::input_scales;
 pub use global_reverse_residual::{GlobalReverseResidual, SiteGroup};
 pub use global_shared_mlp::GlobalSharedMlp;
 pub use global_shared_transformer::GlobalSharedTransformer;
@@ -181,6 +186,9 @@ pub struct Importance {
     /// The kind of function, with its settings.
     #[serde(flatten)]
     pub kind: ImportanceKind,
+    /// What logits see of their own components. Left out of the file where there is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conditioning: Option<Conditioning>,
     /// From logits to importances.
     pub sigmoid: Sigmoid,
     /// How masks are drawn.
@@ -217,10 +225,12 @@ words! {
 pub(crate) fn read(table: &mut Table<'_>) -> Option<Importance> {
     let kind = table.need_kind("kind", KINDS);
     let kind = kind.and_then(|kind| kind.read(table));
+    let conditioning = table.maybe_table("conditioning", Conditioning::read);
     let sigmoid = table.or("sigmoid", Sigmoid::WORDS, Sigmoid::LeakyHard);
     let sampling = table.or("sampling", Sampling::WORDS, Sampling::Continuous);
     Some(Importance {
         kind: kind?,
+        conditioning: conditioning?,
         sigmoid: sigmoid?,
         sampling: sampling?,
     })
@@ -287,7 +297,7 @@ pub(super) fn check(said: &Importance, sites: &[Site]) -> std::result::Result<()
 
 /// Refuses more tensors than there are numbers for their starting draws.
 fn too_many(said: &Importance, sites: &[Site]) -> Option<String> {
-    let mut tensors = said.kind.function().tensors(sites).into_iter();
+    let mut tensors = all_tensors(said, sites).into_iter();
     let beyond = tensors.find(|tensor| {
         let (site, part) = tensor.draws;
         !has_stream(site, part)
@@ -298,10 +308,18 @@ fn too_many(said: &Importance, sites: &[Site]) -> Option<String> {
     ))
 }
 
+/// The tensors of the function, and of what its logits see of their components.
+fn all_tensors(said: &Importance, sites: &[Site]) -> Vec<ImportanceTensor> {
+    let mut tensors = said.kind.function().tensors(sites);
+    let conditioning = said.conditioning.iter();
+    tensors.extend(conditioning.flat_map(|conditioning| conditioning.tensors(sites)));
+    tensors
+}
+
 /// Names and lengths of its tensors, each with the number of its site; those of a network over all
 /// sites have that behind the last.
 pub(super) fn tensors(said: &Importance, sites: &[Site]) -> Vec<(usize, String, usize)> {
-    let tensors = said.kind.function().tensors(sites).into_iter();
+    let tensors = all_tensors(said, sites).into_iter();
     tensors
         .map(|tensor| (tensor.draws.0, tensor.name, tensor.dims.iter().product()))
         .collect()
@@ -313,13 +331,13 @@ pub(super) fn add(
     said: &Importance,
     sites: &[Site],
 ) {
-    for tensor in said.kind.function().tensors(sites) {
+    for tensor in all_tensors(said, sites) {
         parameters.add(store, &tensor.name, &tensor.dims, Group::Importance);
     }
 }
 
 pub(super) fn start(store: &mut Store, said: &Importance, sites: &[Site], seed: u64) {
-    for tensor in said.kind.function().tensors(sites) {
+    for tensor in all_tensors(said, sites) {
         let slot = store.slot(&tensor.name).expect("made by `add`");
         let (site, part) = tensor.draws;
         parameters::start(store, slot, stream(site, part), seed, tensor.start);
@@ -337,7 +355,14 @@ pub(super) fn logits(
         let value = b.persistent(store, store.slot(name).expect("made by `add`"));
         b.per_block(value).expect("a tensor in f32")
     };
-    said.kind.function().logits(b, &weights, seen)
+    let logits = said.kind.function().logits(b, &weights, seen)?;
+    if said.conditioning.is_none() {
+        return Ok(logits);
+    }
+    let logits = seen.iter().zip(logits);
+    logits
+        .map(|(seen, logits)| conditioning::add(b, &weights, seen, logits))
+        .collect()
 }
 
 /// The widths of hidden layers in `ci_config`.

@@ -47,7 +47,7 @@ pub(in crate::component_model) struct SeenSite<'a> {
 
 impl SeenSite<'_> {
     /// Activations of its components, f32 `[.., c]`.
-    pub(super) fn activations(&self, b: &mut Builder) -> Result<Value> {
+    pub(in crate::component_model) fn activations(&self, b: &mut Builder) -> Result<Value> {
         match self.site.layer.kind {
             LayerKind::Embedding => b.embed(self.input, self.values.v_ic, None),
             _ => b.matmul(self.input, self.values.v_ic),

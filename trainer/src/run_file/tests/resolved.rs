@@ -457,7 +457,8 @@ fn importance_functions_of_the_residual_stream_are_written() {
         ),
         "kind = 'chunkwise_transformer', chunks = [{ sites = ['*'], taps = ['resid_mid.0', 'resid_post.0'] }], d_model = 5, n_layer = 0"
             .to_owned(),
-        format!("kind = 'global_transformer', {body}"),
+        format!("kind = 'global_transformer', {body}, conditioning = {{ input_scale = 0.3, output_scale = 1 }}"),
+        format!("kind = 'global_transformer', {body}, conditioning = {{ min_tokens = 65536, output_scale = 1 }}"),
         format!("kind = 'global_transformer', taps = ['resid_pre.0'], {body}"),
     ] {
         let run = load(GPT2.as_bytes(), &[&format!("importance={{ {importance} }}")]);

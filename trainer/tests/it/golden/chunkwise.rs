@@ -10,13 +10,14 @@ use spd_trainer::parameters::Parameter;
 use super::compare::Comparison;
 use super::numbers::{Numbers, Tensor};
 use super::replica::Replica;
-use super::run_file::{self, Settings, list, size, text};
+use super::run_file::{self, Settings, list, size, text, texts};
 use crate::harness::Outcome;
 
-pub(super) const VARIANTS: [&str; 4] = [
+pub(super) const VARIANTS: [&str; 5] = [
     "chunk_mha_gelu",
     "chunk_gqa_swiglu_causal",
     "chunk_no_blocks",
+    "chunk_conditioned",
     "global_causal",
 ];
 
@@ -52,6 +53,10 @@ fn importance(variant: &str, said: &Json) -> String {
         "chunk_gqa_swiglu_causal" => {
             "blocks_per_chunk = 1\ninput_tap = \"first_block_resid\"\n".to_owned()
         }
+        "chunk_conditioned" => "blocks_per_chunk = 1\n\
+             input_tap = { kind = \"residual_boundaries\", offsets = [0] }\n\
+             conditioning = { input_scale = 1, output_scale = 1 }\n"
+            .to_owned(),
         "global_causal" => "input_tap = \"all_resids\"\n".to_owned(),
         _ => "blocks_per_chunk = 1\n".to_owned(),
     };
@@ -83,12 +88,22 @@ fn importance(variant: &str, said: &Json) -> String {
 
 /// The recorded tensors below `start` under our names, without `cifn.`.
 fn renamed(case: &Numbers, said: &Json, start: &str) -> Vec<(String, Tensor)> {
+    let all_sites = texts(&case.info, "sites");
     let chunks = list(said, "output_sites");
     let is_global = text(&said["config"], "kind") == "global";
     let mut found = Vec::new();
     for (key, tensor) in case.under(start) {
-        // The target is frozen.
-        if key.starts_with("tap.") {
+        // The target is frozen; components are named alike.
+        if key.starts_with("tap.") || key.starts_with("comp.") {
+            continue;
+        }
+        if let Some(rest) = key.strip_prefix("readouts.") {
+            let site = all_sites
+                .iter()
+                .find(|site| rest.starts_with(&format!("{site}.")));
+            let site = site.expect("a site");
+            let name = format!("readouts.{}{}", site.replace('.', "-"), &rest[site.len()..]);
+            found.push((name, tensor.clone()));
             continue;
         }
         for (number, sites) in chunks.iter().enumerate() {
@@ -200,10 +215,16 @@ fn compare(case: &Numbers, variant: &str, mut replica: Replica, comparison: &mut
     comparison.group("gradients");
     let start = format!("vjp.{variant}.grad.");
     let said = &case.info["variants"][variant];
-    let recorded = renamed(case, said, &start);
+    let of_components = case
+        .under(&start)
+        .filter(|(name, _)| name.starts_with("comp."));
+    let mut recorded: Vec<(String, Tensor)> = of_components
+        .map(|(name, tensor)| (name.to_owned(), tensor.clone()))
+        .collect();
+    let of_functions = renamed(case, said, &start).into_iter();
+    recorded.extend(of_functions.map(|(name, tensor)| (format!("cifn.{name}"), tensor)));
     assert_eq!(recorded.len(), moved.len(), "{moved:?}");
     for (name, theirs) in recorded {
-        let name = format!("cifn.{name}");
         let ours = executor.output(&name, &replica.store);
         comparison.tensor(&name, ours, &theirs.values);
     }

@@ -115,6 +115,9 @@ impl Run {
             Value::Null => left_out.push("importance.kind".into()),
             keys => put(config, keys),
         }
+        if importance.conditioning.is_some() {
+            left_out.push("importance.conditioning".into());
+        }
         put(
             config,
             json!({ "sampling": importance.sampling, "sigmoid_type": importance.sigmoid }),

@@ -29,7 +29,7 @@ fn values_that_do_not_go_together_are_refused() {
             &[
                 r#"--set importance: [importance.chunks.0] sites: expected a list of patterns of sites, such as ["h.*.mlp.*"], found []"#,
                 r#"--set importance: [importance.chunks.0] taps: expected a list of taps, such as ["resid_pre.0", "resid_mid.0"], found [1]"#,
-                "--set importance: unknown key `n_head` in [importance]; known keys: `kind`, `chunks`, `blocks_per_chunk`, `input_tap`, `d_model`, `n_layer`, `sigmoid`, `sampling`",
+                "--set importance: unknown key `n_head` in [importance]; known keys: `kind`, `chunks`, `blocks_per_chunk`, `input_tap`, `d_model`, `n_layer`, `conditioning`, `sigmoid`, `sampling`",
             ],
         ),
         tiny_with(
@@ -56,12 +56,20 @@ fn values_that_do_not_go_together_are_refused() {
         ),
         tiny_with(
             &[
-                "importance={ kind = 'global_transformer', input_tap = { kind = 'residual_boundaries', offsets = [] }, d_model = 6, n_layer = 0 }",
+                "importance={ kind = 'global_transformer', input_tap = { kind = 'residual_boundaries', offsets = [] }, d_model = 6, n_layer = 0, conditioning = { input_scale = 0 } }",
             ],
             &[
                 "--set importance: [importance.input_tap] offsets: expected at least one boundary, found []",
                 "--set importance: [importance] n_layer: expected a whole number of at least 1, found 0",
+                "--set importance: [importance.conditioning] input_scale: expected a number above 0, found 0",
+                "--set importance: missing key `output_scale` in [importance.conditioning]; expected a finite number",
                 "--set importance: missing key `n_head` in [importance]; expected a whole number of at least 1",
+            ],
+        ),
+        tiny_with(
+            &["importance.conditioning={ output_scale = 1 }"],
+            &[
+                "--set importance.conditioning: [importance.conditioning]: expected either `input_scale` or `min_tokens`, found neither",
             ],
         ),
         toy(
