@@ -219,6 +219,7 @@ impl Placed<'_> {
         let x = self.first().apply(b, weights, inputs)?;
         on_positions(b, x, |b, mut x| {
             for (number, block) in self.blocks() {
+                b.begin_region();
                 let normed = self.norm(b, weights, (number, "norm_1", block), x)?;
                 let of = self.part(number, "attn");
                 let mixed = attend(b, weights, &of, normed, (block.heads(), block.rope_base))?;
