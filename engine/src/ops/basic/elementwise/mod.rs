@@ -22,7 +22,7 @@ use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::derivation::Derivation;
 use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either};
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{DType, Type, Value};
 
 /// Most results of one op: gradients of two operands are made in one pass.
@@ -39,6 +39,8 @@ pub struct Elementwise {
     is_scalar: Vec<bool>,
     /// Shape of the results, if no operand has it.
     dims: Option<Vec<usize>>,
+    /// Whether no gradient passes through, and everything is kept in f32.
+    is_constant: bool,
     steps: Steps,
 }
 
@@ -57,6 +59,7 @@ impl PartialEq for Elementwise {
             && self.results == other.results
             && self.is_scalar == other.is_scalar
             && self.dims == other.dims
+            && self.is_constant == other.is_constant
     }
 }
 
@@ -102,6 +105,25 @@ impl Builder {
         let op = Elementwise::of_values(self, names, values, of)?;
         self.op1(op, &values)
     }
+
+    /// The same as a constant to what reads it: no gradient passes through. Operands and result are
+    /// in f32 whatever the precision: it is for what moves from step to step.
+    ///
+    /// # Errors
+    ///
+    /// As [`elementwise`](Self::elementwise).
+    pub fn elementwise_constant<const N: usize>(
+        &mut self,
+        name: &'static str,
+        values: [Value; N],
+        of: impl FnOnce([Expr; N]) -> Expr,
+    ) -> Result<Value> {
+        let op = Elementwise {
+            is_constant: true,
+            ..Elementwise::of_values(self, [name; 2], values, of)?
+        };
+        self.op1(op, &values)
+    }
 }
 
 impl Elementwise {
@@ -115,6 +137,7 @@ impl Elementwise {
             results,
             is_scalar,
             dims: None,
+            is_constant: false,
             steps,
         })
     }
@@ -249,7 +272,14 @@ impl Op for Elementwise {
     }
 
     fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
+        match self.is_constant {
+            true => [&[Full], &[Full]],
+            false => [&[Either], &[Either]],
+        }
+    }
+
+    fn is_constant(&self) -> bool {
+        self.is_constant
     }
 
     fn carries(&self) -> bool {
@@ -277,7 +307,8 @@ impl Op for Elementwise {
     }
 
     fn derivation(&self, inputs: &[Value]) -> Option<Derivation> {
-        self.is_sum().then(|| Derivation::Sum(inputs.to_vec()))
+        let is_linear = self.is_sum() && !self.is_constant;
+        is_linear.then(|| Derivation::Sum(inputs.to_vec()))
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

@@ -225,6 +225,32 @@ fn relu_keeps_only_its_result() {
 }
 
 #[test]
+fn a_constant_passes_no_gradient_on() {
+    let mut b = Builder::new();
+    let [x, factor] = ["x", "factor"].map(|name| {
+        let dims: &[usize] = if name == "x" { &[2, 3] } else { &[] };
+        b.input(name, &Type::f32(dims)).unwrap()
+    });
+    let double = |[x, factor]: [Expr; 2]| x * factor;
+    let constant = b
+        .elementwise_constant("double", [x, factor], double)
+        .unwrap();
+    // The same expression, through which a gradient passes, is another value.
+    let passing = b.elementwise(["double"; 2], [x, factor], double).unwrap();
+    assert_ne!(constant, passing);
+    let both = b.add(constant, passing).unwrap();
+    let loss = b.sum_squares(both).unwrap();
+    let constant = b.gradients(loss, &[constant, x]).unwrap();
+    b.output("gradient", constant[1].unwrap());
+    let (mut executor, mut store) = (Alone::new(&b, Arc::new(Pool::single())), Store::new());
+    executor.input("x").fill(1.0);
+    executor.input("factor").fill(2.0);
+    executor.run(&mut store);
+    // By hand: d/dx of (c + 2 x)^2 at c = 2, x = 1.
+    assert_eq!(executor.output("gradient", &store), [16.0; 6]);
+}
+
+#[test]
 fn operands_that_do_not_fit_are_refused() {
     let mut b = Builder::new();
     let [x, other] = [("x", [2, 3]), ("other", [2, 4])]
