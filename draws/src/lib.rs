@@ -42,6 +42,10 @@ pub enum Purpose {
     Contexts = 9,
     /// Starting values of the state of losses; `site` is the number of the tensor.
     State = 10,
+    /// Which elements of a batch an adversary attacks.
+    Attacked = 11,
+    /// Which of its particles attacks an element of a batch.
+    Particle = 12,
 }
 
 /// A family of draws: every part of the name but the seed, the step, the row and the column.

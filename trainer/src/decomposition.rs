@@ -10,7 +10,7 @@ pub use crate::component_model::{
 };
 use crate::component_model::{ComponentModel, Settings};
 use crate::fault::Fault;
-use crate::losses::{self, LossInputs, Scalar};
+use crate::losses::{self, Extent, LossInputs, Scalar};
 use crate::networks::{LEAKY, Network, Target, shipped};
 use crate::run_file::{Data, Reduction, Run, Train};
 use crate::sites::resolve;
@@ -24,6 +24,8 @@ pub struct Decomposition {
     pub draws: Draws,
     /// The target with its components and importance functions.
     pub model: ComponentModel,
+    /// Sizes that the state of losses follows.
+    extent: Extent,
 }
 
 impl Deref for Decomposition {
@@ -102,12 +104,36 @@ impl Decomposition {
         let sites = (&run.decomposition, sites);
         let target = (target, run.target.dtype);
         let model = ComponentModel::new(settings, sites, target, store)?;
-        let rows = run.train.batch_size / run.train.blocks();
-        losses::add_state(store, &run.losses, &model.sites, rows);
-        Ok(Self {
+        let mut decomposition = Self {
             run: run.clone(),
             draws: Draws::Counters,
             model,
+            extent: Extent::default(),
+        };
+        decomposition.extent = decomposition.extent(store)?;
+        let Self { model, extent, .. } = &decomposition;
+        losses::check_rows(&run.losses, extent.shape.rows)?;
+        losses::add_state(store, &run.losses, &model.sites, extent);
+        Ok(decomposition)
+    }
+
+    /// Sizes that the state of its losses follows. The rows of sites are what its passes say, and
+    /// are left out where no loss keeps anything for rows.
+    fn extent(&self, store: &Store) -> std::result::Result<Extent, Fault> {
+        let shape = self.block_shape(self.run.train.batch_size);
+        let mut losses = self.run.losses.iter();
+        let rows = match losses.any(|loss| loss.term.term().adversary().is_some()) {
+            false => Vec::new(),
+            true => {
+                let clean_pass =
+                    self.clean_pass(&mut Builder::new(), store, shape, &Draws::Counters)?;
+                clean_pass.sites.iter().map(|site| site.rows).collect()
+            }
+        };
+        Ok(Extent {
+            shape,
+            rows,
+            delta: self.run.decomposition.delta,
         })
     }
 
@@ -115,7 +141,8 @@ impl Decomposition {
     /// the state of losses.
     pub fn initialise(&self, store: &mut Store) {
         self.model.initialise(store);
-        losses::start_state(store, &self.run.losses, &self.sites, self.run.seed);
+        let state = (&self.run.losses[..], &self.sites[..], &self.extent);
+        losses::start_state(store, state, self.run.seed);
     }
 
     /// Shape of a block of a batch of `rows` rows.

@@ -59,6 +59,28 @@ impl Parameter {
 #[derive(Debug, Clone, Default)]
 pub struct Parameters(Vec<Parameter>);
 
+/// What an update minimises.
+#[derive(Debug, Clone, Copy)]
+pub struct Objective<'s> {
+    /// All of it, which has to be finite.
+    pub total: Value,
+    /// The part whose gradients are still to be made.
+    pub loss: Value,
+    /// Of the rest, what has reached values beside the gradient of `loss`.
+    pub seeds: &'s [(Value, Value)],
+}
+
+/// A loss, all of whose gradients are still to be made.
+impl From<Value> for Objective<'_> {
+    fn from(loss: Value) -> Self {
+        Self {
+            total: loss,
+            loss,
+            seeds: &[],
+        }
+    }
+}
+
 /// Settings of the update of a group: AdamW, unless Muon is said.
 #[derive(Debug, Clone, Copy)]
 pub struct Update {
@@ -203,9 +225,9 @@ impl Parameters {
         }
     }
 
-    /// Appends the gradients of `loss`, the norms of each group, and the update of every tensor,
-    /// which is refused where the loss or a gradient is not finite. A tensor that two parameters
-    /// share is updated by one after the other, in their order.
+    /// Appends the gradients of the objective, the norms of each group, and the update of every
+    /// tensor, which is refused where the total or a gradient is not finite. A tensor that two
+    /// parameters share is updated by one after the other, in their order.
     ///
     /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step
     /// scalars: `lr`, `correction1`, `correction2`. Returns the guards: each ends in a number that
@@ -214,14 +236,14 @@ impl Parameters {
     /// # Errors
     ///
     /// When an op on the way to the loss has no gradient.
-    pub fn update(
+    pub fn update<'o>(
         &self,
         b: &mut Builder,
         store: &Store,
-        loss: Value,
+        objective: impl Into<Objective<'o>>,
         settings: impl Fn(Group) -> Update,
     ) -> Result<Vec<Value>> {
-        Ok(self.update_beside(b, store, loss, &[], settings)?.0)
+        Ok(self.update_beside(b, store, objective, &[], settings)?.0)
     }
 
     /// The same, and the gradients of other values: a pass of their own would compute all of it
@@ -230,14 +252,15 @@ impl Parameters {
     /// # Errors
     ///
     /// As [`update`](Self::update).
-    pub(crate) fn update_beside(
+    pub(crate) fn update_beside<'o>(
         &self,
         b: &mut Builder,
         store: &Store,
-        loss: Value,
+        objective: impl Into<Objective<'o>>,
         others: &[Value],
         settings: impl Fn(Group) -> Update,
     ) -> Result<(Vec<Value>, Vec<Option<Value>>)> {
+        let Objective { total, loss, seeds } = objective.into();
         let values = self.0.iter().map(|p| {
             let value = b.persistent(store, p.slot);
             if p.transposed {
@@ -248,7 +271,7 @@ impl Parameters {
         });
         let mut values: Vec<Value> = values.collect::<Result<_>>()?;
         values.extend(others);
-        let mut gradients = b.partial_gradients(loss, &values)?;
+        let mut gradients = b.seeded_gradients(loss, seeds, &values)?;
         let of_others = gradients.split_off(self.0.len());
         let moved: Vec<(&Parameter, Value)> = self
             .0
@@ -270,7 +293,7 @@ impl Parameters {
             }
         }
         let mut guards: Vec<Value> = norms.iter().map(|(_, norm)| *norm).collect();
-        guards.push(loss);
+        guards.push(total);
         if let Some(slot) = store.slot(HALT) {
             let halt = b.persistent(store, slot);
             b.halt(halt, &guards)?;
@@ -413,6 +436,11 @@ pub(crate) fn start_rows(
                 values
                     .iter_mut()
                     .for_each(|value| *value = (f64::from(*value) / length) as f32);
+            }
+        }
+        Start::Fractions => {
+            for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {
+                stream.fill_uniform(seed, 0, row, values);
             }
         }
         #[expect(clippy::cast_possible_truncation, reason = "a bound is rounded to f32")]

@@ -3,8 +3,8 @@
 use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
-use crate::losses::Faithfulness;
-use crate::parameters::{Group, Update};
+use crate::losses::{self, Faithfulness};
+use crate::parameters::{Group, Objective, Update};
 use crate::run_file::{FaithfulnessWarmup, Recompute};
 
 /// The loss of the warm-up, in its program and in messages.
@@ -35,12 +35,7 @@ impl Decomposition {
         for (loss, mean) in losses.iter_mut().zip(&mut means) {
             loss.value = mean;
         }
-        let total = b.weighted_sum(
-            &losses
-                .iter()
-                .map(|l| (l.coeff, l.value))
-                .collect::<Vec<_>>(),
-        )?;
+        let total = losses::total(&mut b, &losses)?;
         for loss in &losses {
             b.output(format!("loss/{}", loss.name), loss.value);
         }
@@ -50,9 +45,15 @@ impl Decomposition {
         }
         b.part("update");
         let train = &self.run.train;
+        let (loss, seeds) = losses::gradients_to_make(&mut b, &losses)?;
+        let objective = Objective {
+            total,
+            loss,
+            seeds: &seeds,
+        };
         let guards = self
             .parameters
-            .update(&mut b, store, total, |group| Update {
+            .update(&mut b, store, objective, |group| Update {
                 clip: match group {
                     Group::Components => train.clip_components,
                     _ => train.clip_importance,
@@ -62,6 +63,9 @@ impl Decomposition {
             })?;
         let from = self.loss_inputs(store, &clean_pass, self.draws);
         from.update(&mut b, &self.run.losses, &guards)?;
+        for attack in losses.iter().filter_map(|loss| loss.attack.as_ref()) {
+            attack.keep(&mut b, &guards)?;
+        }
         if train.recompute == Recompute::Always {
             b.recompute();
         }

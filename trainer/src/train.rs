@@ -94,12 +94,16 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
-    use crate::component_model::Conditioning;
+    use crate::component_model::{Conditioning, Routing};
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
     use crate::fault::Outcome;
     use crate::figures::FIGURES;
-    use crate::losses::{Frequency, Loss, NonlinearityLocality, Remembered, SmoothL0, Term};
+    use crate::losses::adversary::{Adversary, Optimizer, Scope};
+    use crate::losses::{
+        Frequency, Loss, MergedRecon, NonlinearityLocality, PersistentPgdRecon, Remembered,
+        SmoothL0, Term,
+    };
     use crate::metrics::Measure;
     use crate::run_file::{Knot, Run, Schedule, Shape, TiedUpdate};
     use crate::world::World;
@@ -362,6 +366,85 @@ mod tests {
         assert!(trained(&dir) != trained(&worlds[0]));
     }
 
+    /// A run with adversaries that live on, in four blocks: sources that all ranks share, and those
+    /// of elements of the batch.
+    fn living_run() -> Run {
+        let mut run = small_run();
+        run.train.shards = Some(4);
+        let adversary = |scope, optimizer| Adversary {
+            scope,
+            pool: None,
+            optimizer,
+            lr: Schedule::Constant(0.05),
+            n_warmup_steps: 2,
+            start_frac: 0.0,
+            sigmoid: false,
+        };
+        let adam = Optimizer::Adam {
+            beta1: 0.5,
+            beta2: 0.99,
+            eps: 1e-8,
+        };
+        let shared = Scope::RepeatAcrossBatch { n_sources: 2 };
+        let shared = PersistentPgdRecon {
+            routing: Routing::All,
+            adversary: adversary(shared, adam),
+            n_samples: 1,
+            route_warmup: false,
+        };
+        let routed = PersistentPgdRecon {
+            routing: Routing::UniformK,
+            adversary: Adversary {
+                start_frac: 0.3,
+                ..adversary(Scope::SingleSource, Optimizer::Sgd)
+            },
+            n_samples: 2,
+            route_warmup: true,
+        };
+        let merged = MergedRecon {
+            routing: Routing::UniformK,
+            adversary: Adversary {
+                pool: Some(2),
+                ..adversary(Scope::PerBatchElement, adam)
+            },
+            adv_fraction: Schedule::Constant(0.5),
+        };
+        for term in [
+            Term::PersistentPgdRecon(shared),
+            Term::PersistentPgdRecon(routed),
+            Term::MergedRecon(merged),
+        ] {
+            let coeff = Schedule::Constant(0.5);
+            run.losses.push(Loss { coeff, term });
+        }
+        run
+    }
+
+    #[test]
+    fn adversaries_that_live_on_are_the_same_by_all_worlds() {
+        let [one, ..] = the_same_by_all_worlds(&living_run());
+        for (name, shape) in [
+            ("persistent_pgd_recon.sources.linear1", vec![2, 1, 8]),
+            (
+                "persistent_pgd_recon.second.delta_sources.linear2",
+                vec![2, 1, 1],
+            ),
+            ("persistent_pgd_recon_subset.sources.linear1", vec![8]),
+            ("merged_recon.sources.linear1", vec![64, 2, 8]),
+            ("merged_recon.first.delta_sources.linear2", vec![64, 2, 1]),
+        ] {
+            let name = format!("losses.{name}");
+            let [before, after] = [3, 5].map(|step| tensor(one.path(), step, &name));
+            assert_eq!(before.shape, shape, "{name}");
+            assert!(before != after, "{name}");
+        }
+    }
+
+    #[test]
+    fn any_number_of_ranks_goes_on_from_adversaries_of_any_other() {
+        goes_on_by_any_number_of_ranks(&living_run());
+    }
+
     #[test]
     fn rows_start_with_draws_of_their_number_in_the_batch() {
         let run = remembering_run();
@@ -382,18 +465,22 @@ mod tests {
 
     #[test]
     fn any_number_of_ranks_goes_on_from_rows_of_any_other() {
-        let run = remembering_run();
+        goes_on_by_any_number_of_ranks(&remembering_run());
+    }
+
+    /// Stops at every question, and goes on by another number of ranks.
+    fn goes_on_by_any_number_of_ranks(run: &Run) {
         let straight = tempfile::tempdir().unwrap();
-        let (questions, _) = trained_by(1, &run, straight.path(), u64::MAX);
-        let expected = remains(&run, straight.path());
+        let (questions, _) = trained_by(1, run, straight.path(), u64::MAX);
+        let expected = remains(run, straight.path());
         let worlds = [(1, 4), (4, 1), (2, 4), (4, 2), (1, 2), (2, 1)];
         for (stop_at, (before, after)) in (0..questions).zip(worlds.into_iter().cycle()) {
             let dir = tempfile::tempdir().unwrap();
-            let (_, ended) = trained_by(before, &run, dir.path(), stop_at);
+            let (_, ended) = trained_by(before, run, dir.path(), stop_at);
             assert_eq!(ended, "Stopped");
-            let (_, ended) = trained_by(after, &run, dir.path(), u64::MAX);
+            let (_, ended) = trained_by(after, run, dir.path(), u64::MAX);
             assert_eq!(ended, "Done");
-            let same = remains(&run, dir.path()) == expected;
+            let same = remains(run, dir.path()) == expected;
             assert!(same, "{before} ranks, stopped at {stop_at}, then {after}");
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! # Keys of `[[loss]]`
 //!
-//! - ..._subset: `probability` | none | `routing`: `p` | chance of each site at each position to go
-//!   through its components; without it, a uniformly random subset of uniformly random size
+//! - ..._subset, merged_recon: `probability` | none | `routing`: `p` | chance of each site at each
+//!   position to go through its components; without it, a uniformly random subset of uniformly
+//!   random size
 
 use serde::Serialize;
 

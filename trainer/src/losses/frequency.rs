@@ -38,7 +38,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Number, Whole, brief};
 use spd_engine::{Builder, Result, Value, ops};
 
-use super::{LossInputs, LossTerm, Sharing, StateTensor, penalty};
+use super::{Extent, LossInputs, LossTerm, Sharing, StateTensor, penalty};
 use crate::component_model::Sites;
 use crate::networks::Start;
 use crate::sites::Site;
@@ -106,16 +106,16 @@ impl LossTerm for Frequency {
         })
     }
 
-    fn step_scalars(&self, step: u64, _: u64) -> Vec<(&'static str, f64)> {
+    fn step_scalars(&self, _: &str, step: u64, _: u64) -> Vec<(String, f64)> {
         let correction = |halflife: f64| {
             let halves = (step + 1) as f64 / halflife;
-            (CORRECTION, -(-LN_2 * halves).exp_m1())
+            (CORRECTION.to_owned(), -(-LN_2 * halves).exp_m1())
         };
         self.halflife.map(correction).into_iter().collect()
     }
 
     /// An estimate of the penalty sums of each site.
-    fn state(&self, sites: &[Site]) -> Vec<StateTensor> {
+    fn state(&self, sites: &[Site], _: &Extent) -> Vec<StateTensor> {
         let sites = sites.iter().filter(|_| self.halflife.is_some());
         let tensor = |site: &Site| StateTensor {
             name: site.dashed(),

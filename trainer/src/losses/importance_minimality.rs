@@ -140,8 +140,9 @@ impl LossTerm for ImportanceMinimality {
         })
     }
 
-    fn step_scalars(&self, step: u64, steps: u64) -> Vec<(&'static str, f64)> {
-        vec![("p", exponent(self, step as f64 / steps as f64))]
+    fn step_scalars(&self, _: &str, step: u64, steps: u64) -> Vec<(String, f64)> {
+        let exponent = exponent(self, step as f64 / steps as f64);
+        vec![("p".to_owned(), exponent)]
     }
 }
 

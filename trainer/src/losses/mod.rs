@@ -11,21 +11,26 @@
 //! changes them at the end of a step. Such a tensor is the same on all ranks, or has values for
 //! each row of the batch and is sharded with it ([`Sharing`]). Either way a checkpoint has the
 //! whole tensor, any number of ranks goes on from it, and the bits are the same for all of them.
+//! [`adversary`] is such a state that climbs the loss.
 //!
 //! # Keys of `[[loss]]`
 //!
 //! - `kind`, `coeff` | | `loss_metric_configs`: `classname`, `coeff` | `faithfulness`,
 //!   `importance_minimality`, `smooth_l0`, `frequency` (beside one of those two),
-//!   `nonlinearity_locality`, `unmasked_recon`, `stochastic_hidden_acts_recon`; and
+//!   `nonlinearity_locality`, `unmasked_recon`, `stochastic_hidden_acts_recon`, `merged_recon`;
 //!   `ci_masked_recon`, `stochastic_recon` and `pgd_recon`, all three also as `..._subset` and
-//!   `..._layerwise`; `coeff` is a schedule
+//!   `..._layerwise`; and `persistent_pgd_recon`, also as `..._subset`; `coeff` is a schedule
 
+pub mod adversary;
 mod ci_masked_recon;
 mod faithfulness;
 mod frequency;
 mod importance_minimality;
+mod merged_recon;
 pub(crate) mod nonlinearity_locality;
+mod objective;
 mod penalty;
+mod persistent_pgd_recon;
 mod pgd_recon;
 mod recon;
 #[cfg(test)]
@@ -43,23 +48,29 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, brief};
-use spd_engine::ops::{Penalty, Weight};
+use spd_engine::ops::Penalty;
 use spd_engine::{Builder, Result, Store, Value};
 
+pub use adversary::Adversary;
+use adversary::Attack;
 pub use ci_masked_recon::CiMaskedRecon;
 pub use faithfulness::Faithfulness;
 pub use frequency::Frequency;
 pub use importance_minimality::{ImportanceMinimality, exponent};
+pub use merged_recon::MergedRecon;
 pub use nonlinearity_locality::NonlinearityLocality;
+pub use objective::Scalar;
+pub(crate) use objective::{gradients_to_make, total};
+pub use persistent_pgd_recon::PersistentPgdRecon;
 pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
 #[cfg(test)]
 pub use remembered::Remembered;
 pub use rows::Loss;
-pub(crate) use rows::{check, check_sites, read};
+pub(crate) use rows::{check, check_rows, check_sites, read};
 pub use smooth_l0::SmoothL0;
 use state::state_name;
-pub use state::{Sharing, StateTensor};
+pub use state::{Extent, Sharing, StateTensor};
 pub(crate) use state::{add_state, start_state};
 pub use stochastic_hidden_acts_recon::StochasticHiddenActsRecon;
 pub(crate) use stochastic_hidden_acts_recon::hidden_acts_errors;
@@ -201,6 +212,11 @@ losses! {
         "pgd_recon_subset": Subset = "PGDReconSubsetLoss",
         "pgd_recon_layerwise": Layerwise = "PGDReconLayerwiseLoss"
     }
+    PersistentPgdRecon {
+        "persistent_pgd_recon": All = "PersistentPGDReconLoss",
+        "persistent_pgd_recon_subset": Subset = "PersistentPGDReconSubsetLoss"
+    }
+    MergedRecon { "merged_recon": Subset }
 }
 
 /// A loss: its keys in a run file, and what it computes.
@@ -265,12 +281,31 @@ pub trait LossTerm {
         Vec::new()
     }
 
+    /// Its adversary that lives on from step to step, if it has one.
+    fn adversary(&self) -> Option<&Adversary> {
+        None
+    }
+
+    /// How many numbers for draws it takes in a step.
+    fn samples(&self, mask_samples: usize) -> usize {
+        mask_samples
+    }
+
     /// Its value, a scalar.
     ///
     /// # Errors
     ///
     /// When shapes do not fit.
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value>;
+
+    /// Its value, and what its adversary makes beside it.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn attacked(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<(Value, Option<Attack>)> {
+        Ok((self.value(b, from)?, None))
+    }
 
     /// The masked passes that its value compares with the clean one, those of its `k`-th mask
     /// sample.
@@ -292,14 +327,14 @@ pub trait LossTerm {
         0
     }
 
-    /// The step scalars that its value reads, at `step` of `steps`.
-    fn step_scalars(&self, _step: u64, _steps: u64) -> Vec<(&'static str, f64)> {
+    /// The step scalars that its program reads, at `step` of `steps`, for a loss of this name.
+    fn step_scalars(&self, _name: &str, _step: u64, _steps: u64) -> Vec<(String, f64)> {
         Vec::new()
     }
 
     /// The tensors that it keeps from step to step. They are in the store, and in checkpoints, as
     /// `losses.<kind>.<name>`.
-    fn state(&self, _sites: &[Site]) -> Vec<StateTensor> {
+    fn state(&self, _sites: &[Site], _extent: &Extent) -> Vec<StateTensor> {
         Vec::new()
     }
 
@@ -370,10 +405,12 @@ impl LossInputs<'_> {
         let losses = losses.iter();
         losses
             .map(|loss| {
+                let (value, attack) = self.next(b, &loss.term)?;
                 Ok(Scalar {
                     name: loss.term.name(),
                     coeff: loss.weight(b),
-                    value: self.next_value(b, &loss.term)?,
+                    value,
+                    attack,
                 })
             })
             .collect()
@@ -389,7 +426,7 @@ impl LossInputs<'_> {
         for loss in losses {
             self.name = loss.term.name();
             loss.term.term().update(b, &self, guards)?;
-            self.first_sample += self.mask_samples;
+            self.first_sample += loss.term.term().samples(self.mask_samples);
         }
         Ok(())
     }
@@ -408,15 +445,15 @@ impl LossInputs<'_> {
         terms: impl Iterator<Item = &'t Term>,
     ) -> Result<Vec<Value>> {
         self.first_sample = FIRST_MEASURE;
-        terms.map(|term| self.next_value(b, term)).collect()
+        terms.map(|term| Ok(self.next(b, term)?.0)).collect()
     }
 
-    /// The value of the next loss, which has the next samples.
-    fn next_value(&mut self, b: &mut Builder, term: &Term) -> Result<Value> {
+    /// The next loss, which has the next samples.
+    fn next(&mut self, b: &mut Builder, term: &Term) -> Result<(Value, Option<Attack>)> {
         self.name = term.name();
-        let value = term.term().value(b, self)?;
-        self.first_sample += self.mask_samples;
-        Ok(value)
+        let attacked = term.term().attacked(b, self)?;
+        self.first_sample += term.term().samples(self.mask_samples);
+        Ok(attacked)
     }
 
     /// The `k`-th mask sample, its draws called `<name>.<suffix>`.
@@ -433,17 +470,6 @@ impl LossInputs<'_> {
     fn output_distance(&self, b: &mut Builder, output: Value) -> Result<Value> {
         divergence(b, self.output_loss, self.clean_pass.output, output)
     }
-}
-
-/// A term of the total loss in a program.
-#[derive(Debug, Clone)]
-pub struct Scalar {
-    /// Name in metrics: `stochastic_recon_layerwise`.
-    pub name: &'static str,
-    /// Weight in the total.
-    pub coeff: Weight,
-    /// Its value.
-    pub value: Value,
 }
 
 /// The mean of some scalars.

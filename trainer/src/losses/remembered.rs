@@ -6,7 +6,7 @@ use spd_configs::reader::Table;
 use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Value};
 
-use super::{LossInputs, LossTerm, Sharing, StateTensor};
+use super::{Extent, LossInputs, LossTerm, Sharing, StateTensor};
 use crate::component_model::Sites;
 use crate::networks::Start;
 use crate::sites::Site;
@@ -33,7 +33,7 @@ impl LossTerm for Remembered {
         b.weighted_sum(&distances)
     }
 
-    fn state(&self, sites: &[Site]) -> Vec<StateTensor> {
+    fn state(&self, sites: &[Site], _: &Extent) -> Vec<StateTensor> {
         let tensor = |site: &Site| StateTensor {
             name: site.dashed(),
             sharing: Sharing::Sharded,

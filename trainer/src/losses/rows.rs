@@ -9,6 +9,7 @@ use spd_engine::ops::Weight;
 use super::{KINDS, Term};
 use crate::fault::Fault;
 use crate::run_file::schedule::{self, Schedule};
+use crate::run_file::target::Facts;
 use crate::sites::Site;
 
 /// One term of the total loss.
@@ -40,8 +41,16 @@ pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Optio
     })
 }
 
-/// Refuses losses that do not go together.
-pub(crate) fn check(file: &mut Table<'_>, losses: &[Loss]) {
+/// Refuses losses that do not go together, or not with the target.
+pub(crate) fn check(file: &mut Table<'_>, losses: &[Loss], target: &Facts) {
+    for loss in losses {
+        let adversary = loss.term.term().adversary();
+        if let (Some(adversary), Some(toy)) = (adversary, target.of_features())
+            && let Some(message) = adversary.scope.refuses_features(toy)
+        {
+            file.refuse::<()>("loss", format!("{}: {message}", loss.term.name()));
+        }
+    }
     let terms = || losses.iter().map(|loss| &loss.term);
     let mut penalties = terms().filter(|term| term.term().penalty().is_some());
     let reader = terms().find(|term| term.term().reads_penalty());
@@ -83,6 +92,18 @@ pub(crate) fn check_sites(losses: &[Loss], sites: &[Site]) -> Result<(), Fault> 
     }
 }
 
+/// Refuses adversaries whose sources do not go round in the rows of a block of a batch.
+pub(crate) fn check_rows(losses: &[Loss], rows: usize) -> Result<(), Fault> {
+    for loss in losses {
+        let adversary = loss.term.term().adversary();
+        if let Some(message) = adversary.and_then(|adversary| adversary.scope.refuses_rows(rows)) {
+            let name = loss.term.name();
+            return Err(Fault::BadInput(format!("[[loss]] {name}: {message}")));
+        }
+    }
+    Ok(())
+}
+
 impl Loss {
     /// Its weight in the total of a program.
     pub(crate) fn weight(&self, b: &mut Builder) -> Weight {
@@ -94,13 +115,13 @@ impl Loss {
 
     /// The step scalars of its value and of its weight, at `step` of `steps`.
     pub(crate) fn step_scalars(&self, step: u64, steps: u64) -> Vec<(String, f64)> {
-        let of_value = self.term.term().step_scalars(step, steps).into_iter();
-        let of_value = of_value.map(|(name, value)| (name.to_owned(), value));
+        let term = self.term.term();
+        let of_value = term.step_scalars(self.term.name(), step, steps);
         let coeff = match &self.coeff {
             Schedule::Constant(_) => None,
             moving => Some((self.coeff_name(), moving.at(step, steps))),
         };
-        of_value.chain(coeff).collect()
+        of_value.into_iter().chain(coeff).collect()
     }
 
     fn coeff_name(&self) -> String {

@@ -75,7 +75,7 @@ impl LossTerm for SmoothL0 {
         penalty::value(b, from, &sums, ops::ImportanceMinimality::mean)
     }
 
-    fn step_scalars(&self, step: u64, steps: u64) -> Vec<(&'static str, f64)> {
-        vec![("gamma", self.gamma.at(step, steps))]
+    fn step_scalars(&self, _: &str, step: u64, steps: u64) -> Vec<(String, f64)> {
+        vec![("gamma".to_owned(), self.gamma.at(step, steps))]
     }
 }

@@ -5,6 +5,7 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::Store;
 
 use super::Loss;
+use crate::component_model::BatchShape;
 use crate::networks::Start;
 use crate::parameters;
 use crate::sites::Site;
@@ -33,10 +34,39 @@ pub enum Sharing {
     Sharded,
 }
 
+/// Sizes that the state of a loss may follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extent {
+    /// Shape of a block of a batch.
+    pub shape: BatchShape,
+    /// Rows of each site in a block; there are none if no loss has an adversary that lives on.
+    pub rows: Vec<usize>,
+    /// Whether weight deltas take part.
+    pub delta: bool,
+}
+
+/// Nothing at all.
+impl Default for Extent {
+    fn default() -> Self {
+        Self {
+            shape: BatchShape {
+                rows: 0,
+                positions: 0,
+            },
+            rows: Vec::new(),
+            delta: false,
+        }
+    }
+}
+
 /// The state of all losses, by its names in the store.
-fn all(losses: &[Loss], sites: &[Site]) -> impl Iterator<Item = (String, StateTensor)> {
+fn all(
+    losses: &[Loss],
+    sites: &[Site],
+    extent: &Extent,
+) -> impl Iterator<Item = (String, StateTensor)> {
     losses.iter().flat_map(|loss| {
-        let tensors = loss.term.term().state(sites).into_iter();
+        let tensors = loss.term.term().state(sites, extent).into_iter();
         tensors.map(|tensor| (state_name(loss.term.name(), &tensor.name), tensor))
     })
 }
@@ -46,21 +76,23 @@ pub(super) fn state_name(loss: &str, tensor: &str) -> String {
 }
 
 /// Makes room for the state of all losses.
-///
-/// - `rows`: of a block of a batch
-pub(crate) fn add_state(store: &mut Store, losses: &[Loss], sites: &[Site], rows: usize) {
-    for (name, StateTensor { sharing, dims, .. }) in all(losses, sites) {
+pub(crate) fn add_state(store: &mut Store, losses: &[Loss], sites: &[Site], extent: &Extent) {
+    for (name, StateTensor { sharing, dims, .. }) in all(losses, sites, extent) {
         match sharing {
             Sharing::Replicated => store.zeros(name, &dims),
-            Sharing::Sharded => store.sharded(name, &[&[rows], &dims[..]].concat()),
+            Sharing::Sharded => store.sharded(name, &[&[extent.shape.rows], &dims[..]].concat()),
         };
     }
 }
 
 /// Gives the state of all losses its starting values. A row of the batch has the same ones,
 /// whichever rank holds it.
-pub(crate) fn start_state(store: &mut Store, losses: &[Loss], sites: &[Site], seed: u64) {
-    for (number, (name, tensor)) in (0..).zip(all(losses, sites)) {
+pub(crate) fn start_state(
+    store: &mut Store,
+    (losses, sites, extent): (&[Loss], &[Site], &Extent),
+    seed: u64,
+) {
+    for (number, (name, tensor)) in (0..).zip(all(losses, sites, extent)) {
         let slot = store.slot(&name).expect("made by `add_state`");
         let stream = Stream::new(Purpose::State, 0, number);
         for (block, slot) in store.shards(slot).held {

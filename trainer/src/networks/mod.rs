@@ -324,6 +324,8 @@ pub enum Start {
     Normal(f64),
     /// Uniform between minus and plus this.
     Uniform(f64),
+    /// Uniform in `[0, 1)`.
+    Fractions,
     /// Rows of length 1 in random directions.
     UnitRows,
     /// All elements are this.

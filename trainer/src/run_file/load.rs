@@ -339,10 +339,11 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
     let importance = file.table("importance", component_model::read_importance);
     let mut seen = Vec::new();
     let losses = file.rows("loss", |table| losses::read(table, &mut seen));
-    losses::check(file, losses.as_deref().unwrap_or_default());
+    losses::check(file, losses.as_deref().unwrap_or_default(), &facts);
     let train = file.table("train", |table| {
         let terms = losses.as_ref().map(|losses| Terms {
             count: losses.len(),
+            samples: losses.iter().map(|loss| loss.term.term().samples(1)).sum(),
             are_stochastic: losses.iter().any(|loss| loss.term.is_stochastic()),
         });
         let no_muon = no_muon(decomposition.as_ref(), importance.as_ref());

@@ -138,6 +138,8 @@ pub struct FaithfulnessWarmup {
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) count: usize,
+    /// Samples that they take with one mask sample each.
+    pub(crate) samples: usize,
     /// Whether masks are drawn for any of them.
     pub(crate) are_stochastic: bool,
 }
@@ -180,7 +182,8 @@ pub(crate) fn read(
         table.refuse::<()>("output_loss", message);
     }
     if let (Some(samples @ 2..), Some(losses)) = (mask_samples, losses) {
-        let most = SAMPLES / losses.count;
+        // Adversaries that live on take as many whatever is said here.
+        let most = SAMPLES.saturating_sub(losses.samples) / losses.count + 1;
         if !losses.are_stochastic {
             let message = format!("expected 1 without a stochastic loss, found {samples}");
             table.refuse::<()>("mask_samples", message);

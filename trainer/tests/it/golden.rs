@@ -16,6 +16,7 @@ mod chunkwise;
 mod compare;
 mod eval_dev;
 mod global_importance;
+mod living;
 mod muon;
 mod numbers;
 mod one_step;
@@ -108,6 +109,8 @@ pub(crate) fn tests() -> Vec<Test> {
     let others: Vec<Named> = vec![
         ("eval_dev", eval_dev::check),
         ("muon", muon::check),
+        ("persistent_adversaries", living::persistent),
+        ("merged_adversaries", living::merged),
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
             target_file::bare,

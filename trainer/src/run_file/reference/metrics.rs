@@ -17,20 +17,12 @@ use crate::losses::{self, CLASSES};
 /// Classes of the reference that are not here, and what could be done.
 const ABSENT: &[(&str, &str)] = &[
     (
-        "PersistentPGDReconLoss",
-        "an adversary that lives on from step to step is not here; put `PGDReconLoss` in its place",
-    ),
-    (
-        "PersistentPGDReconSubsetLoss",
-        "an adversary that lives on from step to step is not here; put `PGDReconSubsetLoss` in its place",
-    ),
-    (
         "PersistentPGDReconEval",
-        "an adversary that lives on from step to step is not here; leave it out",
+        "an adversary that lives on is of training alone here; leave it out",
     ),
     (
         "PersistentPGDReconSubsetEval",
-        "an adversary that lives on from step to step is not here; leave it out",
+        "an adversary that lives on is of training alone here; leave it out",
     ),
     (
         "PGDMultiBatchReconLoss",

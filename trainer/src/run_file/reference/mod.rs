@@ -26,8 +26,10 @@ use spd_configs::{
 };
 
 pub(crate) use beside::{Beside, look as beside};
+pub(crate) use export::schedule as written_rate;
 pub use export::{TargetFiles, WeightsFile, Written};
 pub(crate) use made::Made;
+pub(crate) use schedule::read as read_rate;
 
 /// Whether a run file is one of the reference, by its name.
 pub(crate) fn is_one(path: &Path) -> bool {

@@ -9,7 +9,7 @@ use spd_configs::{
 
 /// Puts a learning rate of the reference into `out`. Unlike ours, its schedules end where they
 /// start unless they say otherwise.
-pub(super) fn read(table: &mut Table<'_>, out: &mut Made) {
+pub(crate) fn read(table: &mut Table<'_>, out: &mut Made) {
     let place = table.place("lr_schedule");
     if !table.has("lr") {
         table.table("lr_schedule", |of| {

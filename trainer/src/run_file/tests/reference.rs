@@ -8,9 +8,12 @@ use std::{fs, path::Path};
 
 use spd_testing::mutation::{Dice, rounds};
 
+use crate::component_model::Routing;
+use crate::losses::adversary::{Adversary, Optimizer, Scope};
+use crate::losses::{PersistentPgdRecon, Term};
 use crate::networks::{Custom, Model};
 use crate::run_file::tests::decay;
-use crate::run_file::{Decay, Run, Schedule, WeightsFile};
+use crate::run_file::{Decay, Run, Schedule, Shape, WeightsFile};
 
 /// A toy by the keys of `main`, and a language model by those of `dev`.
 const TOY: &str = include_str!("reference/toy.yaml");
@@ -107,6 +110,77 @@ fn overrides_have_the_keys_of_run_files() {
     );
 }
 
+// Its branch `dev` routes the passes before the loss too; older files say a scope by a word and a
+// rate by `step_size`.
+#[test]
+fn an_adversary_that_lives_on_has_its_words() {
+    let with = |keys: &str| {
+        let loss = with(TOY, "classname: StochasticReconLoss", keys);
+        let run = load("a.yaml", &loss, &[TMS]).unwrap();
+        assert_eq!(Run::from_resolved(&run.to_toml()).as_ref(), Ok(&run));
+        match &run.losses[1].term {
+            Term::PersistentPgdRecon(of) => of.clone(),
+            other => panic!("{other}"),
+        }
+    };
+    let subset = with(
+        "classname: PersistentPGDReconSubsetLoss
+    optimizer: {type: adam, beta1: 0.5, beta2: 0.99, eps: 1e-7,
+      lr_schedule: {start_val: 0.01, warmup_pct: 0.025, final_val_frac: 0.5, fn_type: linear}}
+    scope: {type: repeat_across_batch, n_sources: 2}
+    routing: {type: static_probability, p: 0.25}
+    use_sigmoid_parameterization: true
+    n_warmup_steps: 3",
+    );
+    let lr = Decay {
+        warmup: 0.025,
+        final_fraction: 0.5,
+        shape: Shape::Linear,
+        ..Decay::constant(0.01)
+    };
+    let expected = PersistentPgdRecon {
+        routing: Routing::Probability(0.25),
+        adversary: Adversary {
+            scope: Scope::RepeatAcrossBatch { n_sources: 2 },
+            pool: None,
+            optimizer: Optimizer::Adam {
+                beta1: 0.5,
+                beta2: 0.99,
+                eps: 1e-7,
+            },
+            lr: Schedule::Decay(lr),
+            n_warmup_steps: 3,
+            start_frac: 0.0,
+            sigmoid: true,
+        },
+        n_samples: 1,
+        route_warmup: true,
+    };
+    assert_eq!(subset, expected);
+    let old = with(
+        "classname: PersistentPGDReconLoss
+    optimizer: {type: sign, step_size: 0.1}
+    scope: single_mask
+    n_samples: 2
+    start_frac: 0.5",
+    );
+    let expected = PersistentPgdRecon {
+        routing: Routing::All,
+        adversary: Adversary {
+            scope: Scope::SingleSource,
+            optimizer: Optimizer::Sign,
+            lr: Schedule::Decay(Decay::constant(0.1)),
+            n_warmup_steps: 0,
+            start_frac: 0.5,
+            sigmoid: false,
+            ..expected.adversary
+        },
+        n_samples: 2,
+        route_warmup: false,
+    };
+    assert_eq!(old, expected);
+}
+
 /// Puts `new` where `old` stands in a text, once.
 fn with(text: &str, old: &str, new: &str) -> String {
     assert_eq!(text.matches(old).count(), 1, "{old}");
@@ -126,8 +200,8 @@ fn missing_features_are_refused_by_key() {
         (
             TOY,
             "classname: StochasticReconLoss",
-            "classname: PersistentPGDReconLoss",
-            "[loss_metric_configs.1] classname: `PersistentPGDReconLoss`: an adversary that lives on",
+            "classname: PGDMultiBatchReconLoss",
+            "[loss_metric_configs.1] classname: `PGDMultiBatchReconLoss`: an adversary over several batches",
         ),
         (
             TOY,

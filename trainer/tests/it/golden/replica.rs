@@ -143,6 +143,8 @@ impl Replica {
                 ("p", self.decomposition.sites.len())
             }
             Term::PgdRecon(_) => ("p", 1),
+            Term::PersistentPgdRecon(of) => ("m", of.n_samples),
+            Term::MergedRecon(_) => ("m", 1),
             Term::Faithfulness(_)
             | Term::ImportanceMinimality(_)
             | Term::SmoothL0(_)

@@ -166,7 +166,7 @@ fn powers(said: &Json) -> String {
 }
 
 /// Knots as the value of a key.
-fn knots_of(said: &Json) -> String {
+pub(super) fn knots_of(said: &Json) -> String {
     let most = number(said, "max_val");
     let knots = list(said, "points").iter().map(|knot| {
         let shape = match knot["interp"].as_str() {

@@ -224,7 +224,7 @@ fn features(run: &Run, left_out: &mut Vec<String>) -> (f64, &'static str) {
 }
 
 /// A learning rate. In the place of knots, for which there is no word, stands the first value.
-fn schedule(lr: &Schedule) -> Value {
+pub(crate) fn schedule(lr: &Schedule) -> Value {
     let lr = match lr {
         Schedule::Decay(decay) => *decay,
         Schedule::Constant(_) | Schedule::Knots(_) => Decay::constant(lr.at(0, 1)),

@@ -20,7 +20,7 @@ fn all_faults_are_reported_at_once_in_file_order() {
                 "run.toml:9:1: [data] probability: expected a number in (0, 1], found 2",
                 "run.toml:11:33: [decomposition.sites.0] C: expected a whole number of at least 1, found 0",
                 "run.toml:11:44: unknown key `typo` in [decomposition.sites.1]; known keys: `pattern`, `C`",
-                r#"run.toml:16:1: [loss.0] kind: expected "faithfulness", "importance_minimality", "smooth_l0", "frequency", "nonlinearity_locality", "unmasked_recon", "ci_masked_recon", "ci_masked_recon_subset", "ci_masked_recon_layerwise", "stochastic_recon", "stochastic_recon_subset", "stochastic_recon_layerwise", "stochastic_hidden_acts_recon", "pgd_recon", "pgd_recon_subset" or "pgd_recon_layerwise", found the string "stochastic""#,
+                r#"run.toml:16:1: [loss.0] kind: expected "faithfulness", "importance_minimality", "smooth_l0", "frequency", "nonlinearity_locality", "unmasked_recon", "ci_masked_recon", "ci_masked_recon_subset", "ci_masked_recon_layerwise", "stochastic_recon", "stochastic_recon_subset", "stochastic_recon_layerwise", "stochastic_hidden_acts_recon", "pgd_recon", "pgd_recon_subset", "pgd_recon_layerwise", "persistent_pgd_recon", "persistent_pgd_recon_subset" or "merged_recon", found the string "stochastic""#,
                 "run.toml:19:1: unknown key `stepz` in [train]; did you mean `steps`?",
                 r#"run.toml:22:1: [train] output_loss: expected "mse" for a tms target, whose outputs are no logits, found "kl""#,
             ],

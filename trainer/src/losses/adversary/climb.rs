@@ -1,0 +1,285 @@
+//! The ascent of a step, and what it leaves.
+
+use spd_engine::ops::{Draw, Mask, MaskValues, Weight};
+use spd_engine::{Builder, Result, Value};
+
+use super::super::LossInputs;
+use super::optimizer::{Rates, Standing, moved, scalar};
+use super::{Adversary, KINDS, Layout, reshaped};
+use crate::component_model::AdversarialSource;
+
+/// The step scalar that is 1 once the adversary has started, and 0 before.
+pub(super) const STARTED: &str = "started";
+
+/// A source of a site, somewhere on its way.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Source {
+    /// Number of its site.
+    site: usize,
+    /// Whether it is that of the site's delta.
+    is_delta: bool,
+    layout: Layout,
+    standing: Standing,
+}
+
+/// The ascent of a loss in a program.
+pub(in super::super) struct Climb<'c> {
+    adversary: &'c Adversary,
+    from: &'c LossInputs<'c>,
+    rates: Rates,
+    /// The choice of particles, f32 `[batch rows]` in `[0, 1)`.
+    particle: Option<Value>,
+    /// A scalar, 1 once it has started and 0 before; `None` if it starts at once.
+    started: Option<Value>,
+}
+
+/// What an adversary makes beside the value of its loss.
+#[derive(Debug, Clone)]
+pub struct Attack {
+    /// The gradients of the loss without its coefficient, by values of the clean pass.
+    gradients: Vec<(Value, Value)>,
+    started: Option<Value>,
+    /// Tensors of the store, and what they hold after the step.
+    next: Vec<(Value, Value)>,
+}
+
+impl<'c> Climb<'c> {
+    /// - `particle`: the choice of particles, if there is a pool of them
+    pub(in super::super) fn new(
+        b: &mut Builder,
+        adversary: &'c Adversary,
+        from: &'c LossInputs<'c>,
+        particle: Option<Value>,
+    ) -> Result<Self> {
+        let started = match adversary.start_frac > 0.0 {
+            true => Some(scalar(b, &format!("{STARTED}/{}", from.name))?),
+            false => None,
+        };
+        Ok(Self {
+            adversary,
+            from,
+            rates: Rates::new(b, adversary.optimizer, from.name)?,
+            particle,
+            started,
+        })
+    }
+
+    /// All sources, as the step before left them.
+    fn start(&self, b: &mut Builder) -> Vec<Source> {
+        let (model, clean_pass) = (self.from.model, self.from.clean_pass);
+        let mut sources = Vec::new();
+        for (site, (said, clean)) in model.sites.iter().zip(&clean_pass.sites).enumerate() {
+            let layout = self.adversary.layout(clean_pass.shape, clean.rows);
+            for (is_delta, of) in [false, true].into_iter().zip(KINDS) {
+                if is_delta && !model.settings.delta {
+                    continue;
+                }
+                let source = format!("{of}.{}", said.dashed());
+                let at = self.from.state(b, &source);
+                let moments = self.adversary.optimizer.moments().iter();
+                let moments = moments.map(|of| self.from.state(b, &format!("{of}.{source}")));
+                let moments = moments.collect();
+                sources.push(Source {
+                    site,
+                    is_delta,
+                    layout,
+                    standing: Standing { at, moments },
+                });
+            }
+        }
+        sources
+    }
+
+    /// The sources as the rows of each site read them: in the shape of importances, f32 `[rows]` of
+    /// the delta; or one for all, f32 `[c]` and `[1]`.
+    pub(in super::super) fn over_rows(
+        &self,
+        b: &mut Builder,
+        sources: &[Source],
+    ) -> Result<Vec<AdversarialSource>> {
+        let mut all: Vec<AdversarialSource> = Vec::new();
+        for source in sources {
+            let clean = &self.from.clean_pass.sites[source.site];
+            let mut at = source.standing.at;
+            if self.adversary.sigmoid {
+                let names = ["logistic", "logistic_grad"];
+                at = b.elementwise(names, [at], |[r]| r.logistic())?;
+            }
+            let at = source.layout.over_rows(b, at, clean.rows, self.particle)?;
+            let is_one = source.layout == Layout::One;
+            match (source.is_delta, all.last_mut()) {
+                (true, Some(site)) if is_one => site.delta = Some(at),
+                (true, Some(site)) => site.delta = Some(reshaped(b, at, &[clean.rows])?),
+                _ => {
+                    let dims = b.ty(clean.importance).dims.clone();
+                    let components = if is_one { at } else { reshaped(b, at, &dims)? };
+                    all.push(AdversarialSource {
+                        components,
+                        delta: None,
+                    });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The distance of a pass under these sources, one a site, with these routes.
+    pub(in super::super) fn distance(
+        &self,
+        b: &mut Builder,
+        sources: &[AdversarialSource],
+        routes: &[Option<Value>],
+    ) -> Result<Value> {
+        let clean_pass = self.from.clean_pass;
+        let sites = sources.iter().zip(routes).zip(&clean_pass.sites);
+        let masked = sites.map(|((source, &route), clean)| MaskValues {
+            mask: Mask::Between(Draw::Given),
+            importance: Some(clean.importance),
+            given: Some(source.components),
+            delta: source.delta,
+            route,
+        });
+        let masked: Vec<(usize, MaskValues)> = masked.enumerate().collect();
+        let pass = self.from.model.masked_pass(b, clean_pass, &masked)?;
+        self.from.output_distance(b, pass.output)
+    }
+
+    /// The ascent of a step, and the loss at its end.
+    ///
+    /// - `routes`: those of an update before the loss is taken, by its number
+    /// - `loss`: the loss under given sources
+    pub(in super::super) fn up(
+        &self,
+        b: &mut Builder,
+        routes: impl Fn(&mut Builder, usize) -> Result<Vec<Option<Value>>>,
+        loss: impl FnOnce(&mut Builder, &Self, &[Source]) -> Result<Value>,
+    ) -> Result<(Value, Option<Attack>)> {
+        let start = self.start(b);
+        let mut sources = start.clone();
+        for update in 0..self.adversary.n_warmup_steps {
+            let routes = routes(b, update)?;
+            let over_rows = self.over_rows(b, &sources)?;
+            let distance = self.distance(b, &over_rows, &routes)?;
+            let share = share_of_batch(b, distance)?;
+            let wanted: Vec<Value> = sources.iter().map(|source| source.standing.at).collect();
+            let gradients = b.gradients(share, &wanted)?;
+            sources = self.moved(b, &sources, &gradients, update)?;
+        }
+        let value = loss(b, self, &sources)?;
+        let attack = self.attack(b, value, &start, &sources)?;
+        let value = match self.started {
+            Some(started) => b.scale(value, started)?,
+            None => value,
+        };
+        Ok((value, Some(attack)))
+    }
+
+    /// The sources after one more update of the step.
+    fn moved(
+        &self,
+        b: &mut Builder,
+        sources: &[Source],
+        gradients: &[Option<Value>],
+        update: usize,
+    ) -> Result<Vec<Source>> {
+        let how = (self.adversary.optimizer, self.rates);
+        let is_bounded = !self.adversary.sigmoid;
+        let sources = sources.iter().zip(gradients);
+        let moved = sources.map(|(source, &gradient)| {
+            let mut source = source.clone();
+            if let Some(gradient) = gradient {
+                let from = &source.standing;
+                source.standing = moved(b, how, from, gradient, (update, is_bounded))?;
+            }
+            Ok(source)
+        });
+        moved.collect()
+    }
+
+    /// The gradients of a loss, and where its sources go on from.
+    fn attack(
+        &self,
+        b: &mut Builder,
+        value: Value,
+        start: &[Source],
+        sources: &[Source],
+    ) -> Result<Attack> {
+        let share = share_of_batch(b, value)?;
+        let of_model: Vec<Value> = (self.from.clean_pass.sites.iter())
+            .flat_map(|site| [site.importance, site.values.v_ic, site.values.u_co])
+            .collect();
+        let wanted = sources.iter().map(|source| source.standing.at);
+        let wanted: Vec<Value> = wanted.chain(of_model.iter().copied()).collect();
+        let mut found = b.partial_gradients(share, &wanted)?;
+        let gradients = found.split_off(sources.len());
+        let gradients = of_model.into_iter().zip(gradients);
+        let gradients = gradients.filter_map(|(value, gradient)| Some((value, gradient?)));
+        let gradients = gradients.collect();
+        let end = self.moved(b, sources, &found, self.adversary.n_warmup_steps)?;
+        let mut next = Vec::new();
+        for (start, end) in start.iter().zip(&end) {
+            for (kept, value) in start.standing.all().zip(end.standing.all()) {
+                if value != kept {
+                    next.push((kept, self.once_started(b, kept, value)?));
+                }
+            }
+        }
+        Ok(Attack {
+            gradients,
+            started: self.started,
+            next,
+        })
+    }
+
+    /// A value, or before the start what is kept.
+    fn once_started(&self, b: &mut Builder, kept: Value, value: Value) -> Result<Value> {
+        let Some(started) = self.started else {
+            return Ok(value);
+        };
+        let operands = [kept, value, started];
+        b.elementwise_constant("once_started", operands, |[kept, value, started]| {
+            value.where_positive(&started) + kept.where_positive(&(1.0 - started))
+        })
+    }
+}
+
+impl Standing {
+    fn all(&self) -> impl Iterator<Item = Value> {
+        [self.at].into_iter().chain(self.moments.iter().copied())
+    }
+}
+
+impl Attack {
+    /// What goes on from values of the clean pass, with a coefficient.
+    pub(in super::super) fn seeds(
+        &self,
+        b: &mut Builder,
+        coeff: Weight,
+    ) -> Result<Vec<(Value, Value)>> {
+        let base = match (coeff, self.started) {
+            (Weight::Known(1.0), None) => return Ok(self.gradients.clone()),
+            (_, Some(started)) => started,
+            (_, None) => b.constant(1.0, &[])?,
+        };
+        let factor = b.weighted_sum(&[(coeff, base)])?;
+        let gradients = self.gradients.iter();
+        gradients
+            .map(|&(value, gradient)| Ok((value, b.scale(gradient, factor)?)))
+            .collect()
+    }
+
+    /// Keeps the sources for the next step, unless one of `guards` ends in a number that is not
+    /// finite.
+    pub(crate) fn keep(&self, b: &mut Builder, guards: &[Value]) -> Result<()> {
+        let mut next = self.next.iter();
+        next.try_for_each(|&(kept, value)| b.keep(kept, value, guards))
+    }
+}
+
+/// What a block's mean gives to that of the whole batch.
+fn share_of_batch(b: &mut Builder, mean: Value) -> Result<Value> {
+    match b.blocks() {
+        1 => Ok(mean),
+        blocks => b.weighted_sum(&[(1.0 / blocks as f64, mean)]),
+    }
+}
