@@ -34,9 +34,13 @@ impl Shipped {
         "resid_mlp2"
         "resid_mlp3"
         "resid_mlp3-reference"
+        "resid_mlp1-modern"
+        "resid_mlp2-modern"
+        "resid_mlp3-modern"
         "spectral-toy"
         "kaufmann-toy"
         "shakespeare"
+        "shakespeare-modern"
         "shakespeare-llama"
         "byte-traditional"
         "byte-causal"
@@ -56,8 +60,10 @@ impl Shipped {
         "ss_llama_simple"
         "ss_llama_simple_mlp-1L"
         "ss_llama_simple_mlp-2L"
+        "ss-2L-modern"
         "ss_llama_simple_mlp"
         "pile-4L"
+        "pile-4L-modern"
     ];
 
     /// The one of this name, with or without `.toml`.

@@ -134,8 +134,8 @@ impl LossTerm for NonlinearityLocality {
         b.weighted_sum(&terms)
     }
 
-    fn step_scalars(&self, step: u64, steps: u64) -> Vec<(&'static str, f64)> {
-        vec![(SCALAR, self.relative_threshold.at(step, steps))]
+    fn step_scalars(&self, _: &str, step: u64, steps: u64) -> Vec<(String, f64)> {
+        vec![(SCALAR.to_owned(), self.relative_threshold.at(step, steps))]
     }
 }
 
