@@ -122,6 +122,28 @@ const SHARED_FILTERS: Case = Case {
     ..SHARED_HEADS
 };
 
+/// Adversaries that live on: sources that all ranks share, and those of elements of the batch.
+const LIVING_ADVERSARIES: Case = Case {
+    more: &[
+        "train.steps=100",
+        "train.batch_size=4",
+        "train.shards=4",
+        "eval.batch_size=4",
+        "eval.every=50",
+        "loss=[\
+         { kind = 'importance_minimality', coeff = 1e-3, p = 2.0 }, \
+         { kind = 'persistent_pgd_recon', coeff = 0.5, scope = 'broadcast_across_batch', \
+           optimizer = 'adam', lr = { start = 0.05, shape = 'cosine' }, n_warmup_steps = 1 }, \
+         { kind = 'persistent_pgd_recon_subset', coeff = 0.5, scope = 'per_batch_per_position', \
+           optimizer = 'adam', beta1 = 0.5, lr = 0.05, start_frac = 0.1 }, \
+         { kind = 'merged_recon', coeff = 0.5, scope = 'bc', pool = 2, adv_fraction = 0.5, \
+           optimizer = 'momentum', momentum = 0.9, lr = 1 }]",
+    ],
+    worlds: WORLDS,
+    longest_ms: 700,
+    ..LANGUAGE_MODEL
+};
+
 const SHARED_LANGUAGE_MODEL: Case = Case {
     more: &[
         "train.steps=200",
@@ -413,6 +435,11 @@ fn a_killed_run_with_rows_for_sequences_gives_the_same_bits_with_any_number_of_r
 #[test]
 fn a_killed_language_model_gives_the_same_bits_with_any_number_of_ranks() {
     killed_is_unkilled(&SHARED_LANGUAGE_MODEL);
+}
+
+#[test]
+fn a_killed_run_with_adversaries_that_live_on_gives_the_same_bits_with_any_number_of_ranks() {
+    killed_is_unkilled(&LIVING_ADVERSARIES);
 }
 
 /// After SIGTERM the last finished step is saved, and the same command continues from there.
