@@ -14,82 +14,32 @@ type Refused = (
     &'static [&'static str],
 );
 
-const TRANSFORMER: &str = "[ci_config] fn_type";
 const VARIANTS: &str = "[ci_config] __variants__";
-const THIRD: &str = "[loss_metric_configs.2] classname";
-const FOURTH: &str = "[loss_metric_configs.3] classname";
 
 /// All others are translated whole.
 const REFUSED: &[Refused] = &[
     ("ih/ih_config", IH, IH),
-    (
-        "lm/pile_llama_simple_mlp-2L",
-        &[TRANSFORMER, THIRD],
-        &[TRANSFORMER, THIRD, EVAL_6, EVAL_7],
-    ),
-    (
-        "lm/pile_llama_simple_mlp-4L",
-        &[TRANSFORMER, THIRD],
-        &[TRANSFORMER, THIRD, EVAL_6],
-    ),
-    (
-        "lm/pile_llama_simple_mlp-12L",
-        &[],
-        &[TRANSFORMER, THIRD, EVAL_6],
-    ),
+    ("lm/pile_llama_simple_mlp-2L", &[], &[EVAL_6, EVAL_7]),
+    ("lm/pile_llama_simple_mlp-4L", &[], &[EVAL_6]),
+    ("lm/pile_llama_simple_mlp-12L", &[], &[EVAL_6]),
     (
         "lm/pile_llama_simple_mlp-4L-finetune-s-788ccb89",
         &[],
-        &[TRANSFORMER, "init_spd_checkpoint"],
+        &["init_spd_checkpoint"],
     ),
     (
         "lm/pile_llama_simple_mlp-4L-hidden-acts-recon",
         &[],
-        &[TRANSFORMER, THIRD, "[eval_metric_configs.1] classname"],
-    ),
-    (
-        "lm/pile_llama_simple_mlp-4L-lucius",
-        &[],
-        &[TRANSFORMER, THIRD],
+        &["[eval_metric_configs.1] classname"],
     ),
     ("lm/ss_gpt2_simple-1L", &[], &[EVAL_6, EVAL_7]),
-    ("lm/ss_llama_simple_mlp-2L", &[], &[THIRD, EVAL_6, EVAL_7]),
-    (
-        "lm/ss_llama_simple_mlp-2L-wide_global_reverse",
-        &[],
-        &[TRANSFORMER],
-    ),
-    ("lm/z-jan22", &[], &[TRANSFORMER]),
-    ("lm/z-jan22_ppgd", &[], &[VARIANTS, FOURTH]),
-    (
-        "lm/z-jan22_ppgd_reverse_resid_ablations",
-        &[],
-        &[VARIANTS, FOURTH],
-    ),
-    (
-        "lm/z-jan22_ppgd_transformer_normed",
-        &[],
-        &[TRANSFORMER, FOURTH],
-    ),
+    ("lm/ss_llama_simple_mlp-2L", &[], &[EVAL_6, EVAL_7]),
+    ("lm/z-jan22_ppgd", &[], &[VARIANTS]),
+    ("lm/z-jan22_ppgd_reverse_resid_ablations", &[], &[VARIANTS]),
     (
         "lm/z-jan22_ppgd_transformer_normed_ablations",
         &[],
-        &[TRANSFORMER, FOURTH],
-    ),
-    (
-        "lm/z-jan22_ppgd_transformer_normed_deep",
-        &[],
-        &[TRANSFORMER, FOURTH],
-    ),
-    (
-        "resid_mlp/resid_mlp1_global_reverse_config",
-        &[],
-        &[TRANSFORMER],
-    ),
-    (
-        "resid_mlp/resid_mlp2_global_reverse_config",
-        &[],
-        &[TRANSFORMER],
+        &["`__variants__`", "`d_model`", "`n_blocks`", "attn_config"],
     ),
 ];
 
