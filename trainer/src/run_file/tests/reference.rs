@@ -32,11 +32,11 @@ pub(crate) fn shipped(name: &str) -> Option<String> {
         "ss_llama_simple" => ("LlamaSimple", 4, [4019, 128, 4, 2, 341]),
         "ss_llama_simple-2L" => ("LlamaSimple", 2, [4019, 128, 4, 2, 341]),
         "ss_llama_simple_mlp" => ("LlamaSimpleMLP", 4, [4019, 128, 4, 2, 512]),
-        "ss_llama_simple_mlp-2L" => ("LlamaSimpleMLP", 2, [4019, 128, 4, 2, 512]),
+        "ss_llama_simple_mlp-2L" | "ss-2L-modern" => ("LlamaSimpleMLP", 2, [4019, 128, 4, 2, 512]),
         "ss_llama_simple_mlp-1L" => ("LlamaSimpleMLP", 1, [4019, 128, 4, 2, 512]),
         "ss_gpt2_simple" => ("GPT2Simple", 4, [4019, 128, 4, 4, 512]),
         "ss_gpt2_simple-2L" => ("GPT2Simple", 2, [4019, 128, 4, 4, 512]),
-        "pile-4L" => ("LlamaSimpleMLP", 4, [50277, 768, 6, 6, 3072]),
+        "pile-4L" | "pile-4L-modern" => ("LlamaSimpleMLP", 4, [50277, 768, 6, 6, 3072]),
         _ => return None,
     };
     let [vocab, width, heads, kv_heads, mlp] = wide;

@@ -312,6 +312,9 @@ impl Op for Elementwise {
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        if self.is_constant {
+            return Ok(());
+        }
         // The expressions of the derivatives: operands, results, and the gradients of these.
         let whole = |value| Operand {
             value,
