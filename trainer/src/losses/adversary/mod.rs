@@ -120,7 +120,10 @@ impl Adversary {
         }
         details.extend(self.pool.map(|pool| format!("{pool} particles")));
         details.push(format!("{}, rate {}", self.optimizer.details(), self.lr));
-        details.push(format!("{} updates a step", self.n_warmup_steps + 1));
+        details.push(match self.n_warmup_steps {
+            0 => "1 update a step".to_owned(),
+            more => format!("{} updates a step", more + 1),
+        });
         details
     }
 
