@@ -59,7 +59,7 @@ impl Parameter {
 #[derive(Debug, Clone, Default)]
 pub struct Parameters(Vec<Parameter>);
 
-/// What an update minimises.
+/// The loss that an update minimises.
 #[derive(Debug, Clone, Copy)]
 pub struct Objective<'s> {
     /// All of it, which has to be finite.

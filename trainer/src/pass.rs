@@ -69,8 +69,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Records a value of a block, which importance functions may read: f32 `[b, t, ..]`, as wide as
-    /// the [block](crate::networks::Block) of its layers says.
+    /// Records a value of a block, which importance functions may read: f32 `[b, t, ..]`, as wide
+    /// as the [block](crate::networks::Block) of its layers says.
     pub fn tap(&mut self, kind: TapKind, block: usize, value: Value) {
         self.taps.insert(Tap { kind, block }.name(), value);
     }

@@ -146,8 +146,8 @@ fn check_gpu_memory(
     Ok(())
 }
 
-/// Decides whether gradients make intermediates again, where the run file leaves it open: they do if
-/// the run does not fit into memory otherwise. Returns the plan.
+/// Decides whether gradients make intermediates again, where the run file leaves it open: they do
+/// if the run does not fit into memory otherwise. Returns the plan.
 fn decide_recompute(
     asked: &RunArgs,
     world: &World,

@@ -4,8 +4,8 @@
 //! At the end of a site where its nonlinearity is, each column is a unit here, of a head too. As
 //! `[units, rest]`, with `rest` the columns at the other end, the weight is `A R`: row `c` of `R`
 //! `[c, rest]` has weights of the unit of component `c`, which is the only 1 in column `c` of `A`
-//! `[units, c]`. Where the units are outputs, `V` is `R` transposed and `U` is `A` transposed;
-//! where they are inputs, `V` is `A` and `U` is `R`.
+//! `[units, c]`. If the units are outputs, `V` is `R` transposed and `U` is `A` transposed; if they
+//! are inputs, `V` is `A` and `U` is `R`.
 //!
 //! With as many components as units, `A` is the identity. With more, each unit gets as many, and a
 //! random few get one more; the row of a unit is dealt out to its components, in parts whose sizes
@@ -208,8 +208,8 @@ mod tests {
         values.iter().filter(|value| **value != 0.0).count()
     }
 
-    /// Sites of both sides and both layouts, of neurons and of heads: up to 48 units, and 100 weights
-    /// or more.
+    /// Sites of both sides and both layouts, of neurons and of heads: up to 48 units, and 100
+    /// weights or more.
     const WORKLOADS: [&str; 3] = ["tiny-resid", "tiny-gpt2-h1", "tiny-ss-llama"];
 
     // Each weight is in one product, with a 1.

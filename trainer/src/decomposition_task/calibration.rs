@@ -81,7 +81,7 @@ impl DecompositionTask {
 /// The quantile of numbers that come one by one: the largest of them are kept.
 #[derive(Debug, Clone)]
 struct Quantile {
-    /// Those that it may be between, and some more.
+    /// The values that it may lie between, and some more.
     kept: Vec<f32>,
     most: usize,
     /// How far it is from the smallest of those to the next.

@@ -2,7 +2,7 @@
 //! random masks of a random subset of sites on the others; in one pass.
 //!
 //! ```text
-//! a = 1 with the chance adv_fraction, else 0: of an element of the batch, at all sites and positions
+//! a = 1 with the chance adv_fraction, else 0: of an element of the batch, everywhere
 //! source = a r + (1 - a) u      route = a or the one that is drawn      u uniform in [0, 1)
 //! ```
 //!

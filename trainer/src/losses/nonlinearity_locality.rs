@@ -19,8 +19,8 @@
 //! With `y` the vector brought to a mean square of 1, `N f_u` is the mean of `y^2` in the unit, so
 //! a term of the sum is `s / (s + T)` of it. The vector is multiplied by a power of two before, so
 //! that its mean square is above what the norm adds to it if its elements are 1e-28 or more. The
-//! gradient is as large as the vector is small: where their squares add up beyond f32, from a vector
-//! of about 1e-19 times the coefficient on, the step is refused as not finite.
+//! gradient is as large as the vector is small: where their squares add up beyond f32, from a
+//! vector of about 1e-19 times the coefficient on, the step is refused as not finite.
 //!
 //! # Keys of `[[loss]]`
 //!

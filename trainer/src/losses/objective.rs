@@ -14,7 +14,7 @@ pub struct Scalar {
     pub coeff: Weight,
     /// Its value.
     pub value: Value,
-    /// What its adversary makes beside it: its gradients are there already.
+    /// Results of its adversary beside it: the gradients of the term are made already.
     pub attack: Option<Attack>,
 }
 

@@ -2,7 +2,7 @@
 //! each head meets the matrix, and none counts as a position of its own.
 //!
 //! Slow evaluations: `l0_above_0.01/<site>` and `l0_above_0.1/<site>`, whatever the threshold of
-//! L0 is. Where they are far apart, many importances are small and not 0.
+//! L0 is. Many importances are small and not 0 if they are far apart.
 //!
 //! # Keys of `[eval]`
 //!

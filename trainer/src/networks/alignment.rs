@@ -1,5 +1,5 @@
-//! Where a layer meets a nonlinearity: the units that its output goes into, or that its input comes
-//! from.
+//! The units of the nonlinearity that a layer meets: its output goes into them, or its input comes
+//! from them.
 //!
 //! The columns at that end are cut into equal runs, one for each unit: a neuron has one column, a
 //! head as many as it is wide. Networks say it in their list of layers ([`Layer::feeds`],
@@ -23,9 +23,9 @@ pub struct Alignment {
 /// An end of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// What it reads.
+    /// Its input.
     Input,
-    /// What it writes.
+    /// Its output.
     Output,
 }
 

@@ -35,7 +35,7 @@ words! {
         ResidPost = "resid_post",
         /// Input of queries, keys and values.
         AttnIn = "attn_in",
-        /// What the heads give, before the matrix that brings it to the residual stream.
+        /// Output of the heads, before the matrix that brings it to the residual stream.
         AttnOut = "attn_out",
         /// Input of the MLP.
         MlpIn = "mlp_in",

@@ -8,9 +8,9 @@
 //!   identity matrix that becomes the site `<layer>.pre_identity`
 //! - `delta` | true | `use_delta_component` | whether what the components leave over is a component
 //!   too
-//! - `start` | `"random"` | | how components start: by random numbers; or
-//!   `"nonlinearity_aligned"`: each is a part of the weights at one neuron, or one column of a head,
-//!   and they add up to the matrix if there are enough of them
+//! - `start` | `"random"` | | how components start: by random numbers; or `"nonlinearity_aligned"`:
+//!   each is a part of the weights at one neuron, or one column of a head, and they add up to the
+//!   matrix if there are enough of them
 //! - `tied` | tms with linear1 and linear2 of equal C | | whether those two share their components
 //! - `tied_update` | `"summed"` | | with `tied`: one update by the sum of both gradients; or
 //!   `"separate"`, as in the SPD reference: two, one after the other, each by the gradient and the

@@ -25,7 +25,7 @@ impl Run {
     /// As [`Run::to_toml`].
     pub fn differences(&self, there: &Self) -> Vec<String> {
         let [here, there] = [self, there].map(|run| {
-            // The destinations of metrics do not count, nor does the memory of a step.
+            // Neither the destinations of metrics nor the memory of a step count.
             let mut run = Self {
                 tracker: Tracker::default(),
                 ..run.clone()

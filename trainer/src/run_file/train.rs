@@ -20,9 +20,9 @@
 //!   `rms = false` to scale an update by its shape: matrices are updated by Muon, in the place of
 //!   AdamW; importance functions are those over all sites, whose other tensors take Nesterov's Adam
 //! - `recompute` | `"auto"` | | whether gradients make again what each block of a masked pass, and
-//!   the importance functions, made, in the place of keeping it: `"always"`, `"never"`, or `"auto"`,
-//!   where the run would not fit into memory otherwise. It costs up to one more forward pass of each
-//!   kind, and no bit
+//!   the importance functions, made, in the place of keeping it: `"always"`, `"never"`, or
+//!   `"auto"`, where the run would not fit into memory otherwise. It costs up to one more forward
+//!   pass of each kind, and no bit
 //! - `faithfulness_warmup` | `{ steps = 0, lr = 1e-3, weight_decay = 0.0 }` |
 //!   `faithfulness_warmup_steps`, `..._lr`, `..._weight_decay` | updates on faithfulness alone,
 //!   first
@@ -95,7 +95,7 @@ words! {
     /// them.
     #[derive(Default)]
     pub enum Recompute {
-        /// Where the run would not fit into memory otherwise, as the launcher decides.
+        /// If the run would not fit into memory otherwise, as the launcher decides.
         #[default]
         Auto = "auto",
         /// Always.

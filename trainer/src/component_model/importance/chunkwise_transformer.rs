@@ -19,8 +19,8 @@
 //! - chunkwise_transformer, global_transformer: `n_head`, `n_kv_head`, `causal`, `rope_base` | ;
 //!   `n_head`, false, 10000 | | heads, of an even width; heads of keys and values; whether a
 //!   position sees none after its own; base of the rotary angles
-//! - chunkwise_transformer, global_transformer: `hidden`, `ffn`, `learned_norm_scale` |
-//!   4 `d_model`, `"gelu"`, false | | width inside each block's feed-forward network; or `"swiglu"`;
+//! - chunkwise_transformer, global_transformer: `hidden`, `ffn`, `learned_norm_scale` | 4
+//!   `d_model`, `"gelu"`, false | | width inside each block's feed-forward network; or `"swiglu"`;
 //!   whether its norms have scales
 
 use serde::Serialize;

@@ -7,8 +7,8 @@
 //!
 //! where `clamp` is between 0 and 1, and leaks on both sides: its gradient is that between 0 and 1,
 //! and beyond either of them a hundredth of it where that leads back, or else nothing. The seven
-//! numbers of each component are learned, and the gradient flows into `V` too. `s_p` and `s_n` start
-//! at `output_scale`, `a_p` and `a_n` at `input_scale`, or else at the reciprocal of the
+//! numbers of each component are learned, and the gradient flows into `V` too. `s_p` and `s_n`
+//! start at `output_scale`, `a_p` and `a_n` at `input_scale`, or else at the reciprocal of the
 //! 0.999-quantile of `|h|` over some training rows, and the others at 0.
 //!
 //! # Keys of `[importance]`

@@ -20,7 +20,7 @@ use crate::sites::Site;
 /// One transformer from taps to the components of all sites.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GlobalTransformer {
-    /// What it reads.
+    /// Its taps.
     #[serde(flatten)]
     pub taps: GlobalTaps,
     /// The transformer.

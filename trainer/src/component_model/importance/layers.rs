@@ -206,7 +206,7 @@ pub(super) struct HeadWidths {
 }
 
 impl HeadWidths {
-    /// Those of heads that share no keys.
+    /// Widths of heads that share no keys.
     pub(super) fn equal(d: usize) -> Self {
         Self { d, kv: d }
     }

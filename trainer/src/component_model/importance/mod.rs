@@ -186,7 +186,8 @@ pub struct Importance {
     /// The kind of function, with its settings.
     #[serde(flatten)]
     pub kind: ImportanceKind,
-    /// What logits see of their own components. Left out of the file where there is nothing.
+    /// Activations of their own components that logits see. Left out of the file where there is
+    /// nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conditioning: Option<Conditioning>,
     /// From logits to importances.

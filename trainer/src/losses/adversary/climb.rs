@@ -33,7 +33,7 @@ pub(in super::super) struct Climb<'c> {
     started: Option<Value>,
 }
 
-/// What an adversary makes beside the value of its loss.
+/// Results of an adversary beside the value of its loss.
 #[derive(Debug, Clone)]
 pub struct Attack {
     /// The gradients of the loss without its coefficient, by values of the clean pass.
@@ -250,7 +250,7 @@ impl Standing {
 }
 
 impl Attack {
-    /// What goes on from values of the clean pass, with a coefficient.
+    /// The gradients that go on from values of the clean pass, times a coefficient.
     pub(in super::super) fn seeds(
         &self,
         b: &mut Builder,
@@ -276,7 +276,7 @@ impl Attack {
     }
 }
 
-/// What a block's mean gives to that of the whole batch.
+/// The share of a block's mean in that of the whole batch.
 fn share_of_batch(b: &mut Builder, mean: Value) -> Result<Value> {
     match b.blocks() {
         1 => Ok(mean),

@@ -137,7 +137,7 @@ pub(in super::super) fn scalar(b: &mut Builder, name: &str) -> Result<Value> {
     b.weighted_sum(&[(weight, one)])
 }
 
-/// Where a source stands, with its moments.
+/// A source with its moments.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Standing {
     pub(super) at: Value,
@@ -153,7 +153,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// Those of a loss; of a name its step scalars are `<scalar>/<name>`.
+    /// The rates of a loss of this name, whose step scalars are `<scalar>/<name>`.
     pub(super) fn new(b: &mut Builder, optimizer: Optimizer, name: &str) -> Result<Self> {
         let lr = scalar(b, &format!("{LR}/{name}"))?;
         let corrections = match optimizer {

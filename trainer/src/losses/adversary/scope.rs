@@ -155,8 +155,8 @@ impl Layout {
         }
     }
 
-    /// A source as the `rows` rows of a site read it, all of them f32 `[.., width]`, or one for all,
-    /// `[width]`.
+    /// A source as the `rows` rows of a site read it, all of them f32 `[.., width]`, or one for
+    /// all, `[width]`.
     ///
     /// - `particle`: the choice of particles, f32 `[batch rows]` in `[0, 1)`
     pub(super) fn over_rows(
