@@ -18,6 +18,7 @@ mod eval_dev;
 mod global_importance;
 mod living;
 mod muon;
+mod nano;
 mod numbers;
 mod one_step;
 mod replica;
@@ -109,6 +110,7 @@ pub(crate) fn tests() -> Vec<Test> {
     let others: Vec<Named> = vec![
         ("eval_dev", eval_dev::check),
         ("muon", muon::check),
+        ("vpd_nano", nano::check),
         ("persistent_adversaries", living::persistent),
         ("merged_adversaries", living::merged),
         (
