@@ -136,12 +136,14 @@ fn the_end_of_a_rank_is_seen_behind_a_stopped_terminal() {
     let (scratch, stuck) = (Scratch::new(), terminal());
     stuck.fill();
     let mut launcher = Launcher::start(scratch.run("crash_on", &["--restarts", "2"]), &stuck);
+    // Process ids, one an attempt.
     let attempts = || std::fs::read_to_string(scratch.run_dir().join("attempts"));
-    wait_until("two restarts", || {
-        attempts().map_or(0, |text| text.lines().count()) == 3
-    });
+    let last = || Some(attempts().ok()?.lines().nth(2)?.to_owned());
+    wait_until("two restarts", || last().is_some());
+    // The launcher has taken note of the end of a process that is gone.
+    let last = Path::new("/proc").join(last().unwrap());
+    wait_until("the end of the last rank", || !last.exists());
     // Only output is left, which waits for the terminal until a stop is requested.
-    thread::sleep(Duration::from_millis(300));
     assert!(launcher.0.try_wait().unwrap().is_none());
     assert_eq!(launcher.stopped(), Some(1));
 }

@@ -54,7 +54,7 @@ hang) phase train 2; while :; do sleep 0.02; done ;;
 flood) yes 'a line that is long enough to be seen' | head -c "${FAKE_BYTES:-20000000}"; finish ;;
 crash_loop) mkdir -p "$dir/checkpoints/step-00000005"; echo again >> "$dir/attempts"; exit 1 ;;
 crash_on)
-    echo again >> "$dir/attempts"
+    echo $$ >> "$dir/attempts"
     mkdir -p "$dir/checkpoints/step-0000000$(wc -l < "$dir/attempts" | tr -d ' ')"
     exit 1 ;;
 # Runs of a sweep: seed 1 finds no solution, seed 2 dies, each prints how many run concurrently.
