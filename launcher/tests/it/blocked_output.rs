@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Action, isatty, tcflow};
 
 use crate::scratch::{Running, Scratch, assert_goes, send, wait_until};
 
@@ -55,17 +56,13 @@ fn open(path: &Path, flags: OFlags) -> File {
 }
 
 impl UnreadOutput {
-    /// Fills it completely; the launcher's own end is not used.
-    fn fill(&self) {
-        let mut writer = open(&self.name, OFlags::NONBLOCK | OFlags::NOCTTY);
-        // A terminal moves what it has accepted along, and then accepts a little more; where the
-        // machine is busy, it does so late.
-        let mut empty_looks = 0;
-        while empty_looks < 10 {
-            let bytes = filled(&mut writer, 1 << 12) + filled(&mut writer, 1);
-            empty_looks = if bytes == 0 { empty_looks + 1 } else { 0 };
-            thread::sleep(Duration::from_millis(20));
+    /// Keeps it from accepting more: a terminal is stopped, a pipe is filled.
+    fn stop(&self) {
+        if isatty(&self.writer) {
+            return tcflow(&self.writer, Action::OOff).unwrap();
         }
+        let mut writer = open(&self.name, OFlags::NONBLOCK);
+        while filled(&mut writer, 1 << 12) + filled(&mut writer, 1) > 0 {}
     }
 }
 
@@ -103,16 +100,16 @@ impl Launcher {
     }
 }
 
-/// A launcher whose output is not read and is full from the start, or from when its rank is up,
-/// exits on request.
-fn is_heard(stuck: &UnreadOutput, full_from_start: bool) {
+/// A launcher whose output takes nothing from the start, or from when its rank is up, exits on
+/// request.
+fn is_heard(stuck: &UnreadOutput, from_start: bool) {
     let scratch = Scratch::new();
-    if full_from_start {
-        stuck.fill();
+    if from_start {
+        stuck.stop();
     }
     let mut launcher = Launcher::start(scratch.run("chatty", &[]), stuck);
     let rank = scratch.rank_pid();
-    stuck.fill();
+    stuck.stop();
     // Long enough for it to have lines to write.
     thread::sleep(Duration::from_millis(600));
     assert_eq!(launcher.stopped(), Some(3));
@@ -134,7 +131,7 @@ fn a_stop_works_behind_an_unread_pipe() {
 #[test]
 fn the_end_of_a_rank_is_seen_behind_a_stopped_terminal() {
     let (scratch, stuck) = (Scratch::new(), terminal());
-    stuck.fill();
+    stuck.stop();
     let mut launcher = Launcher::start(scratch.run("crash_on", &["--restarts", "2"]), &stuck);
     // Process ids, one an attempt.
     let attempts = || std::fs::read_to_string(scratch.run_dir().join("attempts"));
