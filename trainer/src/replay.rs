@@ -2,6 +2,9 @@
 //! and draws where the programs take them as inputs
 //! ([`Draws::Inputs`](crate::decomposition::Draws::Inputs)).
 
+#[cfg(test)]
+mod adversaries;
+
 use spd_dataloader::{Batch, Features, Source};
 use spd_engine::{Given, Processor, Store};
 

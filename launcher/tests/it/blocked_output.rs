@@ -139,7 +139,7 @@ fn the_end_of_a_rank_is_seen_behind_a_stopped_terminal() {
     wait_until("two restarts", || last().is_some());
     // The launcher has taken note of the end of a process that is gone.
     let last = Path::new("/proc").join(last().unwrap());
-    wait_until("the end of the last rank", || !last.exists());
+    wait_until("the end of the last rank", || !last.try_exists().unwrap());
     // Only output is left, which waits for the terminal until a stop is requested.
     assert!(launcher.0.try_wait().unwrap().is_none());
     assert_eq!(launcher.stopped(), Some(1));

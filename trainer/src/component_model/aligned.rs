@@ -15,7 +15,7 @@
 use spd_draws::Stream;
 use spd_engine::{Slot, Store};
 
-use super::components::stream;
+use super::streams::stream;
 use crate::networks::{Alignment, LayerKind, Side};
 use crate::sites::Site;
 

@@ -1,10 +1,10 @@
 //! The components of a site: `V` `[d_in, c]` and `U` `[c, d_out]`, whose product approximates the
 //! transposed weight.
 
-use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Result, Store, Value};
 
 use super::aligned;
+use super::streams::stream;
 use crate::fault::Fault;
 use crate::networks::{Start, Target};
 use crate::parameters::{self, Group, Parameters};
@@ -84,19 +84,6 @@ pub(super) fn start(store: &mut Store, site: &Site, (seed, index): (u64, usize))
     }
 }
 
-/// Whether there are starting draws for a tensor of a site.
-pub(super) fn has_stream(site: usize, part: usize) -> bool {
-    u16::try_from(64 * site + part).is_ok()
-}
-
-/// The starting draws of a tensor of a site: 64 tensors a site, and any number of those of all
-/// sites together, which stand behind the last.
-pub(super) fn stream(site: usize, part: usize) -> Stream {
-    let number = u16::try_from(64 * site + part);
-    let number = number.expect("checked by `has_stream`");
-    Stream::new(Purpose::Init, 0, number)
-}
-
 pub(super) fn values(b: &mut Builder, store: &Store, site: &Site) -> SiteValues {
     let mut value = |name: String| b.persistent(store, store.slot(&name).expect("made by `add`"));
     SiteValues {
@@ -108,6 +95,8 @@ pub(super) fn values(b: &mut Builder, store: &Store, site: &Site) -> SiteValues 
 #[cfg(test)]
 mod tests {
     use crate::run_file::{Run, TiedUpdate};
+
+    use spd_draws::{Purpose, Stream};
 
     use super::*;
     use crate::bench::{Overrides, preset};

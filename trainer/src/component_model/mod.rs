@@ -13,6 +13,7 @@ mod components;
 mod importance;
 mod masks;
 mod routing;
+mod streams;
 
 use std::collections::BTreeMap;
 

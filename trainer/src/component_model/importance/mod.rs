@@ -82,7 +82,7 @@ pub use taps::{BlockTaps, Boundaries, InputTap};
 pub use transformer::{Ffn, Transformer, TransformerBlock};
 pub use vector_mlp::VectorMlp;
 
-use super::components::{has_stream, stream};
+use super::streams::{has_stream, stream};
 use crate::fault::Fault;
 use crate::parameters::{self, Group, Parameters};
 use crate::run_file::reference::Made;

@@ -1,15 +1,12 @@
 //! The ascent of a step, and what it leaves.
 
-use spd_engine::ops::{Draw, Mask, MaskValues, Weight};
+use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
 use super::super::LossInputs;
 use super::optimizer::{Rates, Standing, moved, scalar};
-use super::{Adversary, KINDS, Layout, reshaped};
+use super::{Adversary, Attack, KINDS, Layout, STARTED, reshaped};
 use crate::component_model::AdversarialSource;
-
-/// The step scalar that is 1 once the adversary has started, and 0 before.
-pub(super) const STARTED: &str = "started";
 
 /// A source of a site, somewhere on its way.
 #[derive(Debug, Clone)]
@@ -31,16 +28,6 @@ pub(in super::super) struct Climb<'c> {
     particle: Option<Value>,
     /// A scalar, 1 once it has started and 0 before; `None` if it starts at once.
     started: Option<Value>,
-}
-
-/// Results of an adversary beside the value of its loss.
-#[derive(Debug, Clone)]
-pub struct Attack {
-    /// The gradients of the loss without its coefficient, by values of the clean pass.
-    gradients: Vec<(Value, Value)>,
-    started: Option<Value>,
-    /// Tensors of the store, and what they hold after the step.
-    next: Vec<(Value, Value)>,
 }
 
 impl<'c> Climb<'c> {
@@ -246,33 +233,6 @@ impl<'c> Climb<'c> {
 impl Standing {
     fn all(&self) -> impl Iterator<Item = Value> {
         [self.at].into_iter().chain(self.moments.iter().copied())
-    }
-}
-
-impl Attack {
-    /// The gradients that go on from values of the clean pass, times a coefficient.
-    pub(in super::super) fn seeds(
-        &self,
-        b: &mut Builder,
-        coeff: Weight,
-    ) -> Result<Vec<(Value, Value)>> {
-        let base = match (coeff, self.started) {
-            (Weight::Known(1.0), None) => return Ok(self.gradients.clone()),
-            (_, Some(started)) => started,
-            (_, None) => b.constant(1.0, &[])?,
-        };
-        let factor = b.weighted_sum(&[(coeff, base)])?;
-        let gradients = self.gradients.iter();
-        gradients
-            .map(|&(value, gradient)| Ok((value, b.scale(gradient, factor)?)))
-            .collect()
-    }
-
-    /// Keeps the sources for the next step, unless one of `guards` ends in a number that is not
-    /// finite.
-    pub(crate) fn keep(&self, b: &mut Builder, guards: &[Value]) -> Result<()> {
-        let mut next = self.next.iter();
-        next.try_for_each(|&(kept, value)| b.keep(kept, value, guards))
     }
 }
 

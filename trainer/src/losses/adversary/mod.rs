@@ -45,14 +45,13 @@ mod climb;
 mod optimizer;
 mod particles;
 mod scope;
-#[cfg(test)]
-mod tests;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size};
+use spd_engine::ops::Weight;
+use spd_engine::{Builder, Result, Value};
 
-pub use climb::Attack;
 pub(super) use climb::{Climb, Source};
 pub use optimizer::Optimizer;
 pub(super) use optimizer::scalar;
@@ -146,7 +145,7 @@ impl Adversary {
         let mut scalars = vec![(optimizer::LR, self.lr.at(step, steps))];
         scalars.extend(self.optimizer.corrections(updates));
         if self.start_frac > 0.0 {
-            scalars.push((climb::STARTED, f64::from(u8::from(step >= start))));
+            scalars.push((STARTED, f64::from(u8::from(step >= start))));
         }
         let named = scalars.into_iter();
         named
@@ -188,5 +187,41 @@ impl Adversary {
     }
 }
 
+/// The step scalar that is 1 once the adversary has started, and 0 before.
+const STARTED: &str = "started";
+
 /// The sources of components, and of deltas, in names.
 const KINDS: [&str; 2] = ["sources", "delta_sources"];
+
+/// Results of an adversary beside the value of its loss.
+#[derive(Debug, Clone)]
+pub struct Attack {
+    /// The gradients of the loss without its coefficient, by values of the clean pass.
+    gradients: Vec<(Value, Value)>,
+    started: Option<Value>,
+    /// Tensors of the store, and what they hold after the step.
+    next: Vec<(Value, Value)>,
+}
+
+impl Attack {
+    /// The gradients that go on from values of the clean pass, times a coefficient.
+    pub(super) fn seeds(&self, b: &mut Builder, coeff: Weight) -> Result<Vec<(Value, Value)>> {
+        let base = match (coeff, self.started) {
+            (Weight::Known(1.0), None) => return Ok(self.gradients.clone()),
+            (_, Some(started)) => started,
+            (_, None) => b.constant(1.0, &[])?,
+        };
+        let factor = b.weighted_sum(&[(coeff, base)])?;
+        let gradients = self.gradients.iter();
+        gradients
+            .map(|&(value, gradient)| Ok((value, b.scale(gradient, factor)?)))
+            .collect()
+    }
+
+    /// Keeps the sources for the next step, unless one of `guards` ends in a number that is not
+    /// finite.
+    pub(crate) fn keep(&self, b: &mut Builder, guards: &[Value]) -> Result<()> {
+        let mut next = self.next.iter();
+        next.try_for_each(|&(kept, value)| b.keep(kept, value, guards))
+    }
+}
