@@ -12,7 +12,7 @@ use crate::run_file::{Decay, Knot, Schedule, Shape};
 /// # Errors
 ///
 /// Never: it has no shape.
-pub(crate) fn scalar(b: &mut Builder, name: &'static str) -> Result<Value> {
+pub(crate) fn scalar(b: &mut Builder, name: &str) -> Result<Value> {
     let one = b.constant(1.0, &[])?;
     let weight = b.step_scalar(name);
     b.weighted_sum(&[(Weight::Step(weight), one)])

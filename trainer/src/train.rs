@@ -105,7 +105,7 @@ mod tests {
         SmoothL0, Term,
     };
     use crate::metrics::Measure;
-    use crate::run_file::{Knot, Run, Schedule, Shape, TiedUpdate};
+    use crate::run_file::{Knot, Recompute, Run, Schedule, Shape, TiedUpdate};
     use crate::world::World;
 
     /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures,
@@ -229,6 +229,34 @@ mod tests {
         let mut run = small_run();
         run.decomposition.tied_update = TiedUpdate::Separate;
         goes_on_to_the_same_bits(&run);
+    }
+
+    // Stopped after a step, and started again by a launcher that decides otherwise.
+    #[test]
+    fn a_run_goes_on_with_intermediates_made_again_to_the_same_bits() {
+        let [kept, again] = [Recompute::Never, Recompute::Always].map(|recompute| {
+            let mut run = small_run();
+            run.train.recompute = recompute;
+            run
+        });
+        let [straight, changed] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let in_turn = [
+            (&straight, &kept, u64::MAX),
+            (&changed, &kept, 12),
+            (&changed, &again, u64::MAX),
+        ];
+        let ended = in_turn.map(|(dir, run, stop_at)| {
+            let lock = Lock::take(dir.path()).unwrap();
+            trained(run, (dir.path(), &lock), stop_at).1
+        });
+        assert_eq!(ended, [Outcome::Done, Outcome::Stopped, Outcome::Done]);
+        let continued = events(changed.path()).into_iter().nth(1);
+        assert!(
+            continued
+                .unwrap()
+                .starts_with("continued from the checkpoint of step")
+        );
+        assert!(remains(&again, changed.path()) == remains(&kept, straight.path()));
     }
 
     /// A run that estimates frequencies, with knots for all that may have them.

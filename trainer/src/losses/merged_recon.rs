@@ -29,13 +29,12 @@ use spd_draws::Purpose;
 use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Type, Value};
 
-use super::adversary::{
-    Adversary, Attack, Climb, Scope, Source, columns, for_each_row, reshaped, scalar,
-};
+use super::adversary::{Adversary, Attack, Climb, Scope, Source, columns, for_each_row, reshaped};
 use super::{Extent, LossInputs, LossTerm, StateTensor};
 use crate::component_model::{AdversarialSource, Draws, MaskSample, Routing, RowsOf, Sites};
 use crate::repeat::repeat_rows;
 use crate::run_file::schedule::{self, Schedule};
+use crate::schedule::scalar;
 use crate::sites::Site;
 
 /// An adversary on some elements of the batch, and random masks on the others.

@@ -4,9 +4,10 @@ use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
 use super::super::LossInputs;
-use super::optimizer::{Rates, Standing, moved, scalar};
+use super::optimizer::{Rates, Standing, moved};
 use super::{Adversary, Attack, KINDS, Layout, STARTED, reshaped};
 use crate::component_model::AdversarialSource;
+use crate::schedule::scalar;
 
 /// A source of a site, somewhere on its way.
 #[derive(Debug, Clone)]

@@ -54,7 +54,6 @@ use spd_engine::{Builder, Result, Value};
 
 pub(super) use climb::{Climb, Source};
 pub use optimizer::Optimizer;
-pub(super) use optimizer::scalar;
 pub(super) use particles::columns;
 use scope::Layout;
 pub use scope::Scope;

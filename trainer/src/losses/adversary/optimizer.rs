@@ -11,8 +11,10 @@
 use serde::Serialize;
 use spd_configs::reader::Table;
 use spd_configs::values::{Number, OneOf, brief};
-use spd_engine::ops::{Expr, Weight};
+use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Value};
+
+use crate::schedule::scalar;
 
 /// How a source moves.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -129,13 +131,6 @@ impl Optimizer {
 }
 
 const CORRECTIONS: [&str; 2] = ["source_correction1", "source_correction2"];
-
-/// A step scalar as a value.
-pub(in super::super) fn scalar(b: &mut Builder, name: &str) -> Result<Value> {
-    let weight = Weight::Step(b.step_scalar(name));
-    let one = b.constant(1.0, &[])?;
-    b.weighted_sum(&[(weight, one)])
-}
 
 /// A source with its moments.
 #[derive(Debug, Clone, PartialEq)]
