@@ -53,9 +53,13 @@ pub(crate) fn command(program: &Path) -> Command {
 /// How long to wait for a killed process.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
-/// Environment variable for the number of glibc's heaps for threads: each keeps memory that no plan
-/// counts, and a step allocates nothing.
-const ARENAS: &str = "MALLOC_ARENA_MAX";
+/// Environment variables of glibc's heaps, which keep freed memory that no plan counts: one heap
+/// for all threads, as a step allocates nothing, and what is larger than 1 MiB goes back to the
+/// kernel when it is freed.
+const HEAPS: [(&str, &str); 2] = [
+    ("MALLOC_ARENA_MAX", "1"),
+    ("MALLOC_MMAP_THRESHOLD_", "1048576"),
+];
 
 /// The program of a run's ranks.
 #[derive(Debug)]
@@ -144,9 +148,8 @@ impl RankProgram {
         }
         command.envs(Node::environment(rank, local, self.ranks));
         command.env(channel::KEY, "stdin");
-        if env::var_os(ARENAS).is_none() {
-            command.env(ARENAS, "2");
-        }
+        let open = HEAPS.iter().filter(|(key, _)| env::var_os(key).is_none());
+        command.envs(open.copied());
         command
     }
 }
