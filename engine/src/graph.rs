@@ -79,6 +79,8 @@ pub struct Graph<P> {
     /// The region that the next ops belong to, and the number of regions so far.
     pub(crate) region: Option<usize>,
     pub(crate) region_count: usize,
+    /// Whether divergences make the target's logits themselves.
+    pub(crate) streams_target_logits: bool,
     /// The region of each node that belongs to one.
     pub(crate) regions: BTreeMap<usize, usize>,
     /// Values that are made again for the gradients, with what they repeat.
@@ -119,6 +121,7 @@ impl<P> Default for Graph<P> {
             persistent: BTreeMap::new(),
             region: None,
             region_count: 0,
+            streams_target_logits: false,
             regions: BTreeMap::new(),
             copies: Vec::new(),
             known: BTreeMap::new(),

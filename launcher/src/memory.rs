@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use spd_trainer::run_file::{Recompute, Run};
+use spd_trainer::run_file::{OutputLoss, Recompute, Run};
 
 use crate::plan::bytes;
 
@@ -241,6 +241,9 @@ fn savings(run: &Run) -> Vec<Vec<String>> {
     }
     if run.train.recompute != Recompute::Always {
         all.push(vec!["train.recompute=always".to_owned()]);
+    }
+    if run.train.output_loss == OutputLoss::Kl && !run.train.streamed_kl {
+        all.push(vec!["train.streamed_kl=true".to_owned()]);
     }
     all.retain(|set| !set.is_empty());
     all

@@ -195,8 +195,12 @@ impl Decomposition {
     }
 }
 
-/// Lets a program be one of the blocks that batches are cut into.
-pub(crate) fn in_blocks(b: &mut Builder, train: &Train) {
+/// Has a program follow the settings of training: it is one of the blocks that batches are cut
+/// into, and keeps the target's logits or streams them.
+pub(crate) fn configure(b: &mut Builder, train: &Train) {
+    if train.streamed_kl {
+        b.stream_target_logits();
+    }
     b.in_blocks(train.blocks());
     b.reduce(match train.reduction {
         Reduction::Exact => spd_engine::Reduction::Exact,

@@ -5,7 +5,7 @@ use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Arena, Builder, Executor, Result, Store, Type, Value};
 
 use crate::batch_program::BatchProgram;
-use crate::decomposition::{Decomposition, in_blocks, over_blocks};
+use crate::decomposition::{Decomposition, configure, over_blocks};
 use crate::fault::Interrupt;
 use crate::metrics::Evaluated;
 use crate::networks::Input;
@@ -88,7 +88,7 @@ impl Decomposition {
     /// When shapes do not fit.
     pub fn eval_program(&self, store: &Store, is_slow: bool) -> Result<(Builder, Vec<f64>)> {
         let mut b = Builder::new();
-        in_blocks(&mut b, &self.run.train);
+        configure(&mut b, &self.run.train);
         let shape = self.block_shape(self.run.eval.batch_size);
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         let labels = match self.run.data {

@@ -300,6 +300,9 @@ fn rows(
     if train.recompute == Recompute::Always {
         rows.push(row("recompute", RECOMPUTED.into()));
     }
+    if train.streamed_kl {
+        rows.push(row("logits", "the target's a few rows at a time".into()));
+    }
     Ok(rows)
 }
 

@@ -2,7 +2,7 @@
 
 use spd_engine::{Builder, Result, Store, Value};
 
-use crate::decomposition::{Decomposition, in_blocks, over_blocks};
+use crate::decomposition::{Decomposition, configure, over_blocks};
 use crate::losses::{self, Faithfulness};
 use crate::parameters::{Group, Objective, Update};
 use crate::run_file::{FaithfulnessWarmup, Recompute};
@@ -23,7 +23,7 @@ impl Decomposition {
     /// When shapes do not fit.
     pub fn step_program(&self, store: &Store) -> Result<Builder> {
         let mut b = Builder::with_precision(self.precision());
-        in_blocks(&mut b, &self.run.train);
+        configure(&mut b, &self.run.train);
         let shape = self.block_shape(self.run.train.batch_size);
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         b.part("losses");

@@ -226,28 +226,32 @@ fn check_one(
 /// their gradient. Near the target's logits, these two roundings far exceed one of the result.
 fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Vec<Vec<f32>> {
     let of = |settings: &str| format!("{:?}", node.op).contains(settings);
-    let [target, target_lse, h, w] = [0, 1, 2, 3].map(|index| &*known[&node.inputs[index]]);
-    let labels = of("labels: true").then(|| &*known[&node.inputs[4]]);
+    let input = |index: usize| &*known[&node.inputs[index]];
+    // The index of `H`, which `W` and labels follow.
+    let at_h = if of("streamed: true") { 1 } else { 2 };
+    let [h, w] = [at_h, at_h + 1].map(input);
+    let labels = of("labels: true").then(|| input(at_h + 2));
     let bias = of("bias: true").then(|| &*known[node.inputs.last().expect("a bias")]);
-    let is_bf16 = stored.ty(node.inputs[2]).dtype == DType::Bf16;
+    let is_bf16 = stored.ty(node.inputs[at_h]).dtype == DType::Bf16;
     #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
     let stored_as = |x: f64| match is_bf16 {
         true => bf16::from_f32(x as f32).to_f64(),
         false => f64::from(x as f32),
     };
-    let rows = target_lse.len();
-    let (d, columns) = (h.len() / rows, target.len() / rows);
+    let rows = stored.ty(node.inputs[at_h]).rows();
+    let d = h.len() / rows;
+    let columns = w.len() / d;
     let at = |k: usize, column: usize| match of("transposed: true") {
         true => f64::from(w[column * d + k]),
         false => f64::from(w[k * columns + column]),
     };
     let (mut loss, mut entropy, mut counted) = (0.0, 0.0, 0.0);
     let mut gradient = Vec::with_capacity(h.len());
-    for row in 0..rows {
-        let h = &h[row * d..][..d];
-        let target = &target[row * columns..][..columns];
+    // Stored logits of a row of hidden values, and their log-sum-exp.
+    let made = |hidden: &[f32], row: usize| {
+        let hidden = &hidden[row * d..][..d];
         let logit = |column: usize| {
-            let sum: f64 = (0..d).map(|k| f64::from(h[k]) * at(k, column)).sum();
+            let sum: f64 = (0..d).map(|k| f64::from(hidden[k]) * at(k, column)).sum();
             stored_as(sum + bias.map_or(0.0, |bias| f64::from(bias[column])))
         };
         let logits: Vec<f64> = (0..columns).map(logit).collect();
@@ -255,10 +259,20 @@ fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Ve
             .iter()
             .fold(f64::NEG_INFINITY, |most, &x| most.max(x));
         let lse = most + logits.iter().map(|x| (x - most).exp()).sum::<f64>().ln();
-        let of_target = f64::from(target_lse[row]);
+        (logits, lse)
+    };
+    for row in 0..rows {
+        let (logits, lse) = made(h, row);
+        let (target, of_target) = match at_h {
+            1 => made(input(0), row),
+            _ => {
+                let target = &input(0)[row * columns..][..columns];
+                let target = target.iter().map(|&t| f64::from(t)).collect();
+                (target, f64::from(input(1)[row]))
+            }
+        };
         let mut slopes = Vec::with_capacity(columns);
         for (&t, &x) in target.iter().zip(&logits) {
-            let t = f64::from(t);
             let p = (t - of_target).exp();
             loss += p * (t - x - (of_target - lse)) / rows as f64;
             slopes.push(stored_as((x - lse).exp() - p));

@@ -466,6 +466,23 @@ mod tests {
     }
 
     #[test]
+    fn a_streamed_divergence_agrees() {
+        for processor in [&alone(), &Processor::Gpu(Some(spd_emulated::device()))] {
+            let [made, streamed] = [false, true].map(|streamed_kl| {
+                let mut preset = preset("tiny-ss-llama", &Overrides::default()).unwrap();
+                preset.run.train.streamed_kl = streamed_kl;
+                after_two_steps(&preset, processor)
+            });
+            let all = made.1.iter().flatten().zip(streamed.1.iter().flatten());
+            let off = all.map(|(a, b)| (f32::from_bits(*a) - f32::from_bits(*b)).abs());
+            let off = off.fold(0.0, f32::max);
+            // Two updates of AdamW, at most 1e-3 each: gradients that differ in their last bits
+            // move an update where they lie near 0.
+            assert!(off < 1e-5, "{off:.1e}");
+        }
+    }
+
+    #[test]
     fn tokens_are_of_the_vocabulary_and_batches_differ() {
         for (name, rows, below) in [("tiny-gpt2-h1", 2, 50), ("tiny-seed", 4, 40)] {
             let preset = preset(name, &Overrides::default()).unwrap();

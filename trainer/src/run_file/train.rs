@@ -23,6 +23,9 @@
 //!   the importance functions, made, in the place of keeping it: `"always"`, `"never"`, or
 //!   `"auto"`, where the run would not fit into memory otherwise. It costs up to one more forward
 //!   pass of each kind, and no bit
+//! - `streamed_kl` | false | | whether the divergence makes the target's logits a few rows at a
+//!   time, whenever it needs them: logits of all positions and the whole vocabulary are never
+//!   stored. It costs one more product by the head for each masked pass, and other last bits
 //! - `faithfulness_warmup` | `{ steps = 0, lr = 1e-3, weight_decay = 0.0 }` |
 //!   `faithfulness_warmup_steps`, `..._lr`, `..._weight_decay` | updates on faithfulness alone,
 //!   first
@@ -30,7 +33,7 @@
 use serde::Serialize;
 use spd_configs::{
     reader::Table,
-    values::{Clip, Number, Size, Whole},
+    values::{Clip, Flag, Number, Size, Whole},
     words,
 };
 
@@ -73,6 +76,9 @@ pub struct Train {
     /// Whether gradients make intermediates again.
     #[serde(skip_serializing_if = "Recompute::is_open")]
     pub recompute: Recompute,
+    /// Whether divergences make the target's logits a few rows at a time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub streamed_kl: bool,
     /// Updates on faithfulness alone before the first step.
     pub faithfulness_warmup: FaithfulnessWarmup,
 }
@@ -165,6 +171,7 @@ pub(crate) fn read(
     let clip_importance = table.or("clip_importance", Clip, None);
     let muon = table.maybe_table("muon", muon::read);
     let recompute = table.or("recompute", Recompute::WORDS, Recompute::Auto);
+    let streamed_kl = table.or("streamed_kl", Flag, false);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
 
     if let (Some(Some(_)), Some(message)) = (muon, no_muon) {
@@ -180,6 +187,10 @@ pub(crate) fn read(
             "expected \"mse\" for a {name} target, whose outputs are no logits, found \"kl\""
         );
         table.refuse::<()>("output_loss", message);
+    }
+    if let (Some(true), Some(OutputLoss::Mse)) = (streamed_kl, output_loss) {
+        let message = "expected false with output_loss = \"mse\", which compares outputs as they are, found true";
+        table.refuse::<()>("streamed_kl", message);
     }
     if let (Some(samples @ 2..), Some(losses)) = (mask_samples, losses) {
         // Adversaries that live on take as many whatever is said here.
@@ -207,6 +218,7 @@ pub(crate) fn read(
         clip_importance: clip_importance?,
         muon: muon?,
         recompute: recompute?,
+        streamed_kl: streamed_kl?,
         faithfulness_warmup: faithfulness_warmup?,
     })
 }

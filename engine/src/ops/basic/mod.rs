@@ -18,6 +18,7 @@ pub use identity::Identity;
 pub use log_sum_exp::LogSumExp;
 pub use matmul::MatMul;
 pub use softmax::Softmax;
+pub(in crate::ops) use log_sum_exp::log_sum_exp_rows;
 pub use sum_rows::SumRows;
 pub use transpose::Transpose;
 pub use weighted_sum::{Weight, WeightedSum};

@@ -4,6 +4,8 @@
 mod cpu;
 mod cuda;
 
+pub(in crate::ops) use cuda::rows as log_sum_exp_rows;
+
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Op, Result};

@@ -1,7 +1,7 @@
 //! One chunk of rows at a time, with a task for each block of rows and part of the vocabulary:
-//! first its logits, and for every row the largest and the sum of powers; then, once the
-//! log-sum-exps are known, losses, gradients in place, and their product with the part of `W`.
-//! Products of the parts are added in order.
+//! first its logits, and those of a streamed target, and for every row the largest and the sum of
+//! powers; then, once the log-sum-exps are known, losses, gradients in place, and their product
+//! with the part of `W`. Products of the parts are added in order.
 
 use std::ops::Range;
 
@@ -76,6 +76,11 @@ impl Cut {
         self.strips * BLOCK * STRIP.min(self.sizes.vocabulary)
     }
 
+    /// f32s of a task's logits, and of those of a streamed target behind them.
+    fn all_logits(self, op: HeadDivergence) -> usize {
+        (1 + usize::from(op.streamed)) * self.logits()
+    }
+
     /// f32s that a task needs beside its logits: a strip whose product is made transposed, then its
     /// part of the gradient if several are added.
     fn beside(self, op: HeadDivergence) -> usize {
@@ -86,9 +91,10 @@ impl Cut {
 
     /// f32s of scratch.
     pub(super) fn scratch(self, op: HeadDivergence) -> usize {
-        let of_task = self.logits() + self.beside(op) + 3 * BLOCK;
+        let of_task = self.all_logits(op) + self.beside(op) + SUMS;
         let of_row = 1 + usize::from(op.labels);
-        self.tasks() * of_task + self.chunk + self.sizes.rows * of_row
+        let lse = (1 + usize::from(op.streamed)) * self.chunk;
+        self.tasks() * of_task + lse + self.sizes.rows * of_row
     }
 
     /// Rows of a task's block, of `rows` in the chunk.
@@ -109,13 +115,22 @@ impl Cut {
     }
 
     /// Offset of the logit of a row of the chunk and a column.
-    fn place(self, row: usize, column: usize) -> usize {
+    fn place(self, op: HeadDivergence, row: usize, column: usize) -> usize {
         let strip = column / STRIP;
         let task = strip / self.strips * self.blocks + row / BLOCK;
         let width = STRIP.min(self.sizes.vocabulary - strip * STRIP);
         let inside = strip % self.strips * BLOCK * STRIP + row % BLOCK * width + column % STRIP;
-        task * self.logits() + inside
+        task * self.all_logits(op) + inside
     }
+}
+
+/// The target's logits, or what they are made of.
+#[derive(Clone, Copy)]
+enum Target<'a> {
+    /// Logits and log-sum-exps of all rows.
+    Logits(&'a [f32], &'a [f32]),
+    /// Hidden values of all rows.
+    Hidden(&'a [f32]),
 }
 
 /// The operands.
@@ -123,8 +138,7 @@ struct Head<'a> {
     op: HeadDivergence,
     precision: Precision,
     cut: Cut,
-    target: &'a [f32],
-    target_lse: &'a [f32],
+    target: Target<'a>,
     h: &'a [f32],
     w: &'a [f32],
     /// `W` and its transpose, if they are packed for all products.
@@ -133,24 +147,13 @@ struct Head<'a> {
     bias: Option<&'a [f32]>,
 }
 
-/// For each row of a task's block: the largest logit and the sum of powers, and the loss.
-struct Sums<'a> {
-    largest: &'a mut [f32],
-    powers: &'a mut [f32],
-    loss: &'a mut [f32],
-}
-
-impl<'a> Sums<'a> {
-    fn of(values: &'a mut [f32]) -> Self {
-        let (largest, rest) = values.split_at_mut(BLOCK);
-        let (powers, loss) = rest.split_at_mut(BLOCK);
-        Self {
-            largest,
-            powers,
-            loss,
-        }
-    }
-}
+/// f32s of a task's sums for each row of its block: the largest logit and the sum of powers, those
+/// of a streamed target, and the loss.
+const SUMS: usize = 5 * BLOCK;
+/// Offsets of the terms of log-sum-exps, of the loss's logits and of the target's.
+const TERMS: [usize; 2] = [0, 2 * BLOCK];
+/// Offset of the losses.
+const LOSS: usize = 4 * BLOCK;
 
 impl<'a> Head<'a> {
     /// Some columns of `W`, `[d, ..]`.
@@ -163,23 +166,24 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Logits of a block, `rows` of all, and the terms of the log-sum-exps.
+    /// Logits of a block, `rows` of all, from hidden values of all rows, and the terms of their
+    /// log-sum-exps, `[2, BLOCK]`.
     fn logits(
         &self,
         task: usize,
-        rows: Range<usize>,
-        logits: &mut [f32],
-        turned: &mut [f32],
-        sums: &mut Sums<'_>,
+        (hidden, rows): (&[f32], Range<usize>),
+        (logits, turned): (&mut [f32], &mut [f32]),
+        terms: &mut [f32],
     ) {
         let d = self.cut.sizes.d;
+        let (largest, powers) = terms.split_at_mut(BLOCK);
         // No finite logit is smaller.
-        sums.largest.fill(f32::MIN);
-        sums.powers.fill(0.0);
+        largest.fill(f32::MIN);
+        powers.fill(0.0);
         for (columns, at) in self.cut.columns(task) {
             let width = columns.len();
             let x = &mut logits[at..][..rows.len() * width];
-            let h = Strided::rows(&self.h[rows.start * d..], d);
+            let h = Strided::rows(&hidden[rows.start * d..], d);
             let shape = Shape {
                 m: rows.len(),
                 n: width,
@@ -215,11 +219,11 @@ impl<'a> Head<'a> {
                     add_to(row, &bias[columns.clone()]);
                 }
             }
-            let sums = sums.largest.iter_mut().zip(&mut *sums.powers);
+            let terms = largest.iter_mut().zip(&mut *powers);
             vectorised(
                 #[inline(always)]
                 || {
-                    for ((largest, powers), x) in sums.zip(x.chunks_exact(width)) {
+                    for ((largest, powers), x) in terms.zip(x.chunks_exact(width)) {
                         let most = max(x);
                         if most > *largest {
                             *powers *= exp(*largest - most);
@@ -237,28 +241,34 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Losses of a block, `rows` of all, with log-sum-exps `lse`, and its part of the gradient of
-    /// the mean.
+    /// Losses of a block, `rows` of all, with log-sum-exps `lse` of the logits and of the target's,
+    /// and its part of the gradient of the mean.
     fn losses(
         &self,
         task: usize,
-        (rows, lse): (Range<usize>, &[f32]),
+        (rows, lse): (Range<usize>, [&[f32]; 2]),
         (logits, loss): (&mut [f32], &mut [f32]),
         mut gradient: Option<&mut [f32]>,
     ) {
+        let (logits, streamed) = logits.split_at_mut(self.cut.logits());
         let Sizes { d, vocabulary, .. } = self.cut.sizes;
         loss.fill(0.0);
         for (index, (columns, at)) in self.cut.columns(task).enumerate() {
             let width = columns.len();
             let x = &mut logits[at..][..rows.len() * width];
-            let each = rows.clone().zip(lse).zip(&mut *loss);
+            let each = (0..).zip(lse[0]).zip(lse[1]).zip(&mut *loss);
+            let target = |row: usize| match self.target {
+                Target::Logits(all, _) => &all[(rows.start + row) * vocabulary..][columns.clone()],
+                Target::Hidden(_) => &streamed[at + row * width..][..width],
+            };
             let keeps = gradient.is_some();
             vectorised(
                 #[inline(always)]
                 || {
-                    for (((row, lse), loss), x) in each.zip(x.chunks_exact_mut(width)) {
-                        let target = &self.target[row * vocabulary..][columns.clone()];
-                        let target_lse = self.target_lse[row];
+                    for ((((row, &lse), &target_lse), loss), x) in
+                        each.zip(x.chunks_exact_mut(width))
+                    {
+                        let target = target(row);
                         // Close logits are subtracted from each other first, which is exact.
                         let shift = target_lse - lse;
                         *loss += if keeps {
@@ -328,37 +338,55 @@ impl<'a> Head<'a> {
             _ => cut.tasks(),
         };
         let parts = (
-            PerChunk(&mut *scratch.logits, cut.logits()),
+            PerChunk(&mut *scratch.logits, cut.all_logits(self.op)),
             PerChunk(&mut *scratch.beside, cut.beside(self.op)),
-            PerChunk(&mut *scratch.sums, 3 * BLOCK),
+            PerChunk(&mut *scratch.sums, SUMS),
         );
         pool.run(tasks, 1, parts, |tasks, parts| {
             let (rows, _) = of_block(tasks.start);
-            if !rows.is_empty() {
-                let sums = &mut Sums::of(parts.2.0);
-                self.logits(tasks.start, rows, parts.0.0, parts.1.0, sums);
+            if rows.is_empty() {
+                return;
+            }
+            let hidden = match self.target {
+                Target::Logits(..) => None,
+                Target::Hidden(target) => Some(target),
+            };
+            let each = [self.h].into_iter().chain(hidden);
+            let logits = parts.0.0.chunks_exact_mut(cut.logits());
+            for ((hidden, logits), at) in each.zip(logits).zip(TERMS) {
+                let terms = &mut parts.2.0[at..][..2 * BLOCK];
+                let rows = rows.clone();
+                self.logits(tasks.start, (hidden, rows), (logits, parts.1.0), terms);
             }
         });
-        let lse = &mut scratch.lse[..rows.len()];
-        for (row, lse) in lse.iter_mut().enumerate() {
-            *lse = log_sum_exp(cut, scratch.sums, row);
+        let made = scratch.lse.chunks_exact_mut(cut.chunk);
+        for (lse, terms) in made.zip(TERMS) {
+            for (row, lse) in lse[..rows.len()].iter_mut().enumerate() {
+                *lse = log_sum_exp(cut, scratch.sums, (row, terms));
+            }
         }
+        let (lse, target_lse) = scratch.lse.split_at(cut.chunk);
+        let lse = &lse[..rows.len()];
+        let target_lse = match self.target {
+            Target::Logits(_, all) => &all[rows.clone()],
+            Target::Hidden(_) => &target_lse[..rows.len()],
+        };
         if let Some(labels) = self.labels {
-            let each = labels[rows.clone()].iter().zip(&*lse).enumerate();
+            let each = labels[rows.clone()].iter().zip(lse).enumerate();
             for (row, (&label, lse)) in each {
                 scratch.entropies[rows.start + row] = if label == IGNORED {
                     0.0
                 } else {
-                    lse - scratch.logits[cut.place(row, column(label, cut.sizes.vocabulary))]
+                    lse - scratch.logits
+                        [cut.place(self.op, row, column(label, cut.sizes.vocabulary))]
                 };
             }
         }
-        let lse = &*lse;
         // A single part is the gradient itself.
         let adds = cut.parts > 1;
         let parts = (
-            PerChunk(&mut *scratch.logits, cut.logits()),
-            PerChunk(&mut *scratch.sums, 3 * BLOCK),
+            PerChunk(&mut *scratch.logits, cut.all_logits(self.op)),
+            PerChunk(&mut *scratch.sums, SUMS),
             gradient.as_deref_mut().map(|own| match adds {
                 true => PerChunk(&mut *scratch.beside, cut.beside(self.op)),
                 false => PerChunk(own, BLOCK * d),
@@ -367,11 +395,11 @@ impl<'a> Head<'a> {
         pool.run(tasks, 1, parts, |tasks, parts| {
             let (rows, inside) = of_block(tasks.start);
             if !rows.is_empty() {
-                let loss = Sums::of(parts.1.0).loss;
+                let loss = &mut parts.1.0[LOSS..];
                 let gradient = parts.2.map(|gradient| gradient.0);
                 self.losses(
                     tasks.start,
-                    (rows, &lse[inside]),
+                    (rows, [lse, target_lse].map(|lse| &lse[inside.clone()])),
                     (parts.0.0, loss),
                     gradient,
                 );
@@ -380,7 +408,7 @@ impl<'a> Head<'a> {
         // Parts of a row are one block's tasks apart.
         let parts_of = |row: usize| (0..cut.parts).map(move |part| part * cut.blocks + row / BLOCK);
         for (row, total) in scratch.losses[rows.clone()].iter_mut().enumerate() {
-            let of_task = |task: usize| scratch.sums[task * 3 * BLOCK + 2 * BLOCK + row % BLOCK];
+            let of_task = |task: usize| scratch.sums[task * SUMS + LOSS + row % BLOCK];
             *total = parts_of(row).map(of_task).sum();
         }
         let Some(gradient) = gradient.filter(|_| adds) else {
@@ -426,7 +454,7 @@ struct Scratch<'a> {
     logits: &'a mut [f32],
     beside: &'a mut [f32],
     sums: &'a mut [f32],
-    /// For each row of a chunk.
+    /// For each row of a chunk, of the logits and then of a streamed target.
     lse: &'a mut [f32],
     /// For each row.
     losses: &'a mut [f32],
@@ -437,10 +465,10 @@ impl<'a> Scratch<'a> {
     fn of(mut rest: &'a mut [f32], cut: Cut, op: HeadDivergence) -> Self {
         let mut take = |len: usize| rest.split_off_mut(..len).expect("as much as was asked for");
         Self {
-            logits: take(cut.tasks() * cut.logits()),
+            logits: take(cut.tasks() * cut.all_logits(op)),
             beside: take(cut.tasks() * cut.beside(op)),
-            sums: take(cut.tasks() * 3 * BLOCK),
-            lse: take(cut.chunk),
+            sums: take(cut.tasks() * SUMS),
+            lse: take((1 + usize::from(op.streamed)) * cut.chunk),
             losses: take(cut.sizes.rows),
             entropies: take(usize::from(op.labels) * cut.sizes.rows),
         }
@@ -448,18 +476,21 @@ impl<'a> Scratch<'a> {
 }
 
 pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
-    let sizes = HeadDivergence::sizes(&[0, 1, 2].map(|index| frame.ty(index)));
+    let w = op.h() + 1;
+    let sizes = op.sizes(|index| frame.ty(index));
     let cut = Cut::of(sizes);
     let head = Head {
         op,
         precision: frame.precision(),
         cut,
-        target: frame.input(0),
-        target_lse: frame.input(1),
-        h: frame.input(2),
-        w: frame.input_unless_packed(3),
-        packed: [op.transposed, !op.transposed].map(|stored| frame.packed(3, stored)),
-        labels: op.labels.then(|| frame.input_u32(4)),
+        target: match op.streamed {
+            true => Target::Hidden(frame.input(0)),
+            false => Target::Logits(frame.input(0), frame.input(1)),
+        },
+        h: frame.input(op.h()),
+        w: frame.input_unless_packed(w),
+        packed: [op.transposed, !op.transposed].map(|stored| frame.packed(w, stored)),
+        labels: op.labels().map(|index| frame.input_u32(index)),
         bias: op.bias().map(|index| frame.input(index)),
     };
     let out = frame.output(0).values;
@@ -480,9 +511,11 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
 }
 
 /// The log-sum-exp of a row of the chunk, from its parts in order.
-fn log_sum_exp(cut: Cut, sums: &[f32], row: usize) -> f32 {
+///
+/// - `terms`: one of [`TERMS`]
+fn log_sum_exp(cut: Cut, sums: &[f32], (row, terms): (usize, usize)) -> f32 {
     let parts = (0..cut.parts).map(|part| {
-        let at = (part * cut.blocks + row / BLOCK) * 3 * BLOCK + row % BLOCK;
+        let at = (part * cut.blocks + row / BLOCK) * SUMS + terms + row % BLOCK;
         (sums[at], sums[at + BLOCK])
     });
     let largest = parts.clone().map(|(largest, _)| largest);

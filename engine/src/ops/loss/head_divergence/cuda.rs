@@ -6,6 +6,7 @@ use super::{HeadDivergence, Sizes};
 use crate::cuda::lowering::{Lowering, Source, row_threads};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
+use crate::ops::basic::log_sum_exp_rows;
 
 const KERNELS: Source = Source::new("head_divergence", include_str!("kernel.cu"));
 
@@ -14,21 +15,28 @@ const CHUNK: usize = if cfg!(test) { 1 << 12 } else { 1 << 23 };
 const LEAST: usize = if cfg!(test) { 32 } else { 128 };
 
 pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
-    let types = [0, 1, 2].map(|index| to.ty(index));
     let Sizes {
         rows,
         d,
         vocabulary,
-    } = HeadDivergence::sizes(&types);
-    let [target, target_lse, h, w] = [0, 1, 2, 3].map(|index| to.input(index));
+    } = op.sizes(|index| to.ty(index));
+    let target = to.input(0);
+    let [h, w] = [op.h(), op.h() + 1].map(|index| to.input(index));
     let bias = op.bias().map(|index| to.input(index));
     let chunk = (CHUNK / vocabulary)
         .next_multiple_of(LEAST)
         .min(rows)
         .max(1);
     let logits = to.scratch_of(w.dtype, chunk * vocabulary);
+    let streamed = op
+        .streamed
+        .then(|| to.scratch_of(w.dtype, chunk * vocabulary));
+    let target_lse = match op.streamed {
+        true => to.scratch(rows),
+        false => to.input(1),
+    };
     let [lse, losses] = [0, 1].map(|_| to.scratch(rows));
-    let labels = op.labels.then(|| (to.input(4), to.scratch(rows)));
+    let labels = op.labels().map(|index| (to.input(index), to.scratch(rows)));
     let threads = row_threads(vocabulary);
     let matrix = |operand: Operand, columns| Lowering::matrix(operand, columns, false);
     let head = |transposed: bool| Matrix {
@@ -39,26 +47,39 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
         let count = chunk.min(rows - first);
         let part =
             |operand: Operand, columns: usize| operand.part(first * columns, count * columns);
+        let product = |to: &mut Lowering<'_>, hidden: Operand, out: Operand| {
+            to.product(Product {
+                m: count,
+                n: vocabulary,
+                k: d,
+                alpha: 1.0,
+                a: matrix(part(hidden, d), d),
+                b: head(op.transposed),
+                out: matrix(out.out(), vocabulary),
+                add: false,
+                bias,
+                batch: 1,
+            });
+        };
         let own = logits.part(0, count * vocabulary);
-        to.product(Product {
-            m: count,
-            n: vocabulary,
-            k: d,
-            alpha: 1.0,
-            a: matrix(part(h, d), d),
-            b: head(op.transposed),
-            out: matrix(own.out(), vocabulary),
-            add: false,
-            bias,
-            batch: 1,
-        });
+        product(to, h, own);
+        let of_target = match streamed {
+            None => part(target, vocabulary),
+            Some(streamed) => {
+                let made = streamed.part(0, count * vocabulary);
+                product(to, target, made);
+                let lse = part(target_lse, 1);
+                log_sum_exp_rows(to, (made, vocabulary), lse.out());
+                made
+            }
+        };
         if let Some((labels, found)) = labels {
             to.kernel(KERNELS, "head_labels", &[count.into(), vocabulary.into()])
                 .threads_over(count)
                 .launch(&[own, part(labels, 1), part(found, 1).out()].map(Into::into));
         }
         let operands = [
-            part(target, vocabulary),
+            of_target,
             part(target_lse, 1),
             own.out(),
             part(lse, 1).out(),

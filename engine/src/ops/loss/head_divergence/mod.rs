@@ -14,6 +14,11 @@
 //! walk without a gradient makes one product. With labels the same logits give the cross-entropy,
 //! `lse(x) - x_label`.
 //!
+//! The target's logits are an operand, made once for all passes. A program that
+//! [streams](Builder::stream_target_logits) them has the hidden values `T` that they are a product
+//! of in their place, by the same head: `t = T W + b` is made in scratch too, a chunk at a time, at
+//! the price of one more product a pass. No logits of all rows are stored then.
+//!
 //! Programs call [`Builder::kl_divergence`] on logits: if these are a product of a narrower value,
 //! this op is written instead. Other readers of the logits have them made as usual. For the
 //! gradients of `W`, `b` and the cross-entropy, which a frozen head does not have, the logits are
@@ -22,6 +27,7 @@
 mod cpu;
 mod cuda;
 
+use std::slice;
 use std::sync::Arc;
 
 use super::{CrossEntropy, KlDivergence};
@@ -32,11 +38,13 @@ use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
 
-/// Mean divergence of rows of logits from a target's. Inputs: target logits, their log-sum-exps,
-/// `H`, `W`, and labels and `b` if there are any. Results: the mean, the mean cross-entropy of the
-/// labels, and the gradient of the mean divergence with respect to `H`.
+/// Mean divergence of rows of logits from a target's. Inputs: target logits and their log-sum-exps,
+/// or `T`; `H`, `W`, and labels and `b` if there are any. Results: the mean, the mean cross-entropy
+/// of the labels, and the gradient of the mean divergence with respect to `H`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadDivergence {
+    /// Whether the target is given by its hidden values.
+    streamed: bool,
     /// Whether `W` is stored `[v, d]`.
     transposed: bool,
     labels: bool,
@@ -56,10 +64,18 @@ struct Sizes {
     vocabulary: usize,
 }
 
+/// The target's side of the inputs.
+#[derive(Clone, Copy)]
+enum Target {
+    /// Its logits and their log-sum-exps.
+    Logits([Value; 2]),
+    /// Its hidden values.
+    Hidden(Value),
+}
+
 /// The inputs by name.
 struct Operands {
-    target: Value,
-    target_lse: Value,
+    target: Target,
     h: Value,
     right: Right,
     labels: Option<Value>,
@@ -88,6 +104,13 @@ impl Builder {
         }
     }
 
+    /// Has divergences that follow make the target's logits a chunk of rows at a time, each time
+    /// that they need them, where these are a product by the head that the other logits are a
+    /// product by: nothing of `[rows, v]` is stored, and each divergence has one more product.
+    pub fn stream_target_logits(&mut self) {
+        self.streams_target_logits = true;
+    }
+
     /// The divergence without the logits, and with labels the cross-entropy; `None` if the logits
     /// are no product of a narrower value.
     pub(super) fn through_head(
@@ -106,45 +129,79 @@ impl Builder {
         if !fit || ty.columns() <= self.ty(h).columns() {
             return Ok(None);
         }
+        let of_target = match self
+            .derivation(target)
+            .filter(|_| self.streams_target_logits)
+        {
+            Some(Derivation::Product {
+                a,
+                right: head,
+                bias: of_head,
+            }) if (head.w, head.transposed, of_head) == (right.w, right.transposed, bias) => {
+                Target::Hidden(a)
+            }
+            _ => Target::Logits([target, target_lse]),
+        };
         let op = HeadDivergence {
+            streamed: matches!(of_target, Target::Hidden(_)),
             transposed: right.transposed,
             labels: labels.is_some(),
             bias: bias.is_some(),
             gradient: false,
         };
-        let inputs = [target, target_lse, h, right.w].into_iter();
-        let inputs: Vec<Value> = inputs.chain(labels).chain(bias).collect();
+        let mut inputs = match of_target {
+            Target::Logits(both) => both.to_vec(),
+            Target::Hidden(hidden) => vec![hidden],
+        };
+        inputs.extend([h, right.w].into_iter().chain(labels).chain(bias));
         self.op(op, &inputs).map(Some)
     }
 }
 
 impl HeadDivergence {
-    fn sizes(types: &[&Type]) -> Sizes {
-        Sizes {
-            rows: types[2].rows(),
-            d: types[2].columns(),
-            vocabulary: types[0].columns(),
-        }
+    /// Index of `H` among the inputs; `W` comes next.
+    fn h(self) -> usize {
+        if self.streamed { 1 } else { 2 }
     }
 
-    fn operands(self, inputs: &[Value]) -> Operands {
-        let mut rest = inputs[4..].iter().copied();
-        Operands {
-            target: inputs[0],
-            target_lse: inputs[1],
-            h: inputs[2],
-            right: Right {
-                w: inputs[3],
-                transposed: self.transposed,
-            },
-            labels: rest.by_ref().take(usize::from(self.labels)).next(),
-            bias: rest.next(),
-        }
+    /// Index of the labels among the inputs.
+    fn labels(self) -> Option<usize> {
+        self.labels.then_some(self.h() + 2)
     }
 
     /// Index of the bias among the inputs.
     fn bias(self) -> Option<usize> {
-        self.bias.then_some(4 + usize::from(self.labels))
+        self.bias.then_some(self.h() + 2 + usize::from(self.labels))
+    }
+
+    /// - `ty`: the type of an input
+    fn sizes<'t>(self, ty: impl Fn(usize) -> &'t Type) -> Sizes {
+        let (h, w) = (ty(self.h()), ty(self.h() + 1));
+        Sizes {
+            rows: h.rows(),
+            d: h.columns(),
+            vocabulary: match (self.streamed, self.transposed) {
+                (true, true) => w.rows(),
+                (true, false) => w.columns(),
+                (false, _) => ty(0).columns(),
+            },
+        }
+    }
+
+    fn operands(self, inputs: &[Value]) -> Operands {
+        Operands {
+            target: match self.streamed {
+                true => Target::Hidden(inputs[0]),
+                false => Target::Logits([inputs[0], inputs[1]]),
+            },
+            h: inputs[self.h()],
+            right: Right {
+                w: inputs[self.h() + 1],
+                transposed: self.transposed,
+            },
+            labels: self.labels().map(|index| inputs[index]),
+            bias: self.bias().map(|index| inputs[index]),
+        }
     }
 
     /// Gradients through logits that are made.
@@ -159,7 +216,15 @@ impl HeadDivergence {
             .multiply(on.h, on.right, on.bias, None)?;
         let mut terms: Vec<(Value, Value)> = Vec::new();
         if let Some(g) = gradients.of(node.outputs[0]) {
-            let inputs = [on.target, on.target_lse, logits];
+            let [target, target_lse] = match on.target {
+                Target::Logits(both) => both,
+                Target::Hidden(hidden) => {
+                    let b = gradients.builder();
+                    let target = b.multiply(hidden, on.right, on.bias, None)?;
+                    [target, b.log_sum_exp(target)?]
+                }
+            };
+            let inputs = [target, target_lse, logits];
             terms.push((gradients.builder().op1(KlDivergence, &inputs)?, g));
         }
         if let Some(labels) = on.labels
@@ -185,31 +250,44 @@ impl Op for HeadDivergence {
     }
 
     fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full, Factor], &[Full, Either]]
+        match self.streamed {
+            true => [&[Factor], &[Full, Either]],
+            false => [&[Either, Full, Factor], &[Full, Either]],
+        }
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let [target, target_lse, h, w] = inputs[..4] else {
-            unreachable!("a divergence through a head has four inputs and more");
-        };
+        let [h, w] = [inputs[self.h()], inputs[self.h() + 1]];
         let Sizes {
             rows,
             d,
             vocabulary,
-        } = Self::sizes(inputs);
+        } = self.sizes(|index| inputs[index]);
         let sides = if self.transposed {
             [vocabulary, d]
         } else {
             [d, vocabulary]
         };
-        let of_rows = |ty: &Type| ty.len() == rows && ty.dtype != DType::Bf16;
-        let fit = target.rows() == rows && of_rows(target_lse) && w.dims == sides;
+        let target = inputs[0];
+        let of_target = match self.streamed {
+            true => target == h,
+            false => {
+                let lse = inputs[1];
+                target.rows() == rows && lse.len() == rows && lse.dtype != DType::Bf16
+            }
+        };
         let bias = self.bias().map(|index| inputs[index].len());
-        if !fit || bias.is_some_and(|len| len != vocabulary) {
-            let found = format!("found {target} with {target_lse}, {h} and {w}");
+        if !of_target || w.dims != sides || bias.is_some_and(|len| len != vocabulary) {
+            let (needed, found) = match self.streamed {
+                true => ("[.., d] twice", target.to_string()),
+                false => (
+                    "[.., v], [..], [.., d]",
+                    format!("{target} with {}", inputs[1]),
+                ),
+            };
             return Err(BuildError::new(
                 self.name(),
-                format!("needs f32 [.., v], [..], [.., d] and a head of {sides:?}, {found}"),
+                format!("needs f32 {needed} and a head of {sides:?}, found {found}, {h} and {w}"),
             ));
         }
         let mut outputs = vec![Type::scalar(); 1 + usize::from(self.labels)];
@@ -218,21 +296,26 @@ impl Op for HeadDivergence {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * cpu::Cut::of(Self::sizes(inputs)).scratch(*self)
+        4 * cpu::Cut::of(self.sizes(|index| inputs[index])).scratch(*self)
     }
 
     fn packed_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * cpu::packed(Self::sizes(inputs))
+        4 * cpu::packed(self.sizes(|index| inputs[index]))
     }
 
     fn right_factors(&self, _inputs: &[&Type]) -> Vec<(usize, bool)> {
-        let backward = self.gradient.then_some((3, !self.transposed));
-        [(3, self.transposed)].into_iter().chain(backward).collect()
+        let w = self.h() + 1;
+        let backward = self.gradient.then_some((w, !self.transposed));
+        [(w, self.transposed)].into_iter().chain(backward).collect()
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let on = self.operands(node.inputs);
-        if gradients.wants(on.target) || gradients.wants(on.target_lse) {
+        let of_target = match &on.target {
+            Target::Logits(both) => &both[..],
+            Target::Hidden(hidden) => slice::from_ref(hidden),
+        };
+        if of_target.iter().any(|&value| gradients.wants(value)) {
             return Err(BuildError::new(self.name(), "the target has no gradient"));
         }
         let of_entropy = self.labels && gradients.of(node.outputs[1]).is_some();
@@ -269,15 +352,12 @@ impl Op for HeadDivergence {
             rows,
             d,
             vocabulary,
-        } = Self::sizes(inputs);
-        // A product forward and one backward; two exponentials of some 20 flops, and one more for
-        // the gradient.
-        let each = if self.gradient {
-            4 * d + 65
-        } else {
-            2 * d + 45
-        };
-        (rows * vocabulary * each) as u64
+        } = self.sizes(|index| inputs[index]);
+        // A product forward; two exponentials of some 20 flops. A product backward, and one more
+        // exponential. A product of the target, and its log-sum-exp.
+        let gradient = usize::from(self.gradient) * (2 * d + 20);
+        let target = usize::from(self.streamed) * (2 * d + 22);
+        (rows * vocabulary * (2 * d + 45 + gradient + target)) as u64
     }
 }
 

@@ -238,6 +238,151 @@ fn one_walk_gives_divergence_cross_entropy_and_gradient() {
     }
 }
 
+/// Divergence, cross-entropy and gradient of two rows of hidden values by one head, with the
+/// target's logits streamed and with them made; and the divergence in f64.
+#[test]
+fn a_streamed_target_agrees_with_its_logits_and_with_f64() {
+    for ([rows, d, vocabulary], (transposed, bias)) in SHAPES.into_iter().zip([
+        (true, false),
+        (false, true),
+        (true, true),
+        (false, false),
+        (true, false),
+        (true, true),
+        (true, true),
+    ]) {
+        let mut results: Vec<Vec<Vec<f32>>> = Vec::new();
+        let w = match transposed {
+            true => [vocabulary, d],
+            false => [d, vocabulary],
+        };
+        let given = [
+            random(&[rows, d], 1),
+            random(&[rows, d], 2),
+            random(&w, 3),
+            random(&[vocabulary], 4),
+        ];
+        for streamed in [false, true] {
+            let (mut b, mut store) = (Builder::new(), Store::new());
+            let v: Vec<Value> = (0..)
+                .zip(&given)
+                .map(|(index, sample): (u32, _)| {
+                    let slot = store.add(index.to_string(), &sample.dims, sample.values.clone());
+                    b.persistent(&store, slot)
+                })
+                .collect();
+            if streamed {
+                b.stream_target_logits();
+            }
+            let ids = b.input("labels", &Type::u32(&[rows])).unwrap();
+            let [target, logits] = [0, 1].map(|hidden| {
+                let v = [v[0], v[hidden], v[2], v[3]];
+                head(&mut b, &v, (transposed, bias)).unwrap()
+            });
+            let lse = b.log_sum_exp(target).unwrap();
+            let both = b.kl_divergence_and_cross_entropy([target, lse, logits], ids);
+            let both = both.unwrap();
+            let dh = b.gradients(both[0], &[v[1]]).unwrap()[0].unwrap();
+            for (name, value) in [("kl", both[0]), ("ce", both[1]), ("dh", dh)] {
+                b.output(name, value);
+            }
+            let is_whole = |&node: &usize| {
+                let mut outputs = b.nodes[node].outputs.iter();
+                outputs.any(|&value| b.ty(value).len() == rows * vocabulary)
+            };
+            let wide = order(&b).iter().filter(|&node| is_whole(node)).count();
+            assert_eq!(wide, usize::from(!streamed && d < vocabulary));
+            let words = labels(rows, vocabulary);
+            for threads in [1, 2] {
+                let mut executor = Alone::new(&b, Arc::new(Pool::new(threads).unwrap()));
+                executor.input_u32("labels").copy_from_slice(&words);
+                executor.run(&mut store);
+                let outputs = ["kl", "ce", "dh"];
+                results.push(
+                    outputs
+                        .map(|name| executor.output(name, &store).to_vec())
+                        .into(),
+                );
+            }
+            agree(
+                &b,
+                &store,
+                &[("labels", words)],
+                &StepParameters::default(),
+                TOLERANCE,
+            );
+        }
+        assert!(
+            results[2] == results[3],
+            "the bits depend on the number of threads"
+        );
+        for (name, (streamed, made)) in ["kl", "ce", "dh"]
+            .iter()
+            .zip(results[2].iter().zip(&results[0]))
+        {
+            close(name, streamed, made, TOLERANCE);
+        }
+        let [t, h, w, b] = given.map(|sample| sample.values);
+        let row_logits = |hidden: &[f32], row: usize| -> Vec<f64> {
+            let logit = |column: usize| {
+                let product = |k: usize| {
+                    let at = if transposed {
+                        column * d + k
+                    } else {
+                        k * vocabulary + column
+                    };
+                    f64::from(hidden[row * d + k]) * f64::from(w[at])
+                };
+                (0..d).map(product).sum::<f64>() + f64::from(u8::from(bias)) * f64::from(b[column])
+            };
+            let logits: Vec<f64> = (0..vocabulary).map(logit).collect();
+            let lse = logits.iter().map(|x| x.exp()).sum::<f64>().ln();
+            logits.iter().map(|x| x - lse).collect()
+        };
+        let of_row = |row: usize| -> f64 {
+            let (p, q) = (row_logits(&t, row), row_logits(&h, row));
+            p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
+        };
+        let exact = (0..rows).map(of_row).sum::<f64>() / rows as f64;
+        // Products of up to 200 terms in f32 are off by some 1e-6 of logits below 40.
+        let off = (f64::from(results[2][0][0]) - exact).abs();
+        assert!(off <= 1e-5 * exact.max(1.0), "{off:.1e} of {exact}");
+    }
+}
+
+/// The gradient of the cross-entropy makes the logits of both sides.
+#[test]
+fn a_cross_entropy_has_its_gradient_beside_a_streamed_target() {
+    let ids = labels(70, 33);
+    let gradients = [false, true].map(|streamed| {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let dims: [&[usize]; 3] = [&[70, 3], &[70, 3], &[3, 33]];
+        let v: Vec<Value> = (0..)
+            .zip(dims)
+            .map(|(index, dims): (u32, _)| {
+                let slot = store.add(index.to_string(), dims, random(dims, index.into()).values);
+                b.persistent(&store, slot)
+            })
+            .collect();
+        if streamed {
+            b.stream_target_logits();
+        }
+        let labels = b.input("labels", &Type::u32(&[70])).unwrap();
+        let [target, logits] = [0, 1].map(|hidden| b.matmul(v[hidden], v[2]).unwrap());
+        let lse = b.log_sum_exp(target).unwrap();
+        let both = b.kl_divergence_and_cross_entropy([target, lse, logits], labels);
+        let both = both.unwrap();
+        let loss = b.weighted_sum(&[(0.5, both[0]), (2.0, both[1])]).unwrap();
+        let gradient = b.gradients(loss, &[v[1]]).unwrap()[0].unwrap();
+        b.output("gradient", gradient);
+        let mut executor = Alone::new(&b, Arc::new(Pool::single()));
+        executor.input_u32("labels").copy_from_slice(&ids);
+        executor.run(&mut store);
+        executor.output("gradient", &store).to_vec()
+    });
+    close("gradient", &gradients[1], &gradients[0], TOLERANCE);
+}
+
 #[test]
 fn equal_logits_have_divergence_zero() {
     let h = random(&[70, 3], 2);
@@ -256,9 +401,12 @@ fn equal_logits_have_divergence_zero() {
 
 /// A step that learns the factors of logits, `terms` of them: the program, its target and the
 /// learned values.
-fn step(terms: usize) -> (Builder, Value) {
+fn step(terms: usize, streamed: bool) -> (Builder, Value) {
     let (rows, d, vocabulary) = (640, 4, 5000);
     let (mut b, mut store) = (Builder::new(), Store::new());
+    if streamed {
+        b.stream_target_logits();
+    }
     let [clean, x, w] = [[rows, d], [rows, d], [d, vocabulary]].map(|dims| {
         let slot = store.zeros(store.slots().count().to_string(), &dims);
         b.persistent(&store, slot)
@@ -282,7 +430,7 @@ fn step(terms: usize) -> (Builder, Value) {
 fn only_the_logits_of_the_target_are_held_whole() {
     let matrix = 4 * 640 * 5000;
     for terms in [1, 3] {
-        let (b, _) = step(terms);
+        let (b, _) = step(terms, false);
         let wide = |&node: &usize| {
             let mut outputs = b.nodes[node].outputs.iter();
             outputs.any(|&value| b.ty(value).bytes() == matrix)
@@ -292,12 +440,16 @@ fn only_the_logits_of_the_target_are_held_whole() {
         // A chunk of 96 rows, and little else.
         let matrices = Plan::new(&b).live_bytes() as f64 / matrix as f64;
         assert!((1.0..1.25).contains(&matrices), "{matrices}");
+        // Two chunks of 96 rows.
+        let (streamed, _) = step(terms, true);
+        let matrices = Plan::new(&streamed).live_bytes() as f64 / matrix as f64;
+        assert!((0.3..0.5).contains(&matrices), "{matrices}");
     }
 }
 
 #[test]
 fn a_gradient_that_is_asked_for_twice_is_one_value() {
-    let (mut b, x) = step(2);
+    let (mut b, x) = step(2, false);
     let loss = b.outputs[0].1;
     let again = b.gradients(loss, &[x]).unwrap()[0].unwrap();
     b.output("again", again);
@@ -338,6 +490,7 @@ fn invalid_operands_are_refused() {
         "head_divergence: the target has no gradient"
     );
     let op = HeadDivergence {
+        streamed: false,
         transposed: true,
         labels: false,
         bias: false,

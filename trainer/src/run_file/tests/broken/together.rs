@@ -203,6 +203,12 @@ fn values_that_do_not_go_together_are_refused() {
             ],
         ),
         toy(
+            &[("lr = 1e-3", "lr = 1e-3\nstreamed_kl = true")],
+            &[
+                r#"run.toml:22:1: [train] streamed_kl: expected false with output_loss = "mse", which compares outputs as they are, found true"#,
+            ],
+        ),
+        toy(
             &[("lr = 1e-3", "lr = { start = 1e-3, final_fraction = 0.1 }")],
             &[
                 r#"run.toml:21:22: [train.lr] final_fraction: expected 1 for the shape "constant", found 0.1; is it "linear" or "cosine"?"#,
