@@ -98,7 +98,11 @@ impl Step {
         let kv = self.b.linear_io(q, w_kv, None)?;
         let table = self.b.rotary_table(T, D / 4, 1e4, None)?;
         let qkv = Qkv::Apart([q, kv, kv]);
-        let turned = self.b.attention(qkv, Heads::causal(4, 2), Some(table))?;
+        let documents = Some(self.b.documents(tokens, 1)?);
+        let heads = Heads::causal(4, 2);
+        let turned = self
+            .b
+            .attention_in_documents(qkv, heads, Some(table), documents)?;
         let y = self.b.swiglu(turned, x)?;
         let both = self.b.concatenate(&[y, x])?;
         let half = self.b.slice(both, D / 2..D + D / 2)?;
@@ -338,6 +342,7 @@ fn a_replay_allocates_nothing() {
         "concatenate",
         "constant",
         "cross_entropy",
+        "documents",
         "embed",
         "exp",
         "gelu",

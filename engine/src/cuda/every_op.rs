@@ -198,7 +198,10 @@ impl EveryOp {
         let causal = self
             .b
             .attention(qkv, Heads::causal(heads, kv_heads), Some(table))?;
-        let all = self.b.attention(qkv, Heads::full(heads, kv_heads), None)?;
+        // None ends: with few keys to a query, gradients would amplify the roundings of bf16.
+        let documents = Some(self.b.documents(tokens, u32::MAX)?);
+        let all = Heads::full(heads, kv_heads);
+        let all = self.b.attention_in_documents(qkv, all, None, documents)?;
         let x = self.b.add(causal, all)?;
         let local = Heads {
             window: Some(3),

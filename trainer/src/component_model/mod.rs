@@ -177,7 +177,7 @@ impl ComponentModel {
         store: &mut Store,
     ) -> std::result::Result<Self, Fault> {
         let mut layers = target.layers();
-        importance::check(&settings.importance, &sites)?;
+        importance::check(&settings.importance, &sites, target.input())?;
         components::check(settings.start, &sites)?;
         let frozen = target.tensors().into_iter().map(|tensor| {
             let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);
@@ -283,6 +283,7 @@ impl ComponentModel {
         }
         let all = Seen {
             sites: &seen,
+            input,
             taps: &pass.taps,
         };
         b.begin_region();

@@ -22,6 +22,8 @@
 //! - chunkwise_transformer, global_transformer: `hidden`, `ffn`, `learned_norm_scale` | 4
 //!   `d_model`, `"gelu"`, false | | width inside each block's feed-forward network; or `"swiglu"`;
 //!   whether its norms have scales
+//! - chunkwise_transformer, global_transformer: `document_end` | none | | the id that ends a
+//!   document, for rows that cross documents: positions then see their own document only
 
 use serde::Serialize;
 use spd_configs::reader::Table;
@@ -86,6 +88,10 @@ impl ImportanceFunction for ChunkwiseTransformer {
         }
         let sites: Vec<&Site> = sites.iter().collect();
         self.chunks.of(&sites).err()
+    }
+
+    fn document_end(&self) -> Option<u32> {
+        self.transformer.block?.document_end
     }
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {

@@ -124,6 +124,10 @@ impl ImportanceFunction for GlobalTransformer {
         self.taps.of(&sites).err()
     }
 
+    fn document_end(&self) -> Option<u32> {
+        self.transformer.block?.document_end
+    }
+
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
         let mut tensors = Tensors::new(sites.len(), None);
         let sites: Vec<&Site> = sites.iter().collect();

@@ -159,8 +159,12 @@ impl SelfAttention {
         of: &str,
         x: Value,
     ) -> Result<Value> {
-        let heads = Heads::full(self.n_head, self.n_head);
-        attend(b, weights, of, x, (heads, self.rope_base))
+        let how = Attending {
+            heads: Heads::full(self.n_head, self.n_head),
+            rope_base: self.rope_base,
+            documents: None,
+        };
+        attend(b, weights, of, x, how)
     }
 }
 
@@ -175,16 +179,24 @@ pub(super) fn check_heads(table: &mut Table<'_>, d_model: usize, n_head: usize) 
     table.refuse("n_head", message)
 }
 
+/// How positions attend to each other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attending {
+    pub(super) heads: Heads,
+    /// Base of the rotary angles.
+    pub(super) rope_base: f64,
+    /// The number of each position's document, f32 `[b, t]`, if they see no other.
+    pub(super) documents: Option<Value>,
+}
+
 /// Attention by rotary queries and keys from f32 `[b, t, d]` to `[b, t, d]`, with the projections
 /// of the module `of`.
-///
-/// - `heads`: the heads, and the base of the rotary angles
 pub(super) fn attend(
     b: &mut Builder,
     weights: Weights<'_>,
     of: &str,
     x: Value,
-    (heads, rope_base): (Heads, f64),
+    how: Attending,
 ) -> Result<Value> {
     let project = |b: &mut Builder, projection, x| {
         let weight = weights(b, &projection_name(of, projection));
@@ -193,8 +205,10 @@ pub(super) fn attend(
     let [q, k, v, out] = PROJECTIONS;
     let qkv = [project(b, q, x)?, project(b, k, x)?, project(b, v, x)?];
     let (positions, columns) = (b.ty(x).dims[1], b.ty(x).columns());
-    let rotary = b.rotary_table(positions, columns / heads.count, rope_base, None)?;
-    let mixed = b.attention(Qkv::Apart(qkv), heads, Some(rotary))?;
+    let size = columns / how.heads.count;
+    let rotary = Some(b.rotary_table(positions, size, how.rope_base, None)?);
+    let qkv = Qkv::Apart(qkv);
+    let mixed = b.attention_in_documents(qkv, how.heads, rotary, how.documents)?;
     project(b, out, mixed)
 }
 

@@ -84,6 +84,7 @@ pub use vector_mlp::VectorMlp;
 
 use super::streams::{has_stream, stream};
 use crate::fault::Fault;
+use crate::networks::Input;
 use crate::parameters::{self, Group, Parameters};
 use crate::run_file::reference::Made;
 use crate::sites::Site;
@@ -280,6 +281,11 @@ trait ImportanceFunction {
         None
     }
 
+    /// The token that ends a document, if it keeps documents apart.
+    fn document_end(&self) -> Option<u32> {
+        None
+    }
+
     /// Its tensors, in the order of updates.
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor>;
 
@@ -287,9 +293,26 @@ trait ImportanceFunction {
     fn logits(&self, b: &mut Builder, weights: Weights<'_>, seen: &Seen<'_>) -> Result<Vec<Value>>;
 }
 
-/// Refuses sites that the function cannot see.
-pub(super) fn check(said: &Importance, sites: &[Site]) -> std::result::Result<(), Fault> {
+/// Refuses sites and documents that the function cannot see.
+///
+/// - `input`: that of the target
+pub(super) fn check(
+    said: &Importance,
+    sites: &[Site],
+    input: Input,
+) -> std::result::Result<(), Fault> {
     let function = said.kind.function();
+    if let Some(end) = function.document_end() {
+        let expected = match input {
+            Input::Tokens { vocab, .. } if (end as usize) < vocab => None,
+            Input::Tokens { vocab, .. } => Some(format!("an id below the target's {vocab}")),
+            Input::Features(_) => Some("no such key for features, which are no text".to_owned()),
+        };
+        if let Some(expected) = expected {
+            let line = format!("[importance] document_end: expected {expected}, found {end}");
+            return Err(Fault::BadInput(line));
+        }
+    }
     match function.refuses(sites).or_else(|| too_many(said, sites)) {
         None => Ok(()),
         Some(reason) => Err(Fault::BadInput(format!("[importance] kind: {reason}"))),

@@ -14,6 +14,8 @@ use crate::sites::Site;
 #[derive(Debug, Clone, Copy)]
 pub(in crate::component_model) struct Seen<'a> {
     pub(in crate::component_model) sites: &'a [SeenSite<'a>],
+    /// Input of the target: tokens u32 `[b, t]`, or features.
+    pub(in crate::component_model) input: Value,
     /// By the names of [taps](crate::networks::Tap).
     pub(in crate::component_model) taps: &'a BTreeMap<String, Value>,
 }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `norm` brings the mean square to 1, and has learned scales if asked for. There is none behind
-//! the last block. Query heads may share heads of keys and values. Without blocks, `z` is affine in
+//! the last block. Query heads may share heads of keys and values. Positions attend to those of
+//! their own document, if the token that ends documents is known. Without blocks, `z` is affine in
 //! the normed taps of its own position.
 
 use serde::Serialize;
@@ -23,7 +24,7 @@ use spd_engine::{Builder, Result, Value};
 use super::Seen;
 use super::all_sites::on_positions;
 use super::layers::{
-    AT_END, BEFORE_GELU, HeadWidths, Linear, Tensors, Weights, attend, check_heads, mlp,
+    AT_END, Attending, BEFORE_GELU, HeadWidths, Linear, Tensors, Weights, attend, check_heads, mlp,
     mlp_layers, norm, scale_name,
 };
 use crate::sites::Site;
@@ -57,6 +58,9 @@ pub struct TransformerBlock {
     pub ffn: Ffn,
     /// Whether norms have learned scales.
     pub learned_norm_scale: bool,
+    /// The token that ends a document, if positions see no other document than their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub document_end: Option<u32>,
 }
 
 words! {
@@ -100,8 +104,13 @@ impl Transformer {
             return format!("no blocks, width {width}");
         };
         let causal = if block.causal { ", causal" } else { "" };
+        let apart = if block.document_end.is_some() {
+            ", documents apart"
+        } else {
+            ""
+        };
         format!(
-            "{layers} blocks of width {width}, {} heads on {} of keys, {} {}{causal}",
+            "{layers} blocks of width {width}, {} heads on {} of keys, {} {}{causal}{apart}",
             block.n_head,
             block.n_kv_head,
             block.ffn.word(),
@@ -120,6 +129,7 @@ impl TransformerBlock {
         let hidden = table.or("hidden", Size::at_least(1), usual);
         let ffn = table.or("ffn", Ffn::WORDS, Ffn::Gelu);
         let learned_norm_scale = table.or("learned_norm_scale", Flag, false);
+        let document_end = table.maybe("document_end", Size::at_least(0));
         if let (Some(n_head), Some(n_kv_head)) = (n_head, n_kv_head)
             && !n_head.is_multiple_of(n_kv_head)
         {
@@ -135,6 +145,8 @@ impl TransformerBlock {
             hidden: hidden?,
             ffn: ffn?,
             learned_norm_scale: learned_norm_scale?,
+            document_end: document_end?
+                .map(|end| u32::try_from(end).expect("`Size` ends with u32::MAX")),
         })
     }
 
@@ -222,7 +234,15 @@ impl Placed<'_> {
                 b.begin_region();
                 let normed = self.norm(b, weights, (number, "norm_1", block), x)?;
                 let of = self.part(number, "attn");
-                let mixed = attend(b, weights, &of, normed, (block.heads(), block.rope_base))?;
+                let how = Attending {
+                    heads: block.heads(),
+                    rope_base: block.rope_base,
+                    documents: match block.document_end {
+                        Some(end) => Some(b.documents(seen.input, end)?),
+                        None => None,
+                    },
+                };
+                let mixed = attend(b, weights, &of, normed, how)?;
                 x = b.add(x, mixed)?;
                 let normed = self.norm(b, weights, (number, "norm_2", block), x)?;
                 let changed = self.ffn(b, weights, (number, block), normed)?;
@@ -275,5 +295,112 @@ impl Placed<'_> {
         let x = self.stream(b, weights, taps, seen)?;
         let heads = members.iter().map(|&index| self.head(seen[index].site));
         heads.map(|head| head.apply(b, weights, x)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use spd_engine::{Alone, Pool, Store};
+
+    use super::*;
+    use crate::bench::{Overrides, preset};
+    use crate::component_model::{
+        BlockTaps, Chunks, ChunkwiseTransformer, ImportanceKind, InputTap,
+    };
+    use crate::decomposition::Decomposition;
+    use crate::run_file::{Data, Run};
+
+    const END: u32 = 3;
+
+    /// Two blocks that see all positions, one of them behind the other.
+    fn run(document_end: Option<u32>) -> Run {
+        let mut run = preset("tiny-ss-llama", &Overrides::default()).unwrap().run;
+        let block = TransformerBlock {
+            n_head: 2,
+            n_kv_head: 1,
+            causal: false,
+            rope_base: 1e4,
+            hidden: 8,
+            ffn: Ffn::Gelu,
+            learned_norm_scale: false,
+            document_end,
+        };
+        run.importance.kind = ImportanceKind::ChunkwiseTransformer(ChunkwiseTransformer {
+            chunks: Chunks::ByBlocks {
+                blocks_per_chunk: 1,
+                input_tap: InputTap::Word(BlockTaps::AllBlockResids),
+            },
+            transformer: Transformer {
+                d_model: 8,
+                n_layer: 2,
+                block: Some(block),
+            },
+        });
+        run
+    }
+
+    /// Logits of the first sites on these tokens of one row, by position.
+    fn logits(document_end: Option<u32>, tokens: &[u32]) -> Vec<Vec<u32>> {
+        let mut run = run(document_end);
+        run.eval.batch_size = 1;
+        let mut store = Store::new();
+        let made = Decomposition::new(&run, &mut store).unwrap();
+        for slot in store.slots().collect::<Vec<_>>() {
+            let wave = |(i, value): (usize, &mut f32)| *value = 0.3 * (i as f32 * 1.3).sin();
+            store.change(slot, |values| values.iter_mut().enumerate().for_each(wave));
+        }
+        let program = made.figures_program(&store).unwrap();
+        let mut program = Alone::new(&program, &Arc::new(Pool::single()).into()).unwrap();
+        program.input_u32("input").copy_from_slice(tokens);
+        program.run(&mut store).unwrap();
+        let site = &made.sites[0];
+        let logits = program.output(&format!("logits {}", site.path()), &store);
+        let rows = logits.chunks_exact(site.components);
+        rows.map(|row| row.iter().map(|x| x.to_bits()).collect())
+            .collect()
+    }
+
+    // The target itself sees no later position, so the taps of the first document stay the same.
+    #[test]
+    fn logits_of_a_document_are_the_same_before_any_other() {
+        let Data::Tokens { seq_len, .. } = run(None).data else {
+            unreachable!("a language model");
+        };
+        let positions = u32::try_from(seq_len).unwrap();
+        let first = positions / 2;
+        let tokens = |other: u32| -> Vec<u32> {
+            let token = |at: u32| match at.cmp(&first) {
+                std::cmp::Ordering::Less => 5 + at % 7,
+                std::cmp::Ordering::Equal => END,
+                std::cmp::Ordering::Greater => 5 + (at + other) % 7,
+            };
+            (0..positions).map(token).collect()
+        };
+        let same = |document_end: Option<u32>| {
+            let [some, others] = [0, 1].map(|other| logits(document_end, &tokens(other)));
+            let same = some.iter().zip(&others).map(|(a, b)| a == b);
+            same.collect::<Vec<bool>>()
+        };
+        let first = first as usize;
+        let apart = same(Some(END));
+        assert!(apart[..=first].iter().all(|&same| same), "{apart:?}");
+        assert!(apart[first + 1..].iter().any(|&same| !same), "{apart:?}");
+        // A token that does not occur ends no document.
+        for joined in [None, Some(END + 1)] {
+            assert!(same(joined)[..=first].iter().all(|&same| !same));
+        }
+    }
+
+    #[test]
+    fn a_token_beyond_the_vocabulary_ends_no_document() {
+        let refused = Decomposition::new(&run(Some(1 << 20)), &mut Store::new());
+        let line = refused.err().unwrap().to_string();
+        assert!(
+            line.starts_with("[importance] document_end: expected an id below the target's "),
+            "{line}"
+        );
+        assert!(line.ends_with(", found 1048576"), "{line}");
     }
 }

@@ -44,6 +44,7 @@ struct Problem<'a> {
     k: Operand<'a>,
     v: Operand<'a>,
     rotary: Option<&'a [f32]>,
+    documents: Option<&'a [f32]>,
 }
 
 impl<'a> Problem<'a> {
@@ -58,7 +59,8 @@ impl<'a> Problem<'a> {
             q: operand(q, of_q),
             k: operand(k, of_k),
             v: operand(v, of_v),
-            rotary: (op.turned > 0).then(|| frame.input(op.operands())),
+            rotary: op.table().map(|index| frame.input(index)),
+            documents: op.documents().map(|index| frame.input(index)),
         }
     }
 
@@ -155,43 +157,66 @@ impl Unit {
 }
 
 /// Queries at `rows` and the keys that any of them attends to.
-struct Block {
+struct Block<'a> {
     rows: Range<usize>,
     keys: Range<usize>,
     size: usize,
     causal: bool,
     window: usize,
     scale: f32,
+    /// Documents of the batch row, if they are apart.
+    documents: Option<&'a [f32]>,
 }
 
-impl Block {
-    fn new(problem: &Problem<'_>, start: usize) -> Self {
+/// The positions of the document of one of them.
+fn document(numbers: &[f32], position: usize) -> Range<usize> {
+    let own = numbers[position];
+    numbers.partition_point(|&number| number < own)
+        ..numbers.partition_point(|&number| number <= own)
+}
+
+impl<'a> Block<'a> {
+    fn new(problem: &Problem<'a>, batch_row: usize, start: usize) -> Self {
         let Sizes {
             positions, size, ..
         } = problem.sizes;
         let rows = start..positions.min(start + BLOCK);
         let causal = problem.op.heads.causal;
         let window = problem.op.heads.window.unwrap_or(usize::MAX);
-        let end = if causal { rows.end } else { positions };
+        let mut keys = (rows.start + 1).saturating_sub(window)..positions;
+        if causal {
+            keys.end = rows.end;
+        }
+        let documents = problem.documents;
+        let documents = documents.map(|all| &all[batch_row * positions..][..positions]);
+        if let Some(documents) = documents {
+            keys.start = keys.start.max(document(documents, rows.start).start);
+            keys.end = keys.end.min(document(documents, rows.end - 1).end);
+        }
         Self {
-            keys: (rows.start + 1).saturating_sub(window)..end,
+            keys,
             rows,
             size,
             causal,
             window,
             scale: problem.op.scale(size),
+            documents,
         }
     }
 
     /// Keys that the query `row` of the block attends to, counted from the first key of the block.
     fn seen(&self, row: usize) -> Range<usize> {
+        let Range { mut start, mut end } = self.keys;
+        let query = self.rows.start + row;
         if self.causal {
-            let end = self.rows.start + row + 1;
-            let start = end.saturating_sub(self.window).max(self.keys.start);
-            start - self.keys.start..end - self.keys.start
-        } else {
-            0..self.keys.len()
+            end = query + 1;
+            start = start.max(end.saturating_sub(self.window));
         }
+        if let Some(documents) = self.documents {
+            let own = document(documents, query);
+            (start, end) = (start.max(own.start), end.min(own.end));
+        }
+        start - self.keys.start..end - self.keys.start
     }
 
     /// The rows of the block's keys, out of all positions.
@@ -301,7 +326,7 @@ fn forward(
     for (index, lse) in lse.chunks_exact_mut(positions).enumerate() {
         let q = unit.head(problem.q, unit.kv_head * group + index);
         for start in (0..positions).step_by(BLOCK) {
-            let block = Block::new(problem, start);
+            let block = Block::new(problem, unit.batch_row, start);
             let rows = block.rows.clone();
             let probabilities = &mut scores[..rows.len() * block.keys.len()];
             let queries = problem.queries(q, rows.clone(), queries);
@@ -314,7 +339,7 @@ fn forward(
 }
 
 /// Scores to probabilities, in place, and the log-sum-exp of each row.
-fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32]) {
+fn softmax(block: &Block<'_>, scores: &mut [f32], lse: &mut [f32]) {
     vectorised(
         #[inline(always)]
         || {
@@ -348,7 +373,7 @@ struct Gradients<'a> {
 pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
     let scratch = frame.scratch();
     let problem = Problem::new(op, frame);
-    let first = op.operands() + usize::from(op.turned > 0);
+    let first = op.all_operands();
     let [y, lse, g] = [0, 1, 2].map(|index| frame.input(first + index));
     let Sizes {
         positions,
@@ -451,7 +476,7 @@ fn backward(
         let row = unit.batch_row * problem.op.heads.count + number;
         let lse = &lse[row * positions..][..positions];
         for start in (0..positions).step_by(BLOCK) {
-            let block = Block::new(problem, start);
+            let block = Block::new(problem, unit.batch_row, start);
             let rows = block.rows.clone();
             let probabilities = &mut probabilities[..rows.len() * block.keys.len()];
             let slopes = &mut slopes[..rows.len() * block.keys.len()];
@@ -485,7 +510,7 @@ fn backward(
 
 /// Scores to probabilities and their gradients to those of the unscaled scores, in place.
 fn softmax_gradient(
-    block: &Block,
+    block: &Block<'_>,
     scores: &mut [f32],
     slopes: &mut [f32],
     lse: &[f32],

@@ -6,8 +6,8 @@ const KERNELS: Source = Source::new("attention", include_str!("kernel.cu"));
 /// Queries and keys of a tile, as in `kernel.cu`.
 const TILE: usize = 32;
 
-/// The sizes for the kernels, and the operands: `q`, `k`, `v` and the rotary table, if there is
-/// one.
+/// The sizes for the kernels, and the operands: `q`, `k`, `v`, and the rotary table and documents,
+/// if there are any.
 struct Problem {
     heads: String,
     units: usize,
@@ -17,7 +17,7 @@ struct Problem {
     shape: [usize; 3],
     /// f32s of a tile in shared memory.
     tile: usize,
-    operands: [Argument; 4],
+    operands: [Argument; 5],
     scale: Argument,
 }
 
@@ -26,7 +26,8 @@ impl Problem {
         let sizes = op.sizes(&[to.ty(0)]);
         let [q, k, v] = op.indices().map(|index| to.input(index));
         let [of_q, of_k, of_v] = op.columns(sizes.size);
-        let table = (op.turned > 0).then(|| to.input(op.operands()));
+        let [table, documents] =
+            [op.table(), op.documents()].map(|index| index.map(|index| to.input(index)));
         let numbers = [
             sizes.positions,
             op.heads.count,
@@ -38,6 +39,7 @@ impl Problem {
                 .window
                 .unwrap_or(sizes.positions)
                 .min(sizes.positions),
+            usize::from(op.documents),
             op.turned,
             of_q.step,
             of_q.stride,
@@ -53,7 +55,7 @@ impl Problem {
             tiles: sizes.positions.div_ceil(TILE),
             shape: [sizes.batch, sizes.positions, op.heads.count],
             tile: TILE * (sizes.size + 1),
-            operands: [q.into(), k.into(), v.into(), table.into()],
+            operands: [q.into(), k.into(), v.into(), table.into(), documents.into()],
             scale: op.scale(sizes.size).into(),
         }
     }
@@ -67,22 +69,31 @@ impl Problem {
 
 pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
     let problem = Problem::new(op, to);
-    let [q, k, v, table] = problem.operands.clone();
+    let [q, k, v, table, documents] = problem.operands.clone();
     let (y, lse) = (to.output(0), to.output(1));
     to.kernel(KERNELS, &problem.function("attention", &[]), &[])
         .blocks(problem.tiles * problem.units, 1)
         .shared(2 * problem.tile + TILE * 33)
-        .launch(&[q, k, v, table, y.into(), lse.into(), problem.scale]);
+        .launch(&[
+            q,
+            k,
+            v,
+            table,
+            documents,
+            y.into(),
+            lse.into(),
+            problem.scale,
+        ]);
 }
 
 pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     let problem = Problem::new(op, to);
-    let [q, k, v, table] = problem.operands.clone();
-    let first = op.operands() + usize::from(op.turned > 0);
+    let [q, k, v, table, documents] = problem.operands.clone();
+    let first = op.all_operands();
     let [y, lse, g] = [0, 1, 2].map(|index| to.input(first + index));
     let [of_q, of_k, of_v] = op.indices();
     let dots = to.head_dots([y, g], problem.shape);
-    let operands = [q, k, v, table, lse.into(), g.into(), dots.into()];
+    let operands = [q, k, v, table, documents, lse.into(), g.into(), dots.into()];
     let adds = [of_k, of_v].map(|index| usize::from(to.adds(index)));
     let out = [of_k, of_v].map(|index| to.output(index));
     to.kernel(KERNELS, &problem.function("attention_grad_kv", &adds), &[])

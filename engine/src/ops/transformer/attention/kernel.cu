@@ -5,15 +5,15 @@
 const int TILE = 32;
 
 // The first TURNED columns of each head of SIZE are rotated; heads begin STEP columns apart. A
-// causal query attends to WINDOW keys.
-template <i64 POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, i64 WINDOW, int TURNED, int STEP, i64 Q_STRIDE,
-          i64 K_STRIDE, i64 K_FIRST, i64 V_FIRST>
+// causal query attends to WINDOW keys; with DOCUMENTS, any query to those of its document.
+template <i64 POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, i64 WINDOW, bool DOCUMENTS, int TURNED, int STEP,
+          i64 Q_STRIDE, i64 K_STRIDE, i64 K_FIRST, i64 V_FIRST>
 struct Heads {
     static const i64 positions = POSITIONS, q_stride = Q_STRIDE, k_stride = K_STRIDE, k_first = K_FIRST, v_first = V_FIRST;
     static const int heads = HEADS, kv_heads = KV_HEADS, size = SIZE, group = HEADS / KV_HEADS;
     static const int pitch = SIZE + 1, columns = (SIZE + 31) / 32;
     static const i64 tiles = (POSITIONS + TILE - 1) / TILE;
-    static const bool causal = CAUSAL, rotary = TURNED > 0;
+    static const bool causal = CAUSAL, documents = DOCUMENTS, rotary = TURNED > 0;
     static const int turned = TURNED;
     // Whether a query does not attend to the first key.
     static const bool local = CAUSAL && WINDOW < POSITIONS;
@@ -86,13 +86,15 @@ template <class H> DEVICE float tile_dot(Shared<float> a, int row, Shared<float>
     return sum;
 }
 
-template <class H> DEVICE bool sees(i64 query, i64 key) {
-    return key < H::positions && query < H::positions && (!H::causal || (key <= query && (!H::local || query - key < H::window)));
+template <class H> DEVICE bool sees(In<float> documents, i64 b, i64 query, i64 key) {
+    return key < H::positions && query < H::positions && (!H::causal || (key <= query && (!H::local || query - key < H::window))) &&
+           (!H::documents || documents[b * H::positions + query] == documents[b * H::positions + key]);
 }
 
 // One tile of queries of one head.
 template <class H>
-DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, OutFloats auto y, Out<float> lse, float scale) {
+DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> documents, OutFloats auto y,
+                      Out<float> lse, float scale) {
     LAUNCHED(memory, 2 * TILE * H::pitch + TILE * 33);
     Shared<float> queries = memory, keys = part_of(memory, TILE * H::pitch);
     Shared<float> weights = part_of(memory, 2 * TILE * H::pitch);
@@ -117,7 +119,7 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
         __syncthreads();
         for (int i = 0; i < 4; ++i) {
             int row = line + 8 * i;
-            bool seen = sees<H>(position + row, first + lane);
+            bool seen = sees<H>(documents, b, position + row, first + lane);
             float score = scale * tile_dot<H>(queries, row, keys, lane);
             float most = larger(largest[i], warp_max(seen ? score : -f32(INFINITE)));
             // A row without any of these keys, or beyond the last position, is unchanged.
@@ -163,13 +165,13 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
 // probabilities only if they are needed.
 template <class H, bool BOTH>
 DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<float> keys, Shared<float> values,
-                         In<float> lse, In<float> dots, i64 unit, i64 position, i64 first, float scale,
+                         In<float> documents, In<float> lse, In<float> dots, i64 unit, i64 position, i64 first, float scale,
                          Shared<float> probabilities, Shared<float> slopes) {
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
     for (int i = 0; i < 4; ++i) {
         int row = line + 8 * i;
         float p = 0.0f, slope = 0.0f;
-        if (sees<H>(position + row, first + lane)) {
+        if (sees<H>(documents, unit / H::heads, position + row, first + lane)) {
             i64 at = unit * H::positions + position + row;
             p = expf(scale * tile_dot<H>(queries, row, keys, lane) - lse[at]);
             slope = p * (tile_dot<H>(gradients, row, values, lane) - dots[at]) * scale;
@@ -183,8 +185,8 @@ DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<
 
 // Gradients of one tile of keys and values, from all queries of all heads that read them.
 template <class H, bool ADD_K, bool ADD_V>
-DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
-                              In<float> dots, OutFloats auto of_k, OutFloats auto of_v, float scale) {
+DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> documents,
+                              In<float> lse, InFloats auto g, In<float> dots, OutFloats auto of_k, OutFloats auto of_v, float scale) {
     const int tile_len = TILE * H::pitch;
     LAUNCHED(memory, 4 * tile_len + 2 * TILE * 33);
     Shared<float> keys = memory, values = part_of(memory, tile_len);
@@ -211,7 +213,7 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
             load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
             load_tile<H, false>(gradients, g, table, H::output(b, head, position), H::heads * H::size, position);
             __syncthreads();
-            score_slopes<H, true>(queries, gradients, keys, values, lse, dots, b * H::heads + head, position, first,
+            score_slopes<H, true>(queries, gradients, keys, values, documents, lse, dots, b * H::heads + head, position, first,
                                   scale, probabilities, slopes);
             __syncthreads();
             for (int at = 0; at < TILE; ++at) {
@@ -243,8 +245,8 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
 
 // The gradient of one tile of queries of one head.
 template <class H, bool ADD>
-DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
-                             In<float> dots, OutFloats auto of_q, float scale) {
+DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> documents,
+                             In<float> lse, InFloats auto g, In<float> dots, OutFloats auto of_q, float scale) {
     const int tile_len = TILE * H::pitch;
     LAUNCHED(memory, 4 * tile_len + TILE * 33);
     Shared<float> keys = memory, values = part_of(memory, tile_len);
@@ -268,7 +270,7 @@ DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, 
         load_tile<H, H::rotary>(keys, k, table, H::k_first + H::key(b, kv, first), H::k_stride, first);
         load_tile<H, false>(values, v, table, H::v_first + H::key(b, kv, first), H::k_stride, first);
         __syncthreads();
-        score_slopes<H, false>(queries, gradients, keys, values, lse, dots, unit, position, first, scale, slopes, slopes);
+        score_slopes<H, false>(queries, gradients, keys, values, documents, lse, dots, unit, position, first, scale, slopes, slopes);
         __syncthreads();
         for (int at = 0; at < TILE; ++at) {
             for (int c = 0; c < H::columns; ++c) {

@@ -22,10 +22,12 @@
 //! gradient of `x` is `R^T` times that of `R x`, the rotation backwards; columns that are not
 //! rotated pass through.
 //!
+//! With [documents](super::Documents), a query sees the keys of its own document alone.
+//!
 //! Both directions run in blocks of at most [`BLOCK`] queries, and compute nothing beyond the
-//! diagonal's blocks or before the window: no `[t, t]` matrix is stored. The log-sum-exp of each
-//! row of scores is kept, from which the gradient computes the probabilities again:
-//! `p = e^(s - lse)`.
+//! diagonal's blocks, before the window, or, on the CPU, outside the documents of a block: no
+//! `[t, t]` matrix is stored. The log-sum-exp of each row of scores is kept, from which the
+//! gradient computes the probabilities again: `p = e^(s - lse)`.
 
 mod cpu;
 mod cuda;
@@ -97,13 +99,16 @@ enum Layout {
 }
 
 /// Self-attention, to f32 `[b, t, heads size]` and the log-sum-exps `[b, heads, t]`. Inputs: the
-/// values of a [`Qkv`], then the rotary table, if `q` and `k` are rotated.
+/// values of a [`Qkv`], then the rotary table, if `q` and `k` are rotated, and the documents, if
+/// there are any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     heads: Heads,
     layout: Layout,
     /// Columns of a head of `q` and `k` that are rotated.
     turned: usize,
+    /// Whether documents are apart.
+    documents: bool,
 }
 
 /// Gradient of [`Attention`], from its operands, `y`, the log-sum-exps and the gradient of `y`.
@@ -121,6 +126,22 @@ impl Builder {
     /// When shapes do not fit, key heads do not divide query heads, or a window is given for heads
     /// that are not causal.
     pub fn attention(&mut self, qkv: Qkv, heads: Heads, rotary: Option<Value>) -> Result<Value> {
+        self.attention_in_documents(qkv, heads, rotary, None)
+    }
+
+    /// The same, in which a query sees no key of another document. Numbers of documents, f32
+    /// `[b, t]` as from [`Builder::documents`], do not fall along a row.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::attention`].
+    pub fn attention_in_documents(
+        &mut self,
+        qkv: Qkv,
+        heads: Heads,
+        rotary: Option<Value>,
+        documents: Option<Value>,
+    ) -> Result<Value> {
         let (layout, values) = match &qkv {
             Qkv::Apart(values) => (Layout::Apart, &values[..]),
             Qkv::Joined(value) => (Layout::Joined, std::slice::from_ref(value)),
@@ -135,12 +156,15 @@ impl Builder {
         } else {
             heads
         };
+        let rotary = rotary.filter(|&table| self.ty(table).columns() > 0);
         let op = Attention {
             heads,
             layout,
             turned: rotary.map_or(0, |table| self.ty(table).columns()),
+            documents: documents.is_some(),
         };
-        let operands: Vec<Value> = values.iter().copied().chain(rotary).collect();
+        let operands = values.iter().copied().chain(rotary).chain(documents);
+        let operands: Vec<Value> = operands.collect();
         self.op1(op, &operands)
     }
 }
@@ -186,7 +210,23 @@ impl Sizes {
 }
 
 impl Attention {
+    /// Index of the rotary table, if there is one.
+    fn table(&self) -> Option<usize> {
+        (self.turned > 0).then_some(self.operands())
+    }
+
+    /// Index of the documents, if they are apart.
+    fn documents(&self) -> Option<usize> {
+        let before = self.operands() + usize::from(self.turned > 0);
+        self.documents.then_some(before)
+    }
+
     /// Number of operands before `y`, the log-sum-exps and the gradient.
+    fn all_operands(&self) -> usize {
+        self.operands() + usize::from(self.turned > 0) + usize::from(self.documents)
+    }
+
+    /// Number of operands that hold `q`, `k` and `v`.
     fn operands(&self) -> usize {
         match self.layout {
             Layout::Apart => 3,
@@ -289,12 +329,19 @@ impl Attention {
         if !fused && (*inputs[1] != shared || *inputs[2] != shared) {
             return refuse(format!("k and v {shared}"));
         }
-        if let Some(table) = inputs.get(self.operands())
-            && (self.turned % 2 == 1 || self.turned > size || table.dims != [t, self.turned])
+        if let Some(table) = self.table()
+            && (self.turned % 2 == 1
+                || self.turned > size
+                || inputs[table].dims != [t, self.turned])
         {
             return refuse(format!(
                 "a rotary table [{t}, n] of an even number of columns up to {size}"
             ));
+        }
+        if let Some(documents) = self.documents()
+            && *inputs[documents] != Type::f32(&[b, t])
+        {
+            return refuse(format!("documents f32 [{b}, {t}]"));
         }
         Ok(())
     }

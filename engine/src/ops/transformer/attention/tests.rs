@@ -259,6 +259,88 @@ fn without_masks_every_query_sees_every_key() {
         .agree(TOLERANCE);
 }
 
+/// Attention of the first head of `x`, f32 `[b, t, 3 d]`, a document at a time.
+fn apart(x: &Tensor, of: &Heads, documents: &[usize]) -> candle_core::Result<Tensor> {
+    let mut first = 0;
+    let parts = documents.iter().map(|&len| {
+        let part = joined_reference(&x.narrow(1, first, len)?, of);
+        first += len;
+        part
+    });
+    Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, 1)
+}
+
+// Documents of one token, of a block and one more, and to the end of the row, unlike those of the
+// other row: one call for both rows equals a call for each document.
+#[test]
+fn documents_are_apart() {
+    let rows: [&[usize]; 2] = [&[1, 65, 84], &[150]];
+    let ends: Vec<usize> = vec![0, 65];
+    let windowed = Heads {
+        window: Some(3),
+        ..Heads::causal(3, 3)
+    };
+    for heads in [Heads::full(3, 3), Heads::causal(3, 3), windowed] {
+        let mut tokens = vec![0u32; 300];
+        ends.iter().for_each(|&end| tokens[end] = 7);
+        Oracle::new(&[random(&[2, 150, 36], 1)])
+            .tokens("tokens", &[2, 150], &tokens)
+            .ours(|b, v| {
+                let tokens = b.input("tokens", &Type::u32(&[2, 150]))?;
+                let documents = b.documents(tokens, 7)?;
+                b.attention_in_documents(Qkv::Joined(v[0]), heads, None, Some(documents))
+            })
+            .candle(|v| {
+                let row = |index: usize| apart(&v[0].narrow(0, index, 1)?, &heads, rows[index]);
+                Tensor::cat(&[row(0)?, row(1)?], 0)
+            })
+            .agree(TOLERANCE);
+    }
+}
+
+// Rotary angles go on through the row: only the difference of positions counts.
+#[test]
+fn rotated_heads_that_share_keys_have_documents_apart() {
+    let heads = Heads::full(4, 2);
+    let documents = [40usize, 30];
+    Oracle::new(&[
+        random(&[1, 70, 24], 1),
+        random(&[1, 70, 12], 2),
+        random(&[1, 70, 12], 3),
+    ])
+    .tokens(
+        "tokens",
+        &[1, 70],
+        &(0..70).map(|at| u32::from(at == 39)).collect::<Vec<_>>(),
+    )
+    .ours(|b, v| {
+        let tokens = b.input("tokens", &Type::u32(&[1, 70]))?;
+        let documents = b.documents(tokens, 1)?;
+        let table = b.rotary_table(70, 6, BASE, None)?;
+        let qkv = Qkv::Apart([v[0], v[1], v[2]]);
+        b.attention_in_documents(qkv, heads, Some(table), Some(documents))
+    })
+    .candle(|v| {
+        let mut first = 0;
+        let parts = documents.map(|len| {
+            let part = |x: &Tensor, heads| split(&x.narrow(1, first, len)?, heads);
+            let (q, k) = (
+                turned(&part(&v[0], 4)?, BASE)?,
+                turned(&part(&v[1], 2)?, BASE)?,
+            );
+            let (k, values) = (repeated(&k, 2)?, repeated(&part(&v[2], 2)?, 2)?);
+            first += len;
+            reference(&q, &k, &values, &heads)
+        });
+        Tensor::cat(
+            &parts.into_iter().collect::<candle_core::Result<Vec<_>>>()?,
+            1,
+        )
+    })
+    // Rotated at other positions: angles of up to 70 rounded to f32.
+    .agree(4.0 * TOLERANCE);
+}
+
 fn refused(build: impl FnOnce(&mut Builder) -> crate::Result<crate::Value>) -> String {
     build(&mut Builder::new()).unwrap_err().to_string()
 }
