@@ -46,6 +46,8 @@ pub enum Purpose {
     Attacked = 11,
     /// Which of its particles attacks an element of a batch.
     Particle = 12,
+    /// How an adversary's sources of 16 bits are rounded.
+    Rounding = 13,
 }
 
 /// A family of draws: every part of the name but the seed, the step, the row and the column.

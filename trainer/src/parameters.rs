@@ -443,6 +443,17 @@ pub(crate) fn start_rows(
                 stream.fill_uniform(seed, 0, row, values);
             }
         }
+        Start::PackedFractions { half, columns: of }
+        | Start::PackedNormal { half, columns: of } => {
+            let mut numbers = vec![0.0; of];
+            for (row, words) in (first_row..).zip(values.chunks_mut(columns)) {
+                match start {
+                    Start::PackedNormal { .. } => stream.fill_normal(seed, 0, row, &mut numbers),
+                    _ => stream.fill_uniform(seed, 0, row, &mut numbers),
+                }
+                half.pack(&numbers, None, words);
+            }
+        }
         #[expect(clippy::cast_possible_truncation, reason = "a bound is rounded to f32")]
         Start::Uniform(bound) => {
             for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {

@@ -99,7 +99,7 @@ mod tests {
     use crate::decomposition_task::DecompositionTask;
     use crate::fault::Outcome;
     use crate::figures::FIGURES;
-    use crate::losses::adversary::{Adversary, Optimizer, Scope};
+    use crate::losses::adversary::{Adversary, Optimizer, Scope, SourceDtype};
     use crate::losses::{
         Frequency, Loss, MergedRecon, NonlinearityLocality, PersistentPgdRecon, Remembered,
         SmoothL0, Term,
@@ -395,7 +395,7 @@ mod tests {
     }
 
     /// A run with adversaries that live on, in four blocks: sources that all ranks share, and those
-    /// of elements of the batch.
+    /// of elements of the batch, kept in f32 and in 16 bits.
     fn living_run() -> Run {
         let mut run = small_run();
         run.train.shards = Some(4);
@@ -407,6 +407,7 @@ mod tests {
             n_warmup_steps: 2,
             start_frac: 0.0,
             sigmoid: false,
+            source_dtype: SourceDtype::Float32,
         };
         let adam = Optimizer::Adam {
             beta1: 0.5,
@@ -416,7 +417,10 @@ mod tests {
         let shared = Scope::RepeatAcrossBatch { n_sources: 2 };
         let shared = PersistentPgdRecon {
             routing: Routing::All,
-            adversary: adversary(shared, adam),
+            adversary: Adversary {
+                source_dtype: SourceDtype::Bfloat16,
+                ..adversary(shared, adam)
+            },
             n_samples: 1,
             route_warmup: false,
         };
@@ -433,7 +437,11 @@ mod tests {
             routing: Routing::UniformK,
             adversary: Adversary {
                 pool: Some(2),
-                ..adversary(Scope::PerBatchElement, adam)
+                source_dtype: SourceDtype::Uint16,
+                ..adversary(
+                    Scope::PerBatchElement,
+                    Optimizer::Momentum { momentum: 0.5 },
+                )
             },
             adv_fraction: Schedule::Constant(0.5),
         };
@@ -452,14 +460,18 @@ mod tests {
     fn adversaries_that_live_on_are_the_same_by_all_worlds() {
         let [one, ..] = the_same_by_all_worlds(&living_run());
         for (name, shape) in [
-            ("persistent_pgd_recon.sources.linear1", vec![2, 1, 8]),
+            // Two numbers a word.
+            ("persistent_pgd_recon.sources.linear1", vec![2, 1, 4]),
             (
                 "persistent_pgd_recon.second.delta_sources.linear2",
                 vec![2, 1, 1],
             ),
             ("persistent_pgd_recon_subset.sources.linear1", vec![8]),
-            ("merged_recon.sources.linear1", vec![64, 2, 8]),
-            ("merged_recon.first.delta_sources.linear2", vec![64, 2, 1]),
+            ("merged_recon.sources.linear1", vec![64, 2, 4]),
+            (
+                "merged_recon.velocity.delta_sources.linear2",
+                vec![64, 2, 1],
+            ),
         ] {
             let name = format!("losses.{name}");
             let [before, after] = [3, 5].map(|step| tensor(one.path(), step, &name));

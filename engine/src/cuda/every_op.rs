@@ -6,7 +6,7 @@ use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
-    AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind, Heads,
+    AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind, Half, Heads,
     ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, Penalty, Qkv,
     ReactionParameters, RotaryScaling, Weight,
 };
@@ -251,6 +251,16 @@ impl EveryOp {
         let smooth = |normalized| Some((Penalty::Smooth { normalized }, gamma));
         let stream = |site| Stream::new(Purpose::LogitNoise, 0, site);
         let noise = self.given("noise", &[batch, positions, c]);
+        for (half, draws) in [
+            (Half::Bf16, None),
+            (Half::Unit, None),
+            (Half::Unit, Some(noise)),
+        ] {
+            let words = self.b.pack(noise, half, draws)?;
+            let numbers = self.b.unpack(words, half, c)?;
+            self.b
+                .output(format!("{half:?} {}", draws.is_some()), numbers);
+        }
         let mut importances = Vec::new();
         for (gates, noise_kind, penalty) in [
             (Gates::LeakyHard, LogitNoise::None, power),

@@ -21,7 +21,7 @@ use spd_configs::values::{Flag, OneOf, Size, Text};
 use spd_configs::yaml;
 use spd_engine::{Builder, Result, Value};
 
-use super::adversary::{Adversary, Attack, Climb, Optimizer, Scope};
+use super::adversary::{Adversary, Attack, Climb, Optimizer, Scope, SourceDtype};
 use super::{Extent, LossInputs, LossTerm, StateTensor, mean};
 use crate::component_model::{Routing, Sites};
 use crate::run_file::reference::{self, Made};
@@ -91,6 +91,7 @@ impl LossTerm for PersistentPgdRecon {
         made.carry(row, "n_warmup_steps", "n_warmup_steps");
         made.carry(row, "n_samples", "n_samples");
         made.carry(row, "start_frac", "start_frac");
+        made.carry(row, "source_dtype", "source_dtype");
         let class = row.or("classname", Text::ANY, String::new());
         if class.is_some_and(|class| class.contains("Subset")) {
             let place = row.place("n_warmup_steps");
@@ -138,6 +139,9 @@ impl LossTerm for PersistentPgdRecon {
         }
         if let Optimizer::Sgd | Optimizer::Momentum { .. } = adversary.optimizer {
             return Some("optimizer");
+        }
+        if adversary.source_dtype != SourceDtype::Float32 {
+            return Some("source_dtype");
         }
         matches!(adversary.lr, Schedule::Knots(_)).then_some("lr")
     }

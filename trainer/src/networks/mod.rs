@@ -56,6 +56,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, Size};
+use spd_engine::ops::Half;
 use spd_engine::{Builder, DType, Result, Type, Value};
 
 pub use alignment::{Alignment, Side, UnitKind, Units};
@@ -326,6 +327,20 @@ pub enum Start {
     Uniform(f64),
     /// Uniform in `[0, 1)`.
     Fractions,
+    /// [Packed](Half) numbers that are uniform in `[0, 1)`.
+    PackedFractions {
+        /// The numbers.
+        half: Half,
+        /// How many a row has.
+        columns: usize,
+    },
+    /// [Packed](Half) standard normal numbers.
+    PackedNormal {
+        /// The numbers.
+        half: Half,
+        /// How many a row has.
+        columns: usize,
+    },
     /// Rows of length 1 in random directions.
     UnitRows,
     /// All elements are this.

@@ -126,6 +126,75 @@ fn adversaries_climb_from_step_to_step() {
     }
 }
 
+// Sources that start at one number end near each other; words of 16 bits take half the memory.
+#[test]
+fn sources_of_16_bits_climb_as_those_of_f32() {
+    for (dtype, optimizer, bound) in [
+        // Twenty updates, each rounded by half of a 256th of a number below 1 at most.
+        ("bfloat16", OPTIMIZERS[3], 21.0 / 512.0),
+        // Rounded by less than a 65535th, twenty times and at the start.
+        ("uint16", OPTIMIZERS[1], 1e-3),
+    ] {
+        let keys = |dtype: &str| format!("{}\n{optimizer}\nsource_dtype = '{dtype}'", SCOPES[2]);
+        let [mut exact, mut short] =
+            ["float32", dtype].map(|dtype| Toy::new(&persistent("0", &keys(dtype)), 1));
+        let [first, last] = short.steps(20);
+        assert!(first < last, "{dtype}: {first} {last}");
+        let [_, exact_last] = exact.steps(20);
+        assert!(
+            (last - exact_last).abs() < bound * exact_last,
+            "{dtype}: {last} {exact_last}"
+        );
+        let bytes = |toy: &Toy| 4 * toy.state().len();
+        // Of 6 and 4 components and two deltas, the deltas fill half a word each.
+        assert_eq!(2 * bytes(&short) * 6, bytes(&exact) * 7, "{dtype}");
+    }
+}
+
+// A step far shorter than half a unit moves sources, on average by what it is.
+#[test]
+fn short_steps_are_not_lost() {
+    let keys = format!(
+        "{}\noptimizer = 'sign'\nlr = 3e-6\nsource_dtype = 'uint16'",
+        SCOPES[2]
+    );
+    let mut toy = Toy::new(&persistent("0", &keys), 1);
+    let before = toy.state();
+    toy.steps(1);
+    let moved = toy
+        .state()
+        .iter()
+        .zip(&before)
+        .filter(|(a, b)| a != b)
+        .count();
+    // 0.2 units: a fifth of the numbers move, of 1 to 2 in each of 16 x 7 words.
+    assert!((10..80).contains(&moved), "{moved} of {}", before.len());
+}
+
+#[test]
+fn a_source_dtype_that_does_not_fit_is_refused() {
+    for (keys, line) in [
+        (
+            format!("{}\nsource_dtype = 'uint16'", OPTIMIZERS[3]),
+            "expected \"float32\" or \"bfloat16\" with optimizer = \"adam\", whose moments are no fractions, found \"uint16\"",
+        ),
+        (
+            format!("{}\nsigmoid = true\nsource_dtype = 'uint16'", OPTIMIZERS[1]),
+            "expected \"float32\" or \"bfloat16\" with sigmoid = true, whose sources have no bounds, found \"uint16\"",
+        ),
+        (
+            format!(
+                "{}\nstart_frac = 0.5\nsource_dtype = 'bfloat16'",
+                OPTIMIZERS[1]
+            ),
+            "expected \"float32\" with start_frac, found \"bfloat16\"",
+        ),
+    ] {
+        let found = refused(&persistent("1", &format!("{}\n{keys}", SCOPES[2])));
+        assert!(found.ends_with(&format!("source_dtype: {line}")), "{found}");
+    }
+}
+
 // A loss of coefficient 0 trains nothing, and one of 3 whatever it trains.
 #[test]
 fn a_coefficient_moves_no_source_and_scales_what_is_trained() {

@@ -5,6 +5,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::super::LossInputs;
 use super::optimizer::{Rates, Standing, moved};
+use super::stored::rounding;
 use super::{Adversary, Attack, KINDS, Layout, STARTED, reshaped};
 use crate::component_model::AdversarialSource;
 use crate::schedule::scalar;
@@ -18,6 +19,8 @@ pub(in super::super) struct Source {
     is_delta: bool,
     layout: Layout,
     standing: Standing,
+    /// The same as it is kept from step to step, the source first.
+    kept: Vec<Value>,
 }
 
 /// The ascent of a loss in a program.
@@ -53,7 +56,7 @@ impl<'c> Climb<'c> {
     }
 
     /// All sources, as the step before left them.
-    fn start(&self, b: &mut Builder) -> Vec<Source> {
+    fn start(&self, b: &mut Builder) -> Result<Vec<Source>> {
         let (model, clean_pass) = (self.from.model, self.from.clean_pass);
         let mut sources = Vec::new();
         for (site, (said, clean)) in model.sites.iter().zip(&clean_pass.sites).enumerate() {
@@ -63,19 +66,55 @@ impl<'c> Climb<'c> {
                     continue;
                 }
                 let source = format!("{of}.{}", said.dashed());
-                let at = self.from.state(b, &source);
                 let moments = self.adversary.optimizer.moments().iter();
-                let moments = moments.map(|of| self.from.state(b, &format!("{of}.{source}")));
-                let moments = moments.collect();
+                let moments = moments.map(|of| format!("{of}.{source}"));
+                let names: Vec<String> = [source.clone()].into_iter().chain(moments).collect();
+                let kept: Vec<Value> = names.iter().map(|name| self.from.state(b, name)).collect();
+                let columns = if is_delta { 1 } else { said.components };
                 sources.push(Source {
                     site,
                     is_delta,
                     layout,
-                    standing: Standing { at, moments },
+                    standing: self.standing(b, &kept, columns)?,
+                    kept,
                 });
             }
         }
-        sources
+        Ok(sources)
+    }
+
+    /// A source of so many columns, and its moments, from what is kept of them.
+    fn standing(&self, b: &mut Builder, kept: &[Value], columns: usize) -> Result<Standing> {
+        let dtype = self.adversary.source_dtype;
+        let numbers = kept.iter().enumerate();
+        let numbers =
+            numbers.map(|(number, &kept)| dtype.read_kept(b, kept, (number == 0, columns)));
+        let mut numbers = numbers.collect::<Result<Vec<_>>>()?.into_iter();
+        Ok(Standing {
+            at: numbers.next().expect("the source itself"),
+            moments: numbers.collect(),
+        })
+    }
+
+    /// A source after an update of a step, rounded to what is kept of it.
+    fn rounded(
+        &self,
+        b: &mut Builder,
+        source: &mut Source,
+        to: &Standing,
+        update: usize,
+    ) -> Result<()> {
+        let dtype = self.adversary.source_dtype;
+        let columns = b.ty(to.at).columns();
+        let sites = self.from.model.sites.len();
+        let number = 2 * (update * sites + source.site) + usize::from(source.is_delta);
+        let stream = rounding(self.from.sample(0, "").number, number);
+        let sharing = source.layout.state(columns).0;
+        let all = to.all().enumerate();
+        let kept = all.map(|(number, value)| dtype.keep(b, value, number == 0, (stream, sharing)));
+        source.kept = kept.collect::<Result<_>>()?;
+        source.standing = self.standing(b, &source.kept, columns)?;
+        Ok(())
     }
 
     /// The sources as the rows of each site read them: in the shape of importances, f32 `[rows]` of
@@ -142,7 +181,7 @@ impl<'c> Climb<'c> {
         routes: impl Fn(&mut Builder, usize) -> Result<Vec<Option<Value>>>,
         loss: impl FnOnce(&mut Builder, &Self, &[Source]) -> Result<Value>,
     ) -> Result<(Value, Option<Attack>)> {
-        let start = self.start(b);
+        let start = self.start(b)?;
         let mut sources = start.clone();
         for update in 0..self.adversary.n_warmup_steps {
             let routes = routes(b, update)?;
@@ -176,8 +215,8 @@ impl<'c> Climb<'c> {
         let moved = sources.map(|(source, &gradient)| {
             let mut source = source.clone();
             if let Some(gradient) = gradient {
-                let from = &source.standing;
-                source.standing = moved(b, how, from, gradient, (update, is_bounded))?;
+                let to = moved(b, how, &source.standing, gradient, (update, is_bounded))?;
+                self.rounded(b, &mut source, &to, update)?;
             }
             Ok(source)
         });
@@ -206,7 +245,7 @@ impl<'c> Climb<'c> {
         let end = self.moved(b, sources, &found, self.adversary.n_warmup_steps)?;
         let mut next = Vec::new();
         for (start, end) in start.iter().zip(&end) {
-            for (kept, value) in start.standing.all().zip(end.standing.all()) {
+            for (&kept, &value) in start.kept.iter().zip(&end.kept) {
                 if value != kept {
                     next.push((kept, self.once_started(b, kept, value)?));
                 }

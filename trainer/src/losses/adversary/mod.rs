@@ -15,6 +15,8 @@
 //! taken as they are, and those that go on to importances, `V` and `U` are multiplied by the
 //! coefficient and go on with those of all other losses ([`Attack`]).
 //!
+//! They are kept in f32 or in 16 bits ([`SourceDtype`]).
+//!
 //! Sources for elements of the batch are held where its rows are; they never leave their rank.
 //! Others are the same on all ranks, which add up the gradients of all blocks of the batch.
 //!
@@ -40,11 +42,15 @@
 //!   before which the loss counts nothing and its sources stay where they are
 //! - persistent_pgd_recon..., merged_recon: `sigmoid` | false | `use_sigmoid_parameterization` |
 //!   whether a source is `1 / (1 + e^-r)` of an unbounded `r`, which starts normal
+//! - persistent_pgd_recon..., merged_recon: `source_dtype` | `"float32"` | `source_dtype` | what
+//!   sources are kept in: also `"bfloat16"`, or `"uint16"`, 65535ths that are rounded at random,
+//!   for optimizers other than `"adam"`
 
 mod climb;
 mod optimizer;
 mod particles;
 mod scope;
+mod stored;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
@@ -58,6 +64,7 @@ pub(super) use particles::columns;
 use scope::Layout;
 pub use scope::Scope;
 pub(super) use scope::{for_each_row, reshaped};
+pub use stored::SourceDtype;
 
 use super::{Extent, StateTensor};
 use crate::component_model::BatchShape;
@@ -85,6 +92,9 @@ pub struct Adversary {
     pub start_frac: f64,
     /// Whether sources are logistic functions of unbounded numbers.
     pub sigmoid: bool,
+    /// The numbers that keep them from step to step.
+    #[serde(skip_serializing_if = "SourceDtype::is_usual")]
+    pub source_dtype: SourceDtype,
 }
 
 /// Each of them is written out in the program.
@@ -99,6 +109,8 @@ impl Adversary {
         let n_warmup_steps = table.or("n_warmup_steps", WARMUP_STEPS, 0);
         let start_frac = table.or("start_frac", Number::DECAY, 0.0);
         let sigmoid = table.or("sigmoid", Flag, false);
+        let is_bounded = sigmoid.map(|sigmoid| !sigmoid);
+        let source_dtype = SourceDtype::read(table, optimizer, is_bounded, start_frac);
         Some(Self {
             scope: scope?,
             pool: None,
@@ -107,6 +119,7 @@ impl Adversary {
             n_warmup_steps: n_warmup_steps?,
             start_frac: start_frac?,
             sigmoid: sigmoid?,
+            source_dtype: source_dtype?,
         })
     }
 
@@ -122,6 +135,9 @@ impl Adversary {
             0 => "1 update a step".to_owned(),
             more => format!("{} updates a step", more + 1),
         });
+        if !self.source_dtype.is_usual() {
+            details.push(format!("kept in {}", self.source_dtype.word()));
+        }
         details
     }
 
@@ -164,7 +180,6 @@ impl Adversary {
             let widths = [Some(site.components), extent.delta.then_some(1)];
             for (width, of) in widths.into_iter().zip(KINDS) {
                 let Some(width) = width else { continue };
-                let (sharing, dims) = layout.state(width);
                 let start = if self.sigmoid {
                     Start::Normal(1.0)
                 } else {
@@ -174,11 +189,15 @@ impl Adversary {
                 let moments = self.optimizer.moments().iter();
                 let moments = moments.map(|of| (format!("{of}.{source}"), Start::Zeros));
                 let all = [(source.clone(), start)].into_iter().chain(moments);
-                tensors.extend(all.map(|(name, start)| StateTensor {
-                    name,
-                    sharing,
-                    dims: dims.clone(),
-                    start,
+                tensors.extend(all.enumerate().map(|(number, (name, start))| {
+                    let (width, start) = self.source_dtype.kept(number == 0, width, start);
+                    let (sharing, dims) = layout.state(width);
+                    StateTensor {
+                        name,
+                        sharing,
+                        dims,
+                        start,
+                    }
                 }));
             }
         }

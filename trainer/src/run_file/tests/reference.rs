@@ -9,7 +9,7 @@ use std::{fs, path::Path};
 use spd_testing::mutation::{Dice, rounds};
 
 use crate::component_model::Routing;
-use crate::losses::adversary::{Adversary, Optimizer, Scope};
+use crate::losses::adversary::{Adversary, Optimizer, Scope, SourceDtype};
 use crate::losses::{PersistentPgdRecon, Term};
 use crate::networks::{Custom, Model};
 use crate::run_file::tests::decay;
@@ -151,6 +151,7 @@ fn an_adversary_that_lives_on_has_its_words() {
             lr: Schedule::Decay(lr),
             n_warmup_steps: 3,
             start_frac: 0.0,
+            source_dtype: SourceDtype::Float32,
             sigmoid: true,
         },
         n_samples: 1,

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde_json::{Value as Json, json};
+use spd_engine::ops::Half;
 use spd_trainer::component_model::Routing;
 use spd_trainer::replay::Replay;
 
@@ -65,7 +66,25 @@ pub(super) fn merged() -> Outcome {
         let row = of_successor(&said["config"]);
         Subject::new((&case, term), (&row, settings), rows).compare(&mut comparison);
     }
+    compare_units(&case, &mut comparison);
     Ok(comparison.finish())
+}
+
+/// Sources kept as 65535ths, to nearest and as draws decide: whole numbers, which are equal.
+fn compare_units(case: &Numbers, comparison: &mut Comparison) {
+    comparison.group("uint16");
+    let [values, draws] = ["value", "rand"].map(|name| case.get(&format!("uint16.{name}")).f32());
+    for (name, draws) in [("stored_nearest", None), ("stored", Some(&draws[..]))] {
+        let mut words = vec![0.0; Half::words(values.len())];
+        Half::Unit.pack(&values, draws, &mut words);
+        let halves = words.iter().flat_map(|word: &f32| {
+            let bits = word.to_bits();
+            [bits & 0xffff, bits >> 16].map(|half| half as f32)
+        });
+        let found: Vec<f32> = halves.collect();
+        let expected = &case.get(&format!("uint16.{name}")).values;
+        comparison.within(0.0, name, &found, expected);
+    }
 }
 
 /// The `[[loss]]` of a term of the reference.
