@@ -1,13 +1,13 @@
 //! Fuses an addition with the norm that follows it: the sum is written and not read again.
 //!
 //! The norm of a residual stream follows its addition. [`fused`] replaces both by one op, lowered
-//! by [`LayerNorm::cuda_of_sum`].
+//! by [`Norm::cuda_of_sum`].
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, Rewritten};
 use super::lowering::Lowering;
 use crate::graph::Home;
 use crate::op::Computes;
-use crate::ops::{Elementwise, LayerNorm, RmsNorm};
+use crate::ops::{Elementwise, Norm};
 use crate::schedule;
 use crate::value::{Type, Value};
 
@@ -22,11 +22,8 @@ impl Rewritten for OfSum {
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        match (self.0.get::<LayerNorm>(), self.0.get::<RmsNorm>()) {
-            (Some(norm), _) => norm.cuda_of_sum(to),
-            (None, Some(norm)) => norm.cuda_of_sum(to),
-            (None, None) => unreachable!("{:?} is no norm", self.0),
-        }
+        let norm = self.0.get::<Norm>();
+        norm.expect("an op of `fused`").cuda_of_sum(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -44,7 +41,7 @@ pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
     let mut norm_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
     let mut taken = vec![false; from.nodes.len()];
     for (index, node) in from.nodes.iter().enumerate() {
-        if !runs[index] || !(node.op.is::<LayerNorm>() || node.op.is::<RmsNorm>()) {
+        if !runs[index] || !node.op.is::<Norm>() {
             continue;
         }
         let Home::Node(sum) = from.homes[node.inputs[0].index()] else {
@@ -155,7 +152,7 @@ mod tests {
         let b = fused(&on_device(&EveryOp::new(EVEN, false).b));
         let fused = b.nodes.iter().filter(|node| node.op.name() == "of_sum");
         let norms: Vec<String> = fused.map(|node| format!("{:?}", node.op)).collect();
-        for norm in ["LayerNorm", "RmsNorm"] {
+        for norm in ["Layer", "Rms"] {
             assert!(norms.iter().any(|found| found.contains(norm)), "{norms:?}");
         }
     }

@@ -1,10 +1,9 @@
-use super::LayerNorm;
 use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::grain_rows;
 
-pub(super) fn run(op: &LayerNorm, frame: &mut Frame<'_>) {
+pub(super) fn run(eps: f32, frame: &mut Frame<'_>) {
     let y = frame.output(0).values;
     let stats = frame.output(1).values;
     let (x, weight, bias) = (frame.input(0), frame.input(1), frame.input(2));
@@ -22,7 +21,7 @@ pub(super) fn run(op: &LayerNorm, frame: &mut Frame<'_>) {
                         let mean = sum_over([x], |[x]| x) / columns as f32;
                         let variance =
                             sum_over([x], |[x]| (x - mean) * (x - mean)) / columns as f32;
-                        let rstd = 1.0 / (variance + op.eps).sqrt();
+                        let rstd = 1.0 / (variance + eps).sqrt();
                         stats.copy_from_slice(&[mean, rstd]);
                         for (((y, x), w), b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
                             *y = ((x - mean) * rstd).mul_add(*w, *b);

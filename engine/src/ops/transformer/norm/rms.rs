@@ -1,10 +1,9 @@
-use super::RmsNorm;
 use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::grain_rows;
 
-pub(super) fn run(op: &RmsNorm, frame: &mut Frame<'_>) {
+pub(super) fn run(eps: f32, frame: &mut Frame<'_>) {
     let y = frame.output(0).values;
     let factors = frame.output(1).values;
     let (x, weight) = (frame.input(0), frame.input(1));
@@ -20,7 +19,7 @@ pub(super) fn run(op: &RmsNorm, frame: &mut Frame<'_>) {
                 || {
                     for ((x, y), factor) in rows.zip(factors.0) {
                         let square = sum_over([x], |[x]| x * x) / columns as f32;
-                        *factor = 1.0 / (square + op.eps).sqrt();
+                        *factor = 1.0 / (square + eps).sqrt();
                         for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
                             *y = x * *factor * w;
                         }

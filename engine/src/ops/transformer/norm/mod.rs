@@ -1,0 +1,240 @@
+//! Norms of rows, layer normalisation and root-mean-square normalisation.
+//!
+//! ```text
+//! layer    y = n w + b    n = (x - mean) r    r = 1 / sqrt(variance + eps)
+//! rms      y = n w        n = x r             r = 1 / sqrt(mean(x^2) + eps)
+//! ```
+//!
+//! The variance is over all `d` columns, not `d - 1`. With `g` the gradient of `y` and `h = g w`:
+//! since `mean` and `r` depend on `x` too, in `rms` by `dr/dx_i = -r^3 x_i / d`,
+//!
+//! ```text
+//! x: r (h - mean(h) - n mean(h n))      in `rms` without mean(h)
+//! w: sum over rows of g n               b: sum over rows of g
+//! ```
+//!
+//! The statistics of each row, `mean` and `r`, or `r` alone, are kept for it. `w` and `b` get their
+//! gradients from an op of its own, which a frozen model does not run. Zhang and Sennrich, "Root
+//! mean square layer normalization", 2019.
+
+mod cuda;
+mod layer;
+mod rms;
+
+use crate::cpu::Frame;
+use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::ops::grain_rows;
+use crate::precision::Format::{self, Either, Full};
+use crate::value::{Type, Value};
+
+/// The norm of each row over the last dimension: `x`, weight and bias if it has one to `y`, and the
+/// statistics of each row, f32 `[rows, 2]` or `[rows]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Norm {
+    kind: Kind,
+    eps: f32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Layer,
+    Rms,
+}
+
+/// Gradient of [`Norm`]'s `x`, from `x`, weight, statistics and the gradient of `y`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct NormGrad(Kind);
+
+/// Gradients of [`Norm`]'s weight and bias, from `x`, statistics and the gradient of `y`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct NormParameterGrad(Kind);
+
+impl Builder {
+    /// Layer normalisation over the last dimension: f32 `[.., d]`, `[d]` and `[d]` to `[.., d]`.
+    /// The gradient flows to all three.
+    ///
+    /// # Errors
+    ///
+    /// When weight or bias is not `[d]`.
+    pub fn layer_norm(&mut self, x: Value, weight: Value, bias: Value, eps: f32) -> Result<Value> {
+        let kind = Kind::Layer;
+        self.op1(Norm { kind, eps }, &[x, weight, bias])
+    }
+
+    /// Root-mean-square normalisation over the last dimension: f32 `[.., d]` and `[d]` to
+    /// `[.., d]`. The gradient flows to both.
+    ///
+    /// # Errors
+    ///
+    /// When the weight is not `[d]`.
+    pub fn rms_norm(&mut self, x: Value, weight: Value, eps: f32) -> Result<Value> {
+        let kind = Kind::Rms;
+        self.op1(Norm { kind, eps }, &[x, weight])
+    }
+}
+
+impl Norm {
+    /// Lowers the norm of a sum of two values: they take the place of its first operand, and the
+    /// sum comes before its results.
+    pub(crate) fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, true, to);
+    }
+}
+
+impl Op for Norm {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Layer => "layer_norm",
+            Kind::Rms => "rms_norm",
+        }
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either, Full]]
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let x = inputs[0];
+        for (what, ty) in ["weight", "bias"].into_iter().zip(&inputs[1..]) {
+            if ty.dims != [x.columns()] {
+                let reason = format!("{what} is {ty}, not [{}] as for {x}", x.columns());
+                return Err(BuildError::new(self.name(), reason));
+            }
+        }
+        let statistics = match self.kind {
+            Kind::Layer => Type::f32(&[x.rows(), 2]),
+            Kind::Rms => Type::f32(&[x.rows()]),
+        };
+        Ok(vec![x.clone(), statistics])
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (x, weight, statistics) = (node.inputs[0], node.inputs[1], node.outputs[1]);
+        gradients.emit(NormGrad(self.kind), &[x, weight, statistics, g], &[Some(x)])?;
+        let parameters = node.inputs[1..].iter().copied().map(Some);
+        let parameters: Vec<Option<Value>> = parameters.collect();
+        gradients.emit(
+            NormParameterGrad(self.kind),
+            &[x, statistics, g],
+            &parameters,
+        )
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        match self.kind {
+            Kind::Layer => layer::run(self.eps, frame),
+            Kind::Rms => rms::run(self.eps, frame),
+        }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, false, to);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        let each = match self.kind {
+            Kind::Layer => 7,
+            Kind::Rms => 4,
+        };
+        each * inputs[0].len() as u64
+    }
+}
+
+impl Op for NormGrad {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Kind::Layer => "layer_norm_grad",
+            Kind::Rms => "rms_norm_grad",
+        }
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Full, Either], &[Either]]
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        match self.0 {
+            Kind::Layer => layer::run_gradient(frame),
+            Kind::Rms => rms::run_gradient(frame),
+        }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(self.name(), to);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        let each = match self.0 {
+            Kind::Layer => 15,
+            Kind::Rms => 8,
+        };
+        each * inputs[0].len() as u64
+    }
+}
+
+impl NormParameterGrad {
+    /// Number of parameters.
+    fn count(&self) -> usize {
+        match self.0 {
+            Kind::Layer => 2,
+            Kind::Rms => 1,
+        }
+    }
+}
+
+impl Op for NormParameterGrad {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Kind::Layer => "layer_norm_parameter_grad",
+            Kind::Rms => "rms_norm_weight_grad",
+        }
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Either], &[Full]]
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::f32(&[inputs[0].columns()]); self.count()])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
+        4 * self.count() * chunks(rows, grain_rows(columns)) * columns
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        match self.0 {
+            Kind::Layer => layer::run_parameter_gradient(frame),
+            Kind::Rms => rms::run_weight_gradient(frame),
+        }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::parameter_gradient(*self, to);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        let each = match self.0 {
+            Kind::Layer => 5,
+            Kind::Rms => 3,
+        };
+        each * inputs[0].len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests;
