@@ -5,6 +5,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Patterns, Size};
 
 use super::all_sites::one_each;
+use super::of_taps::{Chunk, Chunking};
 use super::taps::{self, BlockTaps, InputTap, Names, refuse_input_tap};
 use crate::run_file::pattern_matches;
 use crate::sites::Site;
@@ -47,18 +48,10 @@ impl NamedChunk {
     }
 }
 
-/// A chunk of the sites of a run.
-pub(super) struct Chunk {
-    /// Numbers of its sites.
-    pub(super) members: Vec<usize>,
-    /// Names of its taps, and their width side by side.
-    pub(super) taps: Vec<String>,
-    pub(super) width: usize,
-}
+impl Chunking for Chunks {
+    const LEAST_BLOCKS: usize = 0;
 
-impl Chunks {
-    /// Reads their keys.
-    pub(super) fn read(table: &mut Table<'_>) -> Option<Self> {
+    fn read(table: &mut Table<'_>) -> Option<Self> {
         let chunks = table.rows_or_none("chunks", NamedChunk::read);
         let blocks_per_chunk = table.maybe("blocks_per_chunk", Size::at_least(1));
         let input_tap = InputTap::read(table, BlockTaps::AllBlockResids);
@@ -81,8 +74,7 @@ impl Chunks {
         }
     }
 
-    /// They, as the plan shows them.
-    pub(super) fn details(&self) -> String {
+    fn details(&self) -> String {
         match self {
             Self::ByBlocks {
                 blocks_per_chunk,
@@ -95,12 +87,7 @@ impl Chunks {
         }
     }
 
-    /// The chunks of the sites of a run.
-    ///
-    /// # Errors
-    ///
-    /// One line about sites or taps that do not fit.
-    pub(super) fn of(&self, sites: &[&Site]) -> Result<Vec<Chunk>, String> {
+    fn of(&self, sites: &[&Site]) -> Result<Vec<Chunk>, String> {
         let Some(target) = taps::blocks(sites.iter().copied()) else {
             return Err(taps::NO_BLOCKS.to_owned());
         };
@@ -150,6 +137,10 @@ impl Chunks {
             .collect::<Result<_, String>>()?;
         equally_wide(&chunks)?;
         Ok(chunks)
+    }
+
+    fn module(number: usize) -> String {
+        format!("_chunks.{number}")
     }
 }
 

@@ -8,25 +8,13 @@
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::without_positions;
-use super::layers::{ImportanceTensor, Tensors, Weights};
+use super::of_taps::{Chunk, Chunking, OfTaps};
 use super::taps::{self, BlockTaps, InputTap, Names, refuse_input_tap};
-use super::transformer::{Placed, Transformer};
-use super::{ImportanceFunction, Seen};
 use crate::sites::Site;
 
 /// One transformer from taps to the components of all sites.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct GlobalTransformer {
-    /// Its taps.
-    #[serde(flatten)]
-    pub taps: GlobalTaps,
-    /// The transformer.
-    #[serde(flatten)]
-    pub transformer: Transformer,
-}
+pub type GlobalTransformer = OfTaps<GlobalTaps>;
 
 /// The taps of a [`GlobalTransformer`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -44,7 +32,9 @@ pub enum GlobalTaps {
     },
 }
 
-impl GlobalTaps {
+impl Chunking for GlobalTaps {
+    const LEAST_BLOCKS: usize = 1;
+
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let taps = table.maybe("taps", Names);
         let input_tap = InputTap::read(table, BlockTaps::AllResids);
@@ -56,12 +46,14 @@ impl GlobalTaps {
         Some(Self::OfBlocks { input_tap })
     }
 
-    /// Names of the taps, and their width side by side.
-    ///
-    /// # Errors
-    ///
-    /// One line, if the target does not have them.
-    fn of(&self, sites: &[&Site]) -> std::result::Result<(Vec<String>, usize), String> {
+    fn details(&self) -> String {
+        match self {
+            Self::OfBlocks { input_tap } => format!("of {}", input_tap.word()),
+            Self::Named { taps } => format!("of {} taps", taps.len()),
+        }
+    }
+
+    fn of(&self, sites: &[&Site]) -> std::result::Result<Vec<Chunk>, String> {
         let Some(target) = taps::blocks(sites.iter().copied()) else {
             return Err(taps::NO_BLOCKS.to_owned());
         };
@@ -76,71 +68,14 @@ impl GlobalTaps {
             }
         };
         let width = taps::width(&names, target)?;
-        Ok((names, width))
-    }
-}
-
-impl GlobalTransformer {
-    fn placed(&self, width: usize) -> Placed<'_> {
-        Placed {
-            of: "_global_ci_fn".to_owned(),
+        Ok(vec![Chunk {
+            members: (0..sites.len()).collect(),
+            taps: names,
             width,
-            transformer: &self.transformer,
-        }
-    }
-}
-
-impl ImportanceFunction for GlobalTransformer {
-    fn read(table: &mut Table<'_>) -> Option<Self> {
-        let taps = GlobalTaps::read(table);
-        let transformer = Transformer::read(table, 1);
-        Some(Self {
-            taps: taps?,
-            transformer: transformer?,
-        })
+        }])
     }
 
-    fn details(&self) -> String {
-        let taps = match &self.taps {
-            GlobalTaps::OfBlocks { input_tap } => input_tap.word().to_owned(),
-            GlobalTaps::Named { taps } => format!("{} taps", taps.len()),
-        };
-        format!("of {taps}, {}", self.transformer.details())
-    }
-
-    fn is_over_all_sites() -> bool {
-        true
-    }
-
-    fn takes_muon() -> bool {
-        true
-    }
-
-    fn refuses(&self, sites: &[Site]) -> Option<String> {
-        if let Some(reason) = without_positions(sites) {
-            return Some(reason);
-        }
-        let sites: Vec<&Site> = sites.iter().collect();
-        self.taps.of(&sites).err()
-    }
-
-    fn document_end(&self) -> Option<u32> {
-        self.transformer.block?.document_end
-    }
-
-    fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {
-        let mut tensors = Tensors::new(sites.len(), None);
-        let sites: Vec<&Site> = sites.iter().collect();
-        let (_, width) = self.taps.of(&sites).expect("checked by `refuses`");
-        self.placed(width).tensors(&mut tensors, &sites);
-        tensors.list
-    }
-
-    fn logits(&self, b: &mut Builder, weights: Weights<'_>, seen: &Seen<'_>) -> Result<Vec<Value>> {
-        let sites: Vec<&Site> = seen.iter().map(|seen| seen.site).collect();
-        let (taps, width) = self.taps.of(&sites).expect("checked by `refuses`");
-        let members: Vec<usize> = (0..sites.len()).collect();
-        let placed = self.placed(width);
-        placed.logits(b, weights, (&taps, &members), seen)
+    fn module(_: usize) -> String {
+        "_global_ci_fn".to_owned()
     }
 }

@@ -50,6 +50,7 @@ mod global_shared_transformer;
 mod global_transformer;
 mod layers;
 mod mlp;
+mod of_taps;
 mod seen;
 mod shared_mlp;
 mod site_mlp;
