@@ -41,6 +41,7 @@ pub mod networks;
 mod non_finite;
 pub mod parameters;
 pub mod pass;
+mod peak;
 mod progress;
 mod rank;
 mod refused_step;

@@ -26,6 +26,8 @@ pub(crate) struct Progress {
     rested: Duration,
     /// Multiplications and additions of a step.
     flops: u64,
+    /// The most of them that the processor makes in a second, if that is known.
+    peak: Option<f64>,
     /// Finished steps when it was last shown; none before the first time, as a run may have begun
     /// earlier.
     step: Option<u64>,
@@ -55,13 +57,15 @@ impl Progress {
             shown: Instant::now(),
             rested: Duration::ZERO,
             flops: 0,
+            peak: None,
             step: None,
         }
     }
 
-    /// Shows steps of so many multiplications and additions.
-    pub(crate) fn steps_of(&mut self, flops: u64) {
-        self.flops = flops;
+    /// Shows steps of so many multiplications and additions, on a processor that makes `peak` of
+    /// them in a second at most, if that is known.
+    pub(crate) fn steps_of(&mut self, flops: u64, peak: Option<f64>) {
+        (self.flops, self.peak) = (flops, peak);
     }
 
     /// Says what is going on, the spool's word for it and its number of steps, after `step` of
@@ -80,7 +84,11 @@ impl Progress {
             .with("steps_per_s", speed);
         // Updates of a warm-up are another program.
         if speed > 0.0 && self.flops > 0 && phase != WARMUP {
-            row = row.with("gflop_per_s", 1e-9 * speed * self.flops as f64);
+            let flop_per_s = speed * self.flops as f64;
+            row = row.with("gflop_per_s", 1e-9 * flop_per_s);
+            if let Some(peak) = self.peak {
+                row = row.with("utilisation", flop_per_s / peak);
+            }
         }
         self.append(row);
         self.shown = Instant::now();
@@ -156,7 +164,7 @@ mod tests {
     fn steps_of_an_earlier_start_are_no_speed() {
         let dir = tempfile::tempdir().unwrap();
         let mut progress = Progress::at(dir.path(), &Arc::default()).unwrap();
-        progress.steps_of(2_000_000_000);
+        progress.steps_of(2_000_000_000, Some(8e9));
         for step in [3600, 3605] {
             sleep(Duration::from_millis(2));
             progress.show("train", 10_000, step, true);
@@ -175,6 +183,8 @@ mod tests {
         let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
         let gflop_per_s = last["gflop_per_s"].as_f64().unwrap();
         assert!((gflop_per_s / speeds[1] - 2.0).abs() < 1e-12, "{text}");
+        let utilisation = last["utilisation"].as_f64().unwrap();
+        assert!((utilisation / gflop_per_s - 0.125).abs() < 1e-12, "{text}");
         assert!(!text.lines().next().unwrap().contains("gflop"), "{text}");
     }
 

@@ -117,6 +117,12 @@ pub(crate) trait Task {
         is_slow: bool,
         check_stop: &mut CheckStop<'_>,
     ) -> Result<Measured, Interrupt>;
+
+    /// The most multiplications and additions a second that its processor makes in the run's
+    /// precision, if they are known.
+    fn peak(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// One replay on a batch.

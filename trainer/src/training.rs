@@ -60,7 +60,7 @@ impl<'a> Training<'a> {
     ) -> Result<Self, Interrupt> {
         let restored = place.world.in_turn(|| Ok(restore(store, place)?))?;
         let (at, mut progress, records) = restored;
-        progress.steps_of(task.program().0.flops());
+        progress.steps_of(task.program().0.flops(), task.peak());
         Ok(Self {
             task,
             place,

@@ -102,6 +102,15 @@ impl Device {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Its name, with everything else of this machine that timings depend on.
+    ///
+    /// # Errors
+    ///
+    /// When the driver refuses.
+    pub fn name(&self) -> Result<String, Fault> {
+        self.driver.name()
+    }
+
     /// Bytes of device memory: free, and in all.
     ///
     /// # Errors

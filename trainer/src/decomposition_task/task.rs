@@ -14,6 +14,7 @@ use crate::figures;
 use crate::metrics::toy;
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
+use crate::peak;
 use crate::refused_step::{halted, refused};
 use crate::run_file::FaithfulnessWarmup;
 use crate::step::WARMUP_LOSS;
@@ -190,5 +191,10 @@ impl Task for DecompositionTask {
         let known = toy::values(&known).into_iter();
         found.extend(known.map(|(name, value)| (format!("eval/{name}"), value)));
         Ok(found)
+    }
+
+    fn peak(&self) -> Option<f64> {
+        let name = self.processor.device()?.name().ok()?;
+        peak::of(&name, self.decomposition.run.precision)
     }
 }
