@@ -89,8 +89,7 @@ impl DecompositionTask {
             BatchProgram::whole(executor(&Builder::new()))
         };
         let evaluation = Evaluation::new(&decomposition, store, true, world, executor)?;
-        let terms = &decomposition.run.eval.metrics.terms;
-        let has_slow = terms.rows.iter().any(|term| term.slow);
+        let has_slow = decomposition.run.eval.metrics.has_slow();
         let cheap_evaluation = if trains && has_slow {
             Some(Evaluation::new(
                 &decomposition,

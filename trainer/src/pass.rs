@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use spd_engine::ops::{MaskValues, SiteInputs};
+use spd_engine::ops::{Heads, MaskValues, Qkv, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
 use crate::filters::{Kernels, ToKernels, masked_kernels};
@@ -31,6 +31,17 @@ pub struct MaskedSite {
     pub masks: MaskValues,
 }
 
+/// An attention of a pass: what its patterns are made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Attended {
+    /// Queries, keys and values.
+    pub qkv: Qkv,
+    /// The heads.
+    pub heads: Heads,
+    /// The table by which queries and keys are rotated, f32 `[t, turned]`.
+    pub rotary: Option<Value>,
+}
+
 /// The layers of one pass, with the identity matrices before them.
 pub struct Pass<'a> {
     layers: &'a [Layer],
@@ -38,6 +49,11 @@ pub struct Pass<'a> {
     masked: BTreeMap<String, MaskedSite>,
     /// Input of each layer that was computed, by path.
     pub inputs: BTreeMap<String, Value>,
+    /// Output of each layer that was computed, by path, without the vectors of positions. Filters
+    /// have none.
+    pub outputs: BTreeMap<String, Value>,
+    /// Attentions, in their order.
+    pub attended: Vec<Attended>,
     /// Values between layers, by the names of their [taps](Tap).
     pub taps: BTreeMap<String, Value>,
     /// Terms of the network's training loss that the forward pass finds, with their weights.
@@ -63,6 +79,8 @@ impl<'a> Pass<'a> {
             weights,
             masked,
             inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            attended: Vec::new(),
             taps: BTreeMap::new(),
             penalties: Vec::new(),
             block: None,
@@ -149,6 +167,9 @@ impl<'a> Pass<'a> {
             }
             Some(positions) => {
                 self.inputs.insert(layer.path.clone(), tokens);
+                // Asked for by nobody, it is not computed.
+                let vectors = self.frozen(b, layer, tokens)?;
+                self.outputs.insert(layer.path.clone(), vectors);
                 b.embed(
                     tokens,
                     self.weight(&format!("{path}.weight")),
@@ -156,6 +177,22 @@ impl<'a> Pass<'a> {
                 )
             }
         }
+    }
+
+    /// Attention of `heads` to f32 `[b, t, heads size]`, as [`Builder::attention`] has it.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn attention(
+        &mut self,
+        b: &mut Builder,
+        qkv: Qkv,
+        heads: Heads,
+        rotary: Option<Value>,
+    ) -> Result<Value> {
+        self.attended.push(Attended { qkv, heads, rotary });
+        b.attention(qkv, heads, rotary)
     }
 
     /// Kernels of the filters at `path`, which convolve the columns of `x`, f32 `[b, t, d]`.
@@ -199,10 +236,12 @@ impl<'a> Pass<'a> {
             b.begin_region();
         }
         self.inputs.insert(layer.path.clone(), x);
-        match self.masked.get(&layer.path) {
+        let y = match self.masked.get(&layer.path) {
             Some(site) => self.site(b, layer, site, x),
             None => self.frozen(b, layer, x),
-        }
+        }?;
+        self.outputs.insert(layer.path.clone(), y);
+        Ok(y)
     }
 
     fn frozen(&self, b: &mut Builder, layer: &Layer, x: Value) -> Result<Value> {

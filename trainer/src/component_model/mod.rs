@@ -39,7 +39,7 @@ use crate::fault::Fault;
 use crate::filters::root_mean_square;
 use crate::networks::{Input, Layer, LayerKind, Network, Weights, filter_names};
 use crate::parameters::{Group, Parameters};
-use crate::pass::Pass;
+use crate::pass::{Attended, Pass};
 use crate::run_file::{ComponentStart, Dtype, TiedUpdate, decomposition::Decomposition};
 use crate::sites::Site;
 
@@ -130,6 +130,8 @@ pub struct CleanPass {
     pub output: Value,
     /// Weights of the frozen model, by name.
     pub weights: BTreeMap<String, Value>,
+    /// Its attentions, in their order.
+    pub attended: Vec<Attended>,
     /// One entry a site, in order.
     pub sites: Vec<CleanSite>,
 }
@@ -142,6 +144,8 @@ pub struct CleanSite {
     /// Input of the site, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding. Filters
     /// have `[b, t, d_in]`, and a row for each of `b`.
     pub input: Value,
+    /// Output of the site, f32 `[.., d_out]`; filters have none.
+    pub output: Option<Value>,
     /// Its rows: one importance, mask and route each. A row is a token's, or whatever the layer is
     /// applied to: a (token, head), a sequence, an entry of a table.
     pub rows: usize,
@@ -162,6 +166,10 @@ pub struct MaskedPass {
     pub output: Value,
     /// Input of each site, f32 `[.., d_in]`.
     pub inputs: Vec<Value>,
+    /// Output of each site, f32 `[.., d_out]`; filters have none.
+    pub outputs: Vec<Option<Value>>,
+    /// Attentions, in their order.
+    pub attended: Vec<Attended>,
 }
 
 impl ComponentModel {
@@ -305,6 +313,7 @@ impl ComponentModel {
             sites.push(CleanSite {
                 values,
                 input: pass.inputs[site.path()],
+                output: pass.outputs.get(site.path()).copied(),
                 rows,
                 logits,
                 importance,
@@ -316,6 +325,7 @@ impl ComponentModel {
             shape,
             input,
             output,
+            attended: pass.attended,
             weights,
             sites,
         })
@@ -438,10 +448,18 @@ impl ComponentModel {
         let mut pass = Pass::masked(&self.layers, &clean_pass.weights, sites);
         let output = self.target.forward(b, &mut pass, clean_pass.input)?;
         b.end_region();
-        let inputs = pass.inputs;
+        let Pass {
+            inputs,
+            outputs,
+            attended,
+            ..
+        } = pass;
+        let sites = || self.sites.iter().map(|site| site.path());
         Ok(MaskedPass {
             output,
-            inputs: self.sites.iter().map(|site| inputs[site.path()]).collect(),
+            inputs: sites().map(|path| inputs[path]).collect(),
+            outputs: sites().map(|path| outputs.get(path).copied()).collect(),
+            attended,
         })
     }
 

@@ -21,11 +21,13 @@
 //!   none
 
 mod active;
+mod attention_patterns;
 mod bigram;
 mod faithfulness;
 pub mod known_importance;
 mod masked_output;
 mod mse_unrecovered;
+mod site_outputs;
 mod subset;
 pub(crate) mod summary;
 mod terms;
@@ -41,10 +43,12 @@ use spd_engine::ops::MaskValues;
 use spd_engine::{Builder, Result, Value};
 
 pub use active::Active;
+pub use attention_patterns::{Against, AttentionPatterns};
 pub use faithfulness::Faithfulness;
 pub use known_importance::Known;
 pub use masked_output::MaskedOutput;
 pub use mse_unrecovered::MseUnrecovered;
+pub use site_outputs::SiteOutputs;
 pub use subset::{Subset, Subsets};
 pub use summary::number;
 pub use terms::{Measure, Terms};
@@ -85,6 +89,8 @@ metrics! {
     mse_unrecovered: MseUnrecovered,
     known: Known,
     unit_counts: UnitCounts,
+    site_outputs: SiteOutputs,
+    attention_patterns: AttentionPatterns,
 }
 
 impl Metrics {
@@ -92,6 +98,13 @@ impl Metrics {
     pub(crate) fn means(&self, b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
         let means = self.all().into_iter().map(|metric| metric.means(b, on));
         Ok(means.collect::<Result<Vec<_>>>()?.concat())
+    }
+
+    /// Whether an evaluation that is not slow leaves something costly out.
+    pub(crate) fn has_slow(&self) -> bool {
+        self.terms.rows.iter().any(|term| term.slow)
+            || self.site_outputs.site_outputs
+            || self.attention_patterns.attention_patterns.is_some()
     }
 
     /// Metrics derived from the means over all batches.

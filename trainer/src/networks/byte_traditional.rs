@@ -77,7 +77,7 @@ impl ByteTraditional {
     ) -> Result<Value> {
         let mut project = |b: &mut Builder, name| pass.linear(b, &format!("{path}.{name}"), x_btd);
         let qkv = Qkv::Apart([project(b, "q")?, project(b, "k")?, project(b, "v")?]);
-        let mixed_btd = b.attention(qkv, Heads::causal(self.n_head, self.n_head), None)?;
+        let mixed_btd = pass.attention(b, qkv, Heads::causal(self.n_head, self.n_head), None)?;
         pass.linear(b, &format!("{path}.out_proj"), mixed_btd)
     }
 }

@@ -563,7 +563,7 @@ impl Target for Network {
                 [q, k, v] => Qkv::Apart([project(b, q)?, project(b, k)?, project(b, v)?]),
                 _ => Qkv::Joined(project(b, inputs[0])?),
             };
-            let mixed_btd = b.attention(qkv, self.heads(layer), None)?;
+            let mixed_btd = pass.attention(b, qkv, self.heads(layer), None)?;
             pass.tap(TapKind::AttnOut, layer, mixed_btd);
             let attn_btd = pass.linear(b, &format!("{block}.{attn_out}"), mixed_btd)?;
             x_btd = b.add(x_btd, attn_btd)?;

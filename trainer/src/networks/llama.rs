@@ -680,7 +680,7 @@ impl Target for Network {
                 k = self.head_norm(b, pass, &format!("{attention}.k_norm"), k)?;
             }
             let heads = Heads::causal(s.n_head, s.n_kv_head);
-            let mixed_btd = b.attention(Qkv::Apart([q, k, v]), heads, Some(rotary))?;
+            let mixed_btd = pass.attention(b, Qkv::Apart([q, k, v]), heads, Some(rotary))?;
             pass.tap(TapKind::AttnOut, layer, mixed_btd);
             let attn_btd = pass.linear(b, &format!("{attention}.o_proj"), mixed_btd)?;
             x_btd = b.add(x_btd, attn_btd)?;

@@ -276,7 +276,7 @@ impl Target for GptNeoX {
             pass.tap(TapKind::AttnIn, layer, normed_btd);
             let qkv = pass.linear(b, &format!("{block}.attention.query_key_value"), normed_btd)?;
             let heads = Heads::causal(self.n_head, self.n_head);
-            let mixed_btd = b.attention(Qkv::ByHead(qkv), heads, Some(rotary))?;
+            let mixed_btd = pass.attention(b, Qkv::ByHead(qkv), heads, Some(rotary))?;
             pass.tap(TapKind::AttnOut, layer, mixed_btd);
             let attn_btd = pass.linear(b, &format!("{block}.{}", WRITERS[0]), mixed_btd)?;
             let attended_btd = b.add(x_btd, attn_btd)?;
