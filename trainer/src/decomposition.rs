@@ -113,6 +113,11 @@ impl Decomposition {
         decomposition.extent = decomposition.extent(store)?;
         let Self { model, extent, .. } = &decomposition;
         losses::check_rows(&run.losses, extent.shape.rows)?;
+        if run.eval.metrics.adversaries.adversaries {
+            // Held-out rows take sources in turn too.
+            let rows = decomposition.block_shape(run.eval.batch_size).rows;
+            losses::check_rows(&run.losses, rows)?;
+        }
         losses::add_state(store, &run.losses, &model.sites, extent);
         Ok(decomposition)
     }

@@ -2,11 +2,12 @@
 //! of them.
 
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Arena, Builder, Executor, Result, Store, Type, Value};
+use spd_engine::{Arena, Builder, Executor, Given, Result, StepParameters, Store, Type, Value};
 
 use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, configure, over_blocks};
 use crate::fault::Interrupt;
+use crate::losses::adversary::{HELD_OUT_ROW, SOURCE_ROW};
 use crate::metrics::Evaluated;
 use crate::networks::Input;
 use crate::run_file::Data;
@@ -18,6 +19,8 @@ pub(crate) struct Evaluation {
     pub(crate) program: BatchProgram,
     /// For each output of the program, of how many things it is the mean.
     counts: Vec<f64>,
+    /// Rows of a block of a training batch, whose sources held-out rows may take.
+    source_rows: usize,
 }
 
 impl Evaluation {
@@ -34,6 +37,9 @@ impl Evaluation {
         Ok(Self {
             program: BatchProgram::planned(&program, store, name, world, executor),
             counts,
+            source_rows: decomposition
+                .block_shape(decomposition.run.train.batch_size)
+                .rows,
         })
     }
 
@@ -42,6 +48,7 @@ impl Evaluation {
         Self {
             program: BatchProgram::whole(program),
             counts: vec![1.0],
+            source_rows: 0,
         }
     }
 
@@ -57,6 +64,7 @@ impl Evaluation {
     ) -> std::result::Result<Measured, Interrupt> {
         let (source, feed, batches) = held_out;
         let (program, counts) = (&mut self.program, &self.counts);
+        let source_rows = self.source_rows;
         let mut sums = vec![0.0; counts.len()];
         let mut batch = Batch::default();
         for index in 0..batches {
@@ -64,6 +72,7 @@ impl Evaluation {
             source.fill(feed, index * feed.rows as u64, &mut batch)?;
             program.run(store, arena, &batch, &|given| {
                 given.parameters.step = u32::try_from(index).unwrap_or(u32::MAX);
+                draw_source_rows(given, source_rows);
             })?;
             program.fetch(store, arena)?;
             let means = program.outputs(store, arena);
@@ -76,6 +85,30 @@ impl Evaluation {
         let means = sums.iter().zip(counts);
         let means = means.map(|(sum, count)| sum / (count * batches as f64));
         Ok(names.zip(means).collect())
+    }
+}
+
+/// Draws the row of training whose sources each held-out one takes, where a program asks for it:
+/// one of so many, the same whichever rank has the block.
+fn draw_source_rows(given: &mut Given, of: usize) {
+    if !given.has_input(SOURCE_ROW) {
+        return;
+    }
+    let StepParameters {
+        seed, step, block, ..
+    } = given.parameters;
+    let rows = given.input_u32(SOURCE_ROW);
+    let first = block as usize * rows.len();
+    for (row, to) in (first..).zip(rows) {
+        let row = u32::try_from(row).expect("a batch has fewer than 2^32 rows");
+        let draw = f64::from(HELD_OUT_ROW.uniform(seed, step, row, 0));
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a part of a number of rows"
+        )]
+        let drawn = (draw * of as f64) as u32;
+        *to = drawn;
     }
 }
 
@@ -99,6 +132,7 @@ impl Decomposition {
         };
         let on = Evaluated {
             from: self.loss_inputs(store, &clean_pass, self.draws),
+            losses: &self.run.losses,
             labels,
             is_slow,
         };

@@ -399,6 +399,9 @@ mod tests {
     fn living_run() -> Run {
         let mut run = small_run();
         run.train.shards = Some(4);
+        let metrics = &mut run.eval.metrics;
+        metrics.adversaries.adversaries = true;
+        metrics.site_outputs.site_outputs = true;
         let adversary = |scope, optimizer| Adversary {
             scope,
             pool: None,
@@ -477,6 +480,20 @@ mod tests {
             let [before, after] = [3, 5].map(|step| tensor(one.path(), step, &name));
             assert_eq!(before.shape, shape, "{name}");
             assert!(before != after, "{name}");
+        }
+        // Held-out rows meet them.
+        let rows = fs::read_to_string(one.path().join("metrics.jsonl")).unwrap();
+        for (name, count) in [
+            ("eval/adversary/merged_recon", 3),
+            ("eval/adversary/merged_recon/linear2", 3),
+            ("eval/adversary/persistent_pgd_recon_subset/sites", 3),
+            ("eval/site_outputs/stochastic/linear1", 3),
+        ] {
+            assert_eq!(
+                rows.matches(&format!("\"{name}\":")).count(),
+                count,
+                "{name}"
+            );
         }
     }
 

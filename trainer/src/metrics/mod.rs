@@ -21,6 +21,7 @@
 //!   none
 
 mod active;
+mod adversaries;
 mod attention_patterns;
 mod bigram;
 mod faithfulness;
@@ -43,6 +44,7 @@ use spd_engine::ops::MaskValues;
 use spd_engine::{Builder, Result, Value};
 
 pub use active::Active;
+pub use adversaries::Adversaries;
 pub use attention_patterns::{Against, AttentionPatterns};
 pub use faithfulness::Faithfulness;
 pub use known_importance::Known;
@@ -55,7 +57,7 @@ pub use terms::{Measure, Terms};
 pub use unit_counts::UnitCounts;
 
 use crate::component_model::{MaskSample, Masking, Routing, USUAL_MASKS};
-use crate::losses::LossInputs;
+use crate::losses::{Loss, LossInputs};
 use crate::run_file::{Train, decomposition::Decomposition, target::Facts};
 
 macro_rules! metrics {
@@ -91,6 +93,7 @@ metrics! {
     unit_counts: UnitCounts,
     site_outputs: SiteOutputs,
     attention_patterns: AttentionPatterns,
+    adversaries: Adversaries,
 }
 
 impl Metrics {
@@ -104,6 +107,7 @@ impl Metrics {
     pub(crate) fn has_slow(&self) -> bool {
         self.terms.rows.iter().any(|term| term.slow)
             || self.site_outputs.site_outputs
+            || self.adversaries.adversaries
             || self.attention_patterns.attention_patterns.is_some()
     }
 
@@ -152,6 +156,8 @@ pub(crate) struct Mean {
 pub(crate) struct Evaluated<'a> {
     /// Inputs of a loss.
     pub(crate) from: LossInputs<'a>,
+    /// The losses of training.
+    pub(crate) losses: &'a [Loss],
     /// The next tokens u32 `[b, t]`, for a language model.
     pub(crate) labels: Option<Value>,
     /// Whether slow terms are measured too.

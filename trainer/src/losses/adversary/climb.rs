@@ -1,13 +1,13 @@
 //! The ascent of a step, and what it leaves.
 
 use spd_engine::ops::{Draw, Mask, MaskValues};
-use spd_engine::{Builder, Result, Value};
+use spd_engine::{Builder, Result, Type, Value};
 
 use super::super::LossInputs;
 use super::optimizer::{Rates, Standing, moved};
 use super::stored::rounding;
-use super::{Adversary, Attack, KINDS, Layout, STARTED, reshaped};
-use crate::component_model::AdversarialSource;
+use super::{Adversary, Attack, KINDS, Layout, SOURCE_ROW, STARTED, reshaped};
+use crate::component_model::{AdversarialSource, MaskedPass};
 use crate::schedule::scalar;
 
 /// A source of a site, somewhere on its way.
@@ -157,6 +157,17 @@ impl<'c> Climb<'c> {
         sources: &[AdversarialSource],
         routes: &[Option<Value>],
     ) -> Result<Value> {
+        let pass = self.pass(b, sources, routes)?;
+        self.from.output_distance(b, pass.output)
+    }
+
+    /// The same pass.
+    fn pass(
+        &self,
+        b: &mut Builder,
+        sources: &[AdversarialSource],
+        routes: &[Option<Value>],
+    ) -> Result<MaskedPass> {
         let clean_pass = self.from.clean_pass;
         let sites = sources.iter().zip(routes).zip(&clean_pass.sites);
         let masked = sites.map(|((source, &route), clean)| MaskValues {
@@ -167,8 +178,36 @@ impl<'c> Climb<'c> {
             route,
         });
         let masked: Vec<(usize, MaskValues)> = masked.enumerate().collect();
-        let pass = self.from.model.masked_pass(b, clean_pass, &masked)?;
-        self.from.output_distance(b, pass.output)
+        self.from.model.masked_pass(b, clean_pass, &masked)
+    }
+
+    /// A pass of held-out rows through all sites, under the sources as the last step left them. Of
+    /// sources that each element of the batch has its own of, a held-out one takes those of the
+    /// element whose number the input [`SOURCE_ROW`] has.
+    pub(super) fn held_out(&self, b: &mut Builder) -> Result<MaskedPass> {
+        let mut sources = self.start(b)?;
+        for source in &mut sources {
+            let of_elements = matches!(
+                source.layout,
+                Layout::Elements | Layout::Rows(_) | Layout::Particles(_)
+            );
+            if of_elements {
+                source.standing.at = self.taken(b, source.standing.at)?;
+            }
+        }
+        let sources = self.over_rows(b, &sources)?;
+        self.pass(b, &sources, &vec![None; sources.len()])
+    }
+
+    /// The sources that held-out elements take, of those of training, f32 `[elements, ..]`.
+    fn taken(&self, b: &mut Builder, sources: Value) -> Result<Value> {
+        let dims = b.ty(sources).dims.clone();
+        let rows = self.from.clean_pass.shape.rows;
+        let each: usize = dims[1..].iter().product();
+        let table = reshaped(b, sources, &[dims[0], each])?;
+        let numbers = b.input(SOURCE_ROW, &Type::u32(&[rows, 1]))?;
+        let taken = b.embed(numbers, table, None)?;
+        b.reshape(taken, &[&[rows], &dims[1..]].concat())
     }
 
     /// The ascent of a step, and the loss at its end.

@@ -55,8 +55,9 @@ mod stored;
 use serde::Serialize;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size};
+use spd_draws::{Purpose, Stream};
 use spd_engine::ops::Weight;
-use spd_engine::{Builder, Result, Value};
+use spd_engine::{Builder, Result, Type, Value};
 
 pub(super) use climb::{Climb, Source};
 pub use optimizer::Optimizer;
@@ -66,8 +67,8 @@ pub use scope::Scope;
 pub(super) use scope::{for_each_row, reshaped};
 pub use stored::SourceDtype;
 
-use super::{Extent, StateTensor};
-use crate::component_model::BatchShape;
+use super::{Extent, LossInputs, StateTensor};
+use crate::component_model::{BatchShape, Draws, MaskedPass, USUAL_MASKS};
 use crate::networks::Start;
 use crate::run_file::schedule::{self, Schedule};
 use crate::sites::Site;
@@ -168,6 +169,25 @@ impl Adversary {
             .collect()
     }
 
+    /// A pass of held-out rows through all sites, under the sources as the last step left them;
+    /// `from` is of the loss. Its program may have an input [`SOURCE_ROW`].
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub(crate) fn held_out(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<MaskedPass> {
+        let rows = from.clean_pass.shape.rows;
+        let particle = match (self.pool, from.draws) {
+            (None, _) => None,
+            (Some(_), Draws::Counters) => Some(b.uniform_rows(HELD_OUT_PARTICLE, rows)?),
+            (Some(_), Draws::Inputs) => {
+                let name = format!("particle.{}.eval", from.name);
+                Some(b.input(&name, &Type::f32(&[rows]))?)
+            }
+        };
+        Climb::new(b, self, from, particle)?.held_out(b)
+    }
+
     fn layout(&self, shape: BatchShape, rows: usize) -> Layout {
         Layout::of(self.scope, self.pool, shape, rows)
     }
@@ -204,6 +224,16 @@ impl Adversary {
         tensors
     }
 }
+
+/// An input u32 `[n, 1]` of the programs of held-out batches: for each element the row of the
+/// training batch, among those of its block, whose sources it takes. The same for all adversaries.
+pub(crate) const SOURCE_ROW: &str = "source_row";
+
+/// The draws of those rows, in `[0, 1)`.
+pub(crate) const HELD_OUT_ROW: Stream = Stream::new(Purpose::Particle, USUAL_MASKS, 1);
+
+/// The draws of particles of held-out elements.
+const HELD_OUT_PARTICLE: Stream = Stream::new(Purpose::Particle, USUAL_MASKS, 0);
 
 /// The step scalar that is 1 once the adversary has started, and 0 before.
 const STARTED: &str = "started";
