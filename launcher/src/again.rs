@@ -1,6 +1,9 @@
 //! `spd-launch eval RUN` and `spd-launch figures RUN`: evaluate or draw the newest checkpoint of a
 //! run again, optionally with other settings.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
 use anyhow::Context;
 use spd_trainer::{Again, Fault, Seen, evaluate, redraw};
 
@@ -8,6 +11,7 @@ use crate::cli::{self, EvalArgs, FiguresArgs};
 use crate::exit::Exit;
 use crate::memory;
 use crate::plan::bytes;
+use crate::progress::LINE_EVERY;
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::summary;
@@ -60,6 +64,7 @@ fn look<T>(
             run_dir.path().display()
         )));
     }
+    let said = Mutex::new(Instant::now());
     look(&Again {
         run_dir: run_dir.path(),
         set: &asked.set,
@@ -67,6 +72,13 @@ fn look<T>(
         out: asked.out.as_deref(),
         threads: cli::threads(asked.threads),
         fits: &|need| fits(need, memory::available()),
+        climbs: &|made, all| {
+            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            if said.elapsed() >= LINE_EVERY {
+                *said = Instant::now();
+                screen::note(&format!("ladder: pass {made} of {all}"));
+            }
+        },
     })
 }
 

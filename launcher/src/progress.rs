@@ -172,6 +172,7 @@ pub(crate) fn activity(phase: &str) -> &str {
         "train" => "decomposing",
         "eval" => "evaluating",
         "figures" => "drawing figures",
+        "ladder" => "climbing",
         "saving" => "saving",
         other => other,
     }

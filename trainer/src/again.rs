@@ -52,6 +52,8 @@ pub struct Again<'a> {
     pub threads: usize,
     /// Refuses what needs so many bytes of memory, in a line.
     pub fits: &'a dyn Fn(usize) -> Result<(), String>,
+    /// Told before each pass of the ladder how many are made, and of how many.
+    pub climbs: &'a (dyn Fn(u64, u64) + Sync),
 }
 
 /// The state that was looked at.
@@ -94,10 +96,15 @@ pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
     let state = State::of(again)?;
     let place = state.place(again);
     let (step, settings) = (state.step, state.settings.clone());
+    let climbs = again.climbs;
     let mut found = None;
     let seen = state.look(again, place, |task, store, place| {
         let mut check_stop = || Ok(());
-        let last = task.evaluate(store, true, &mut check_stop)?;
+        let mut last = task.evaluate(store, true, &mut check_stop)?;
+        last.extend(task.climb(store, &mut |made, all| {
+            climbs(made, all);
+            Ok(())
+        })?);
         let row = evaluation_row(task, step, last.iter().cloned(), true);
         let spool = Spool::start(place, &Mark::default(), step)?;
         spool.append(row.clone());

@@ -14,6 +14,7 @@ use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::gather;
 use crate::memory::{Memory, arena_bytes, input_bytes};
+use crate::metrics::ladder::Climbing;
 use crate::parameters::{Group, HALT};
 use crate::strongest::shown_bytes;
 use crate::world::World;
@@ -38,6 +39,8 @@ pub(crate) struct DecompositionTask {
     pub(crate) importances: Vec<(String, Value)>,
     /// Outputs of a language model without single components.
     pub(crate) removal: Option<Executor>,
+    /// Adversaries of any number of steps.
+    pub(crate) climbing: Option<Climbing>,
     pub(crate) sources: Sources,
     world: World,
 }
@@ -106,6 +109,7 @@ impl DecompositionTask {
         let figures = executor(&decomposition.figures_program(store)?);
         let removal = decomposition.removal_program(store)?;
         let removal = removal.map(|program| executor(&program));
+        let climbing = Climbing::new(&decomposition, store, world, executor)?;
         let warmup = decomposition.run.train.faithfulness_warmup;
         let warmup = if trains && warmup.steps > 0 {
             Some(executor(&decomposition.warmup_program(store, &warmup)?))
@@ -124,6 +128,7 @@ impl DecompositionTask {
             figures,
             importances: Vec::new(),
             removal,
+            climbing,
             sources,
             world: world.clone(),
         })
@@ -173,13 +178,16 @@ impl DecompositionTask {
     fn on_batches(&self) -> impl Iterator<Item = &BatchProgram> + Clone {
         let cheap = self.cheap_evaluation.as_ref();
         let evaluations = [&self.evaluation].into_iter().chain(cheap);
+        let climbing = self.climbing.iter().map(|climbing| &climbing.gradient);
         [&self.program]
             .into_iter()
             .chain(evaluations.map(|evaluation| &evaluation.program))
+            .chain(climbing)
     }
 
     fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
-        self.fed().chain(&self.removal)
+        let steps = self.climbing.iter().map(|climbing| &climbing.step);
+        self.fed().chain(&self.removal).chain(steps)
     }
 
     /// The programs that read whole batches, or rows of one feature each.

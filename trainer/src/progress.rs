@@ -16,13 +16,18 @@ pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
 /// The spool's word for the updates before the first step.
 pub(crate) const WARMUP: &str = "warmup";
 
+/// Its word for the passes of patient adversaries, at the end.
+pub(crate) const LADDER: &str = "ladder";
+
 /// Tells the launcher how far the run is, at most twice a second.
 pub(crate) struct Progress {
     /// Nothing for a rank that writes nothing.
     spool: Option<Spool>,
     heartbeat: Arc<Heartbeat>,
     shown: Instant,
-    /// Time since then that went into no step.
+    /// The same of what is no step.
+    shown_beside: Instant,
+    /// Time since the former that went into no step.
     rested: Duration,
     /// Multiplications and additions of a step.
     flops: u64,
@@ -55,6 +60,7 @@ impl Progress {
             spool: None,
             heartbeat: Arc::clone(heartbeat),
             shown: Instant::now(),
+            shown_beside: Instant::now(),
             rested: Duration::ZERO,
             flops: 0,
             peak: None,
@@ -66,6 +72,17 @@ impl Progress {
     /// them in a second at most, if that is known.
     pub(crate) fn steps_of(&mut self, flops: u64, peak: Option<f64>) {
         (self.flops, self.peak) = (flops, peak);
+    }
+
+    /// Says how far something is that is no step of the run, at most twice a second too.
+    pub(crate) fn show_beside(&mut self, phase: &'static str, all: u64, made: u64) {
+        self.heartbeat.tick(phase, made);
+        if made > 0 && self.shown_beside.elapsed() < Duration::from_millis(500) {
+            return;
+        }
+        let row = Row::new(made, Kind::System).with_note(phase);
+        self.append(row.with("steps", all as f64));
+        self.shown_beside = Instant::now();
     }
 
     /// Says what is going on, the spool's word for it and its number of steps, after `step` of

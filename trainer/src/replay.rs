@@ -12,6 +12,7 @@ use crate::data::Sources;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Interrupt, Outcome};
+use crate::metrics::ladder::Climbed;
 use crate::networks::shipped;
 use crate::run_file::Run;
 use crate::target_task::{Lessons, TargetTask};
@@ -112,6 +113,46 @@ impl Replay {
         program.run(store, arena, batch, &feed)?;
         program.fetch(store, arena)?;
         Ok(program.observe(store, arena))
+    }
+
+    /// The losses of the rungs of the run's ladder, by name.
+    ///
+    /// - `feed`: gives the pass of a step and a batch its draws
+    /// - `start`: puts the sources, `ladder.sources.<site>` and `ladder.delta_sources.<site>`, into
+    ///   the store
+    ///
+    /// # Errors
+    ///
+    /// When a GPU refuses.
+    ///
+    /// # Panics
+    ///
+    /// When the run has no ladder, or one of more batches.
+    pub fn climb(
+        &mut self,
+        store: &mut Store,
+        batches: &[Batch],
+        feed: impl Fn(&mut Given, usize, u64),
+        start: impl Fn(&mut Store),
+    ) -> Result<Vec<(String, f64)>, Fault> {
+        let DecompositionTask {
+            climbing, arena, ..
+        } = &mut self.task;
+        let climbing = climbing.as_mut().expect("a run with a ladder");
+        let mut read = |index: u64, batch: &mut Batch| {
+            let index = usize::try_from(index).unwrap_or(usize::MAX);
+            batch.clone_from(&batches[index]);
+            Ok(())
+        };
+        let mut on = Climbed {
+            read: &mut read,
+            feed: &feed,
+            start: Some(&start),
+        };
+        let mut found = Vec::new();
+        let climbed = climbing.climb((store, arena), &mut on, &mut |_, _| Ok(()));
+        Outcome::of(climbed.map(|losses| found = losses))?;
+        Ok(found)
     }
 }
 

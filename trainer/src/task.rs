@@ -10,6 +10,7 @@ use spd_tracker::Value;
 use crate::batch_program::{BatchProgram, PartTimes};
 use crate::fault::{Fault, Interrupt};
 pub(crate) use crate::metrics::Measured;
+use crate::metrics::ladder::CheckPass;
 use crate::parameters::{corrections, set_scalars};
 
 /// Called between the batches and files of whatever takes long: ends it on a request to stop.
@@ -117,6 +118,16 @@ pub(crate) trait Task {
         is_slow: bool,
         check_stop: &mut CheckStop<'_>,
     ) -> Result<Measured, Interrupt>;
+
+    /// Measures what is of the end of a run alone. Before each pass, `check` is called with how
+    /// many are made, and of how many.
+    fn climb(
+        &mut self,
+        _store: &mut Store,
+        _check: &mut CheckPass<'_>,
+    ) -> Result<Measured, Interrupt> {
+        Ok(Measured::new())
+    }
 
     /// The most multiplications and additions a second that its processor makes in the run's
     /// precision, if they are known.

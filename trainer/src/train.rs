@@ -104,7 +104,7 @@ mod tests {
         Frequency, Loss, MergedRecon, NonlinearityLocality, PersistentPgdRecon, Remembered,
         SmoothL0, Term,
     };
-    use crate::metrics::Measure;
+    use crate::metrics::{Measure, Rungs};
     use crate::run_file::{Knot, Recompute, Run, Schedule, Shape, TiedUpdate};
     use crate::world::World;
 
@@ -402,6 +402,14 @@ mod tests {
         let metrics = &mut run.eval.metrics;
         metrics.adversaries.adversaries = true;
         metrics.site_outputs.site_outputs = true;
+        metrics.ladder.ladder = Some(Rungs {
+            steps: vec![1, 3],
+            step_size: 0.1,
+            batches: 2,
+            joint: true,
+            subset: true,
+            routing: Routing::UniformK,
+        });
         let adversary = |scope, optimizer| Adversary {
             scope,
             pool: None,
@@ -481,13 +489,15 @@ mod tests {
             assert_eq!(before.shape, shape, "{name}");
             assert!(before != after, "{name}");
         }
-        // Held-out rows meet them.
+        // Held-out rows meet them, and at the end those that are patient.
         let rows = fs::read_to_string(one.path().join("metrics.jsonl")).unwrap();
         for (name, count) in [
             ("eval/adversary/merged_recon", 3),
             ("eval/adversary/merged_recon/linear2", 3),
             ("eval/adversary/persistent_pgd_recon_subset/sites", 3),
             ("eval/site_outputs/stochastic/linear1", 3),
+            ("eval/ladder/1", 1),
+            ("eval/ladder/3", 1),
         ] {
             assert_eq!(
                 rows.matches(&format!("\"{name}\":")).count(),

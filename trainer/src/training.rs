@@ -11,7 +11,7 @@ use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::fault::{Fault, Interrupt};
 use crate::gather::gather;
-use crate::progress::{Progress, Stop, WARMUP};
+use crate::progress::{LADDER, Progress, Stop, WARMUP};
 use crate::refused_step;
 use crate::resume::{self, CHECKPOINTS};
 use crate::saver::{At, Place, Saver, State};
@@ -176,6 +176,23 @@ impl<'a> Training<'a> {
         })
     }
 
+    /// What is measured at the end alone. Its passes are shown, and it hears a request to stop
+    /// before each.
+    fn climb(&mut self) -> Result<Measured, Interrupt> {
+        let Self {
+            task,
+            store,
+            progress,
+            stop,
+            place,
+            ..
+        } = self;
+        task.climb(store, &mut |made, all| {
+            progress.show_beside(LADDER, all, made);
+            place.world.agree(!stop())
+        })
+    }
+
     fn append_evaluation(&mut self, values: Measured, is_slow: bool) {
         if let Some(Records { spool, .. }) = &mut self.records {
             spool.append(evaluation_row(self.task, self.at.step(), values, is_slow));
@@ -285,7 +302,8 @@ impl<'a> Training<'a> {
         self.save()?;
         let clock = Instant::now();
         self.draw()?;
-        let values = self.measure(true)?;
+        let mut values = self.measure(true)?;
+        values.extend(self.climb()?);
         // Before the row: a run that continues from a state repeats every row after it.
         self.finish_saving()?;
         self.append_evaluation(values.clone(), true);

@@ -11,6 +11,7 @@ use crate::batch_program::BatchProgram;
 use crate::data::{eval_feed, training_feed};
 use crate::fault::{Fault, Interrupt};
 use crate::figures;
+use crate::metrics::ladder::{CheckPass, Climbed};
 use crate::metrics::toy;
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
@@ -196,5 +197,35 @@ impl Task for DecompositionTask {
     fn peak(&self) -> Option<f64> {
         let name = self.processor.device()?.name().ok()?;
         peak::of(&name, self.decomposition.run.precision)
+    }
+
+    fn climb(
+        &mut self,
+        store: &mut Store,
+        check: &mut CheckPass<'_>,
+    ) -> Result<Measured, Interrupt> {
+        let run = &self.decomposition.run;
+        let (Some(climbing), Some(rungs)) = (&mut self.climbing, &run.eval.metrics.ladder.ladder)
+        else {
+            return Ok(Measured::new());
+        };
+        let feed = Feed {
+            shard: self.world.shard(),
+            ..eval_feed(run.seed, run.eval.batch_size)
+        };
+        let held_out = &self.sources.eval;
+        let mut on = Climbed {
+            read: &mut |index, batch| Ok(held_out.fill(&feed, index * feed.rows as u64, batch)?),
+            feed: &|given, step, index| {
+                // A batch has one draw of everything but of subsets.
+                let pass = match rungs.subset {
+                    true => step as u64 * rungs.batches + index,
+                    false => index,
+                };
+                given.parameters.step = u32::try_from(pass).unwrap_or(u32::MAX);
+            },
+            start: None,
+        };
+        climbing.climb((store, &mut self.arena), &mut on, check)
     }
 }

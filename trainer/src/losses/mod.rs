@@ -62,6 +62,7 @@ pub use nonlinearity_locality::NonlinearityLocality;
 pub use objective::Scalar;
 pub(crate) use objective::{gradients_to_make, total};
 pub use persistent_pgd_recon::PersistentPgdRecon;
+pub(crate) use pgd_recon::attacked_pass;
 pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
 #[cfg(test)]

@@ -289,7 +289,7 @@ fn ascend(
 }
 
 /// A pass through the sites as an adversary masks them, and all others as they are.
-fn attacked_pass(
+pub(crate) fn attacked_pass(
     pgd: &PgdRecon,
     b: &mut Builder,
     from: &LossInputs<'_>,

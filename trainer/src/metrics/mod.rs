@@ -26,6 +26,7 @@ mod attention_patterns;
 mod bigram;
 mod faithfulness;
 pub mod known_importance;
+pub(crate) mod ladder;
 mod masked_output;
 mod mse_unrecovered;
 mod site_outputs;
@@ -48,6 +49,7 @@ pub use adversaries::Adversaries;
 pub use attention_patterns::{Against, AttentionPatterns};
 pub use faithfulness::Faithfulness;
 pub use known_importance::Known;
+pub use ladder::{Ladder, Rungs};
 pub use masked_output::MaskedOutput;
 pub use mse_unrecovered::MseUnrecovered;
 pub use site_outputs::SiteOutputs;
@@ -94,6 +96,7 @@ metrics! {
     site_outputs: SiteOutputs,
     attention_patterns: AttentionPatterns,
     adversaries: Adversaries,
+    ladder: Ladder,
 }
 
 impl Metrics {

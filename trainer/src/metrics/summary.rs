@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
+use spd_configs::values::brief;
 use spd_engine::Store;
 use spd_tracker::{Cursor, Kind, Read, Reader};
 
 use super::bigram::bigram_cross_entropy;
 use super::known_importance::KnownSolution;
 use super::toy::{KnownSite, known_sites, values as known_values};
-use super::{Measure, Subset};
+use super::{Measure, Rungs, Subset};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Interrupt;
 use crate::figures;
@@ -129,6 +130,9 @@ pub(crate) fn text(
     let mut tables = vec![masks_table(&metrics.subsets.rows, &shown)];
     if !metrics.terms.rows.is_empty() {
         tables.push(terms_table(&metrics.terms.rows, &shown));
+    }
+    if let Some(rungs) = &metrics.ladder.ladder {
+        tables.push(ladder_table(rungs, &shown));
     }
     let mut lines: Vec<(String, String)> = Vec::new();
     if let Input::Tokens { vocab, .. } = run.target.model.input()
@@ -285,6 +289,23 @@ fn terms_table(measures: &[Measure], shown: &Shown) -> Table {
     (
         "held-out rows, reconstruction".into(),
         columns.collect(),
+        rows.collect(),
+    )
+}
+
+/// The loss of the output under adversaries of more and more steps.
+fn ladder_table(rungs: &Rungs, shown: &Shown) -> Table {
+    let columns = ["adversary", "loss of the output"]
+        .map(str::to_owned)
+        .to_vec();
+    let rows = rungs.steps.iter().map(|steps| {
+        let loss = shown.last.get(&format!("eval/ladder/{steps}"));
+        let loss = loss.map_or("-".to_owned(), |&loss| number(loss));
+        vec![format!("{steps} steps of {}", brief(rungs.step_size)), loss]
+    });
+    (
+        "held-out rows, patient adversaries".into(),
+        columns,
         rows.collect(),
     )
 }

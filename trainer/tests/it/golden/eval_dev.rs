@@ -1,17 +1,19 @@
 //! The evaluation as the reference's branch dev has it, on two batches: outputs under six kinds of
-//! masks, subsets, L0 of sites and of groups, mean importances and activation densities.
+//! masks, subsets, L0 of sites and of groups, mean importances and activation densities; outputs of
+//! sites, patterns of attention, sources that live on, and adversaries over both batches.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde_json::Value as Json;
-use spd_engine::Given;
+use spd_engine::{Given, Store};
+use spd_trainer::component_model::Routing;
 use spd_trainer::replay::Replay;
 
 use super::ce_kl;
 use super::compare::Comparison;
 use super::numbers::Numbers;
-use super::replica::Replica;
+use super::replica::{Replica, routes};
 use super::run_file::{self, FAITHFULNESS, Settings, number, size};
 use crate::harness::Outcome;
 
@@ -24,28 +26,195 @@ pub(super) fn check() -> Outcome {
     let case = Numbers::open("modern/eval_dev")?;
     let mut comparison = Comparison::new("eval_dev", TOLERANCE);
     let terms = case.info["terms"].as_object().expect("terms by name");
-    let (compared, left): (Vec<_>, Vec<_>) = terms.iter().partition(|(term, _)| {
-        let starts = ["ce_kl", "l0", "subset_ce_kl"];
-        starts.iter().any(|start| term.starts_with(start))
-    });
-    for (term, said) in compared {
+    for (term, said) in terms {
         comparison.group(term);
         if let Some(threshold) = term.strip_prefix("ce_kl_rounding") {
             masked_outputs(&case, threshold, &said["per_batch"], &mut comparison);
         } else if let Some(threshold) = term.strip_prefix("l0_") {
             active(&case, threshold, said, &mut comparison);
+        } else if term.ends_with("attn_patterns") {
+            attention_patterns(&case, term, said, &mut comparison);
+        } else if term.contains("hidden_acts") {
+            site_outputs(&case, term, said, &mut comparison);
+        } else if term.starts_with("ppgd_eval") {
+            living_sources(&case, term, said, &mut comparison);
+        } else if term.starts_with("pgd_multibatch") {
+            several_batches(&case, term, said, &mut comparison);
         } else {
             subsets(&case, term, said, &mut comparison);
         }
     }
     comparison.group("importances");
     importances(&case, &mut comparison);
-    // Squared errors of what comes out of a site (ours are of what goes in), errors of attention
-    // patterns, and adversaries over several batches: no metric of a run.
-    let left = left.into_iter().map(|(term, _)| term.as_str());
-    let left: Vec<&str> = left.collect();
-    comparison.note(format!("left out: {}", left.join(", ")));
     Ok(comparison.finish())
+}
+
+/// Draws of both batches, so many samples each, by our kinds and theirs; those of random masks may
+/// be none.
+fn measured(
+    evaluation: &mut Evaluation<'_>,
+    (term, samples): (&str, usize),
+    kinds: &[(&str, &str)],
+) -> Vec<BTreeMap<String, f64>> {
+    let mut measured = Vec::new();
+    for (index, batch) in BATCHES.into_iter().enumerate() {
+        for sample in 0..samples {
+            let draws = format!("{term}.b{index}.m{sample}");
+            measured.push(evaluation.measure(batch, (&draws, kinds)));
+        }
+    }
+    measured
+}
+
+/// Recorded draws of masks, without those of deltas where there are none.
+const DRAWN: [(&str, &str); 2] = [("src", "src"), ("dmask", "dmask")];
+
+/// Squared errors of what comes out of each site, and of all.
+fn site_outputs(case: &Numbers, term: &str, said: &Json, comparison: &mut Comparison) {
+    let is_stochastic = term.starts_with("stoch");
+    let delta = said["use_delta"] != false;
+    let mut evaluation = Evaluation::new(case, delta, "site_outputs = true\n");
+    let (class, mask, measured) = if is_stochastic {
+        let samples = size(said, "n_mask_samples");
+        let kinds = &DRAWN[..if delta { 2 } else { 1 }];
+        let measured = measured(&mut evaluation, (term, samples), kinds);
+        ("StochasticHiddenActsReconLoss", "stochastic", measured)
+    } else {
+        let measured = measured(&mut evaluation, (term, 1), &[]);
+        ("CIHiddenActsReconLoss", "ci_masked", measured)
+    };
+    let theirs = match is_stochastic {
+        true => &said["result"],
+        false => said,
+    };
+    let ours = format!("eval/site_outputs/{mask}");
+    compare_sites(
+        &evaluation,
+        (&measured, &ours, &ours),
+        (theirs, class),
+        comparison,
+    );
+}
+
+/// Errors of all sites, by our names and theirs.
+///
+/// - `ours`: before the path of a site, and of all
+fn compare_sites(
+    evaluation: &Evaluation<'_>,
+    (measured, of_site, of_all): (&[BTreeMap<String, f64>], &str, &str),
+    (theirs, class): (&Json, &str),
+    comparison: &mut Comparison,
+) {
+    for site in &evaluation.replica.decomposition.sites {
+        let path = site.path();
+        let ours = mean(measured, &format!("{of_site}/{path}"));
+        comparison.number(path, ours, number(theirs, &format!("{class}/{path}")));
+    }
+    comparison.number("all sites", mean(measured, of_all), number(theirs, class));
+}
+
+/// Patterns against those of all components.
+fn attention_patterns(case: &Numbers, term: &str, said: &Json, comparison: &mut Comparison) {
+    let eval = "attention_patterns = \"components\"\n";
+    let mut evaluation = Evaluation::new(case, true, eval);
+    let (mask, kinds) = match term.starts_with("stoch") {
+        true => ("stochastic", &DRAWN[..]),
+        false => ("ci_masked", &[][..]),
+    };
+    let measured = measured(&mut evaluation, (term, 1), kinds);
+    let ours = mean(&measured, &format!("eval/attention_patterns/{mask}"));
+    comparison.number(mask, ours, number(said, "value"));
+}
+
+/// Held-out rows under sources that are as they are.
+fn living_sources(case: &Numbers, term: &str, said: &Json, comparison: &mut Comparison) {
+    let scope = match term.ends_with("single") {
+        true => "single_source",
+        false => "broadcast_across_batch",
+    };
+    let loss = format!(
+        "[[loss]]\nkind = \"persistent_pgd_recon\"\ncoeff = 1.0\nscope = \"{scope}\"\noptimizer = \"sgd\"\nlr = 0.1\n"
+    );
+    let replica = replica_of(case, (true, &loss), "adversaries = true\n");
+    let mut evaluation = Evaluation::of(case, replica);
+    let sources = format!("rng.{term}.src");
+    let names = [
+        "losses.persistent_pgd_recon.sources",
+        "losses.persistent_pgd_recon.delta_sources",
+    ];
+    set_sources(case, &mut evaluation.replica.store, (&sources, names));
+    let measured = measured(&mut evaluation, (term, 1), &[]);
+    let name = "eval/adversary/persistent_pgd_recon";
+    let ours = mean(&measured, name);
+    comparison.number("output", ours, number(said, "output_recon_per_position"));
+    let class = format!("{term}/hidden_acts");
+    let all = format!("{name}/sites");
+    let ours = (&measured[..], name, &*all);
+    compare_sites(&evaluation, ours, (&said["result"], &class), comparison);
+}
+
+/// Puts recorded sources into the store: the last column is that of the delta.
+fn set_sources(case: &Numbers, store: &mut Store, (recorded, names): (&str, [&str; 2])) {
+    for path in run_file::texts(&case.info, "sites") {
+        let c = case.get(&format!("comp.{path}.U")).dims[0];
+        let recorded = case.get(&format!("{recorded}.{path}")).f32();
+        let rows = recorded.chunks_exact(c + 1);
+        let components: Vec<f32> = rows.clone().flat_map(|row| row[..c].to_vec()).collect();
+        let delta: Vec<f32> = rows.map(|row| row[c]).collect();
+        for (name, values) in names.into_iter().zip([components, delta]) {
+            let name = format!("{name}.{}", path.replace('.', "-"));
+            let slot = store.slot(&name).unwrap_or_else(|| panic!("{name}"));
+            store.get_mut(slot).copy_from_slice(&values);
+        }
+    }
+}
+
+/// One adversary on both batches: its loss, and where its sources end.
+fn several_batches(case: &Numbers, term: &str, said: &Json, comparison: &mut Comparison) {
+    let (cfg, is_routed) = (&said["cfg"], !said["routing"].is_null());
+    let eval = format!(
+        "ladder = {{ steps = [{}], step_size = {}, batches = 2, joint = true, subset = {is_routed} }}\n",
+        cfg["n_steps"], cfg["step_size"]
+    );
+    let mut evaluation = Evaluation::new(case, true, &eval);
+    let Evaluation {
+        replica, replay, ..
+    } = &mut evaluation;
+    let batches = BATCHES.map(|batch| replica.batch(case.get(batch)));
+    let sites = replica.decomposition.sites.iter().enumerate();
+    let indices: BTreeMap<String, usize> = sites
+        .map(|(index, site)| (site.path().to_owned(), index))
+        .collect();
+    let decomposition = &replica.decomposition;
+    let feed = |given: &mut Given, step: usize, batch: u64| {
+        let recorded = format!("{term}.s{step}.b{batch}");
+        for site in &decomposition.sites {
+            let ours = format!("route.ladder.p0.{}", site.path());
+            if given.has_input(&ours) {
+                let of = (indices[site.path()], site.path());
+                let routes = routes(case, &recorded, Some(Routing::UniformK), of);
+                given.input(&ours).copy_from_slice(&routes);
+            }
+        }
+    };
+    let recorded = format!("rng.{term}.p0.init");
+    let names = ["ladder.sources", "ladder.delta_sources"];
+    let start = |store: &mut Store| set_sources(case, store, (&recorded, names));
+    let climbed = replay.climb(&mut replica.store, &batches, feed, start);
+    let climbed = climbed.expect("a processor that works");
+    let [(_, loss)] = &climbed[..] else {
+        panic!("one rung");
+    };
+    comparison.number("loss", *loss, number(said, "value"));
+    replica.store.fetch().expect("a processor that works");
+    for (path, dashed) in indices.keys().map(|path| (path, path.replace('.', "-"))) {
+        let theirs = &case.get(&format!("pgd.{term}.p0.final.{path}")).values;
+        let [components, delta] = names.map(|name| {
+            let slot = replica.store.slot(&format!("{name}.{dashed}"));
+            replica.store.get(slot.expect("a source")).to_vec()
+        });
+        comparison.at_scale(1.0, path, &[components, delta].concat(), theirs);
+    }
 }
 
 /// The case with an evaluation.
@@ -57,7 +226,10 @@ struct Evaluation<'c> {
 
 impl<'c> Evaluation<'c> {
     fn new(case: &'c Numbers, delta: bool, eval: &str) -> Self {
-        let mut replica = replica(case, delta, eval);
+        Self::of(case, replica(case, delta, eval))
+    }
+
+    fn of(case: &'c Numbers, mut replica: Replica) -> Self {
         let replay = replica.replay();
         Self {
             case,
@@ -93,13 +265,17 @@ impl<'c> Evaluation<'c> {
 }
 
 fn replica(case: &Numbers, delta: bool, eval: &str) -> Replica {
+    replica_of(case, (delta, FAITHFULNESS), eval)
+}
+
+fn replica_of(case: &Numbers, (delta, loss): (bool, &str), eval: &str) -> Replica {
     let settings = Settings {
         delta,
         eval,
         ..Settings::PLAIN
     };
     let from = ("comp.", case.get(BATCHES[0]));
-    let text = run_file::text_of(&case.info, case, from, FAITHFULNESS, settings);
+    let text = run_file::text_of(&case.info, case, from, loss, settings);
     Replica::new(&run_file::read(&text), case, "")
 }
 
@@ -166,15 +342,9 @@ fn subsets(case: &Numbers, term: &str, said: &Json, comparison: &mut Comparison)
     }
     let delta = said["use_delta"] == true;
     let mut evaluation = Evaluation::new(case, delta, &eval);
-    let kinds = [("src", "src"), ("dmask", "dmask")];
-    let kinds = &kinds[..if delta { 2 } else { 1 }];
-    let mut measured = Vec::new();
-    for (index, batch) in BATCHES.into_iter().enumerate() {
-        for sample in 0..size(said, "n_mask_samples") {
-            let draws = format!("{term}.b{index}.m{sample}");
-            measured.push(evaluation.measure(batch, (&draws, kinds)));
-        }
-    }
+    let kinds = &DRAWN[..if delta { 2 } else { 1 }];
+    let samples = size(said, "n_mask_samples");
+    let measured = measured(&mut evaluation, (term, samples), kinds);
     for subset in said["subset_modules"].as_object().expect("subsets").keys() {
         for measure in ["kl", "ce"] {
             let ours = mean(&measured, &format!("eval/subset/{subset}/{measure}"));
