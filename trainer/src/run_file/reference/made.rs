@@ -1,5 +1,7 @@
 //! A table of a run file while it is made of another one.
 
+use std::path::Path;
+
 use toml::de::DeValue;
 
 use spd_configs::{
@@ -15,6 +17,11 @@ pub struct Made(Vec<Entry>);
 impl Made {
     pub(crate) fn into_entries(self) -> Vec<Entry> {
         self.0
+    }
+
+    /// Puts the keys of another one behind its own.
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
     }
 
     pub(crate) fn put(&mut self, key: &str, offset: usize, value: Value) {
@@ -61,7 +68,7 @@ impl Made {
 }
 
 /// Any value; what it has to be is said only where it is missing.
-struct Anything(&'static str);
+pub(super) struct Anything(pub(super) &'static str);
 
 impl Kind for Anything {
     type Value = Node;
@@ -72,5 +79,24 @@ impl Kind for Anything {
 
     fn read(&self, value: &DeValue<'_>) -> Result<Node, String> {
         Ok(Node::of_toml(value, 0))
+    }
+}
+
+/// The name of the directory of a run: made of any name, or else of that of its file.
+pub(super) fn named_after(name: Option<String>, path: &Path) -> String {
+    let name = name.unwrap_or_else(|| {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        stem.strip_suffix("_config").unwrap_or(&stem).to_owned()
+    });
+    let letter = |c: char| match c {
+        c if c.is_ascii_alphanumeric() || "._-".contains(c) => c,
+        _ => '-',
+    };
+    let name: String = name.chars().map(letter).collect();
+    let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+    if name.is_empty() {
+        "reference".to_owned()
+    } else {
+        name.to_owned()
     }
 }

@@ -10,44 +10,13 @@ use spd_configs::{
     yaml::{Node, Value},
 };
 
-use super::{Found, made::Made};
+use super::found::Found;
+use super::made::{Anything, Made};
 use crate::component_model::Sites;
 use crate::losses::{self, CLASSES};
 
-/// Classes of the reference that are not here, and what could be done.
-const ABSENT: &[(&str, &str)] = &[
-    (
-        "PersistentPGDReconEval",
-        "an adversary that lives on is of training alone here; leave it out",
-    ),
-    (
-        "PersistentPGDReconSubsetEval",
-        "an adversary that lives on is of training alone here; leave it out",
-    ),
-    (
-        "PGDMultiBatchReconLoss",
-        "an adversary over several batches is not here; put `PGDReconLoss` in its place",
-    ),
-    (
-        "PGDMultiBatchReconSubsetLoss",
-        "an adversary over several batches is not here; put `PGDReconSubsetLoss` in its place",
-    ),
-    (
-        "CIHiddenActsReconLoss",
-        "hidden activations are measured here under random masks; put `StochasticHiddenActsReconLoss` in its place",
-    ),
-    (
-        "CIMaskedAttnPatternsReconLoss",
-        "patterns of attention are not measured here; leave it out",
-    ),
-    (
-        "StochasticAttnPatternsReconLoss",
-        "patterns of attention are not measured here; leave it out",
-    ),
-];
-
 /// Figures that every slow evaluation draws here, and metrics that every evaluation has.
-const ALWAYS: &[&str] = &[
+pub(super) const ALWAYS: &[&str] = &[
     "CIHistograms",
     "CIMeanPerComponent",
     "ComponentActivationDensity",
@@ -105,17 +74,11 @@ fn loss(row: &mut Table<'_>) -> Option<Made> {
     Some(made)
 }
 
-/// Refuses a class that is not here, with what could be done.
+/// Refuses a class that is not here.
 fn refuse<T>(row: &mut Table<'_>, class: &str, what: &str) -> Option<T> {
     row.pass_over();
-    let absent = ABSENT.iter().find(|(known, _)| *known == class);
-    match absent {
-        Some((_, why)) => row.refuse("classname", format!("`{class}`: {why}")),
-        None => row.refuse(
-            "classname",
-            format!("expected a {what} of the reference, found {class:?}"),
-        ),
-    }
+    let message = format!("expected a {what} of the reference, found {class:?}");
+    row.refuse("classname", message)
 }
 
 /// The loss of a class: its word, and what it is.
@@ -151,6 +114,8 @@ struct Eval {
     subsets: Vec<Made>,
     /// How many losses there are of a kind.
     kinds: BTreeMap<&'static str, usize>,
+    /// Keys that are there.
+    keys: Vec<&'static str>,
 }
 
 impl Eval {
@@ -163,14 +128,27 @@ impl Eval {
         }
         match class.as_str() {
             "CEandKLLosses" => out.carry(row, "rounding_threshold", "rounding_threshold"),
+            "CIHiddenActsReconLoss" => self.whether(row, out, "site_outputs"),
+            // Of each adversary that lives on, whichever they name.
+            "PersistentPGDReconEval" | "PersistentPGDReconSubsetEval" => {
+                self.whether(row, out, "adversaries");
+            }
+            "CIMaskedAttnPatternsReconLoss" | "StochasticAttnPatternsReconLoss" => {
+                row.pass_over();
+                self.once(row, out, ("attention_patterns", components()));
+            }
+            "PGDMultiBatchReconLoss" => self.ladder(row, out, false),
+            "PGDMultiBatchReconSubsetLoss" => self.ladder(row, out, true),
             "CI_L0" => self.subsets(row, ("groups", "sites"), false),
             "StochasticReconSubsetCEAndKL" => {
                 self.subsets(row, ("include_patterns", "sites"), true);
                 self.subsets(row, ("exclude_patterns", "all_but"), true);
             }
             "IdentityCIError" => {
-                self.solutions(row, "identity_ci", ("n_features", "identity"));
-                self.solutions(row, "dense_ci", ("k", "dense"));
+                self.known
+                    .extend(solutions(row, "identity_ci", ("n_features", "identity")));
+                self.known
+                    .extend(solutions(row, "dense_ci", ("k", "dense")));
             }
             _ => self.loss(row, &class, found),
         }
@@ -198,6 +176,48 @@ impl Eval {
         self.losses.push(made);
     }
 
+    /// Puts a key that several rows may ask for.
+    fn once(&mut self, row: &Table<'_>, out: &mut Made, (key, value): (&'static str, Value)) {
+        if !self.keys.contains(&key) {
+            self.keys.push(key);
+            out.put(key, row.place("classname"), value);
+        }
+    }
+
+    fn whether(&mut self, row: &mut Table<'_>, out: &mut Made, key: &'static str) {
+        row.pass_over();
+        self.once(row, out, (key, Value::Flag(true)));
+    }
+
+    /// An adversary over several batches.
+    fn ladder(&mut self, row: &mut Table<'_>, out: &mut Made, subset: bool) {
+        let place = row.place("classname");
+        if self.keys.contains(&"ladder") {
+            row.pass_over();
+            row.refuse::<()>(
+                "classname",
+                "one adversary over several batches is measured here, found two",
+            );
+            return;
+        }
+        self.keys.push("ladder");
+        let mut made = Made::default();
+        if let Some(steps) = row.need("n_steps", Anything("a whole number")) {
+            made.put("steps", place, Value::List(vec![steps]));
+        }
+        made.need(row, ("step_size", "a number"), "step_size");
+        let batches = ("gradient_accumulation_steps", "a whole number");
+        made.need(row, batches, "batches");
+        row.or("init", OneOf(&[("random", ())]), ());
+        row.raw("coeff");
+        made.put("joint", place, Value::Flag(true));
+        if subset {
+            made.put("subset", place, Value::Flag(true));
+            routing(row, &mut made);
+        }
+        out.table("ladder", place, made);
+    }
+
     /// Groups of sites by name.
     fn subsets(&mut self, row: &mut Table<'_>, (theirs, ours): (&'static str, &str), masked: bool) {
         let Some(groups) = row.maybe(theirs, Groups).flatten() else {
@@ -212,26 +232,30 @@ impl Eval {
             self.subsets.push(made);
         }
     }
+}
 
-    /// Solutions that are known.
-    fn solutions(
-        &mut self,
-        row: &mut Table<'_>,
-        list: &'static str,
-        (theirs, ours): (&'static str, &str),
-    ) {
-        row.rows_or_none(list, |of| {
-            let mut made = Made::default();
-            made.need(of, ("layer_pattern", "a pattern of sites"), "pattern");
-            made.need(of, (theirs, "a whole number"), ours);
-            self.known.push(made);
-            Some(())
-        });
-    }
+/// Patterns of attention are measured against those of all components there.
+fn components() -> Value {
+    Value::Text("components".to_owned())
+}
+
+/// Makes rows of solutions that are known.
+pub(super) fn solutions(
+    row: &mut Table<'_>,
+    list: &'static str,
+    (theirs, ours): (&'static str, &str),
+) -> Vec<Made> {
+    let rows = row.rows_or_none(list, |of| {
+        let mut made = Made::default();
+        made.need(of, ("layer_pattern", "a pattern of sites"), "pattern");
+        made.need(of, (theirs, "a whole number"), ours);
+        Some(made)
+    });
+    rows.unwrap_or_default()
 }
 
 /// Lists of patterns by name.
-struct Groups;
+pub(super) struct Groups;
 
 impl Kind for Groups {
     type Value = Vec<(String, Value)>;

@@ -1,6 +1,6 @@
-//! Run files of the SPD reference, YAML of its branches `main` and `dev`, as run files of ours. A
-//! key that has another name here is renamed; what is not here is refused by its key, all of it at
-//! once.
+//! Run files of the SPD reference, YAML of its branches `main` and `dev` and of its successor, as
+//! run files of ours. A key that has another name here is renamed; what is not here is refused by
+//! its key, all of it at once.
 //!
 //! ```text
 //! text -> yaml -> their tables -> translate -> our tables -> overrides -> reader
@@ -8,10 +8,12 @@
 
 mod beside;
 mod export;
+mod found;
 mod importance;
 mod made;
 mod metrics;
 mod schedule;
+mod successor;
 mod target;
 mod top;
 
@@ -19,11 +21,9 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
-use spd_configs::{
-    faults::Note,
-    reader::{Table, read_file},
-    yaml::Entry,
-};
+use spd_configs::{faults::Note, reader::read_file, yaml::Entry};
+
+use found::{Found, Wanted};
 
 pub(crate) use beside::{Beside, look as beside};
 pub(crate) use export::schedule as written_rate;
@@ -50,20 +50,17 @@ pub(crate) struct Translated {
     wanted: Vec<Wanted>,
 }
 
-/// Something that has to be there once overrides are put in.
-struct Wanted {
-    /// A table, and keys of it: one of them is enough.
-    table: &'static str,
-    keys: &'static [&'static str],
-    note: Note,
-}
-
 /// Translates the tables of a file.
 ///
 /// - `path`: names the run where the file does not
 pub(crate) fn translate(file: &DeTable<'_>, path: &Path) -> Translated {
     let mut found = Found::default();
-    let made = read_file(file, |table| Some(top::read(table, path, &mut found)));
+    let made = read_file(file, |table| {
+        Some(match successor::is_one(table) {
+            true => successor::read(table, path, &mut found),
+            false => top::read(table, path, &mut found),
+        })
+    });
     let (file, notes) = match made {
         Ok(file) => (file.into_entries(), Vec::new()),
         Err(notes) => (Vec::new(), notes),
@@ -73,32 +70,6 @@ pub(crate) fn translate(file: &DeTable<'_>, path: &Path) -> Translated {
         notes,
         unused: found.unused,
         wanted: found.wanted,
-    }
-}
-
-/// Findings beside the translated keys.
-#[derive(Default)]
-struct Found {
-    unused: Vec<String>,
-    wanted: Vec<Wanted>,
-}
-
-impl Found {
-    /// Keys that change nothing here; those that are given are told.
-    fn unused(&mut self, table: &mut Table<'_>, keys: &[&'static str]) {
-        for key in keys {
-            let given = table.raw(key).is_some_and(|(_, value)| {
-                // An empty prefix asks for nothing.
-                value.as_str() != Some("")
-            });
-            if given {
-                let path = match table.path.as_str() {
-                    "" => (*key).to_owned(),
-                    path => format!("{path}.{key}"),
-                };
-                self.unused.push(path);
-            }
-        }
     }
 }
 

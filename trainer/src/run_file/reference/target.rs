@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{Found, Wanted, made::Made};
+use super::found::{Found, Wanted};
+use super::made::Made;
 use crate::networks::KINDS;
 use spd_configs::{
     faults::{Note, about},
@@ -119,7 +120,7 @@ fn kind(table: &mut Table<'_>, class: &str) -> Option<&'static str> {
 }
 
 /// The weights that a name of the reference means, or what to do about it.
-fn weights(name: &str, kind: &str) -> Result<String, String> {
+pub(super) fn weights(name: &str, kind: &str) -> Result<String, String> {
     if Path::new(name).try_exists().unwrap_or(true) {
         return Ok(name.to_owned());
     }
@@ -199,7 +200,7 @@ fn read_task(task: &mut Table<'_>, tokenizer: Option<&str>, data: &mut Made, fou
     }
 }
 
-fn features(task: &mut Table<'_>, data: &mut Made) {
+pub(super) fn features(task: &mut Table<'_>, data: &mut Made) {
     let active = task.or("data_generation_type", ACTIVE, None);
     if let Some(Some(count)) = active {
         let place = task.place("data_generation_type");

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Found, importance, made::Made, metrics, schedule, target};
+use super::found::Found;
+use super::made::{Made, named_after};
+use super::{importance, metrics, schedule, target};
 use crate::run_file::OutputLoss;
 use spd_configs::{
     reader::Table,
@@ -47,11 +49,8 @@ const DROPPED: &[&str] = &[
 pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Made {
     let mut run = Made::default();
     let name = table.maybe("wandb_run_name", Text::ANY).flatten();
-    let name = name.unwrap_or_else(|| {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        stem.strip_suffix("_config").unwrap_or(&stem).to_owned()
-    });
-    run.text("name", table.place("wandb_run_name"), &run_name(&name));
+    let place = table.place("wandb_run_name");
+    run.text("name", place, &named_after(name, path));
     run.carry(table, "seed", "seed");
     let half = table.or("autocast_bf16", Flag, true);
     let precision = if half == Some(false) { "f32" } else { "bf16" };
@@ -96,21 +95,6 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
     found.unused(table, LOGGING);
     found.unused(table, DROPPED);
     run
-}
-
-/// A name of a directory made of any name.
-fn run_name(name: &str) -> String {
-    let letter = |c: char| match c {
-        c if c.is_ascii_alphanumeric() || "._-".contains(c) => c,
-        _ => '-',
-    };
-    let name: String = name.chars().map(letter).collect();
-    let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
-    if name.is_empty() {
-        "reference".to_owned()
-    } else {
-        name.to_owned()
-    }
 }
 
 fn decomposition(table: &mut Table<'_>) -> Made {

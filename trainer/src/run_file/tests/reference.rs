@@ -202,7 +202,7 @@ fn missing_features_are_refused_by_key() {
             TOY,
             "classname: StochasticReconLoss",
             "classname: PGDMultiBatchReconLoss",
-            "[loss_metric_configs.1] classname: `PGDMultiBatchReconLoss`: an adversary over several batches",
+            "[loss_metric_configs.1] classname: expected a loss of the reference, found \"PGDMultiBatchReconLoss\"",
         ),
         (
             TOY,
@@ -298,6 +298,30 @@ fn missing_features_are_refused_by_key() {
         3,
         "the weights too"
     );
+}
+
+#[test]
+fn metrics_of_the_branch_dev_have_their_keys() {
+    let more = "  - classname: CIHiddenActsReconLoss
+  - {classname: PersistentPGDReconEval, scope: {type: bsc}}
+  - {classname: PersistentPGDReconSubsetEval}
+  - {classname: CIMaskedAttnPatternsReconLoss, n_heads: 4, q_proj_path: a, k_proj_path: b}
+  - {classname: StochasticAttnPatternsReconLoss, n_heads: 4, q_proj_path: a, k_proj_path: b}
+  - {classname: PGDMultiBatchReconSubsetLoss, coeff: null, init: random, step_size: 0.25, n_steps: 30,
+     gradient_accumulation_steps: 4, routing: {type: static_probability, p: 0.5}}
+pretrained_model_class:";
+    let text = with(LANGUAGE, "pretrained_model_class:", more);
+    let run = load("a.yaml", &text, &SET).unwrap_or_else(|faults| panic!("{faults}"));
+    let resolved = run.to_toml();
+    for keys in [
+        "site_outputs = true\n",
+        "adversaries = true\n",
+        "attention_patterns = \"components\"\n",
+        "[eval.ladder]\nsteps = [30]\nstep_size = 0.25\nbatches = 4\njoint = true\nsubset = true\nprobability = 0.5\n",
+    ] {
+        assert!(resolved.contains(keys), "{keys}: {resolved}");
+    }
+    assert_eq!(Run::from_resolved(&resolved).as_ref(), Ok(&run));
 }
 
 #[test]

@@ -19,21 +19,11 @@ const VARIANTS: &str = "[ci_config] __variants__";
 /// All others are translated whole.
 const REFUSED: &[Refused] = &[
     ("ih/ih_config", IH, IH),
-    ("lm/pile_llama_simple_mlp-2L", &[], &[EVAL_6, EVAL_7]),
-    ("lm/pile_llama_simple_mlp-4L", &[], &[EVAL_6]),
-    ("lm/pile_llama_simple_mlp-12L", &[], &[EVAL_6]),
     (
         "lm/pile_llama_simple_mlp-4L-finetune-s-788ccb89",
         &[],
         &["init_spd_checkpoint"],
     ),
-    (
-        "lm/pile_llama_simple_mlp-4L-hidden-acts-recon",
-        &[],
-        &["[eval_metric_configs.1] classname"],
-    ),
-    ("lm/ss_gpt2_simple-1L", &[], &[EVAL_6, EVAL_7]),
-    ("lm/ss_llama_simple_mlp-2L", &[], &[EVAL_6, EVAL_7]),
     ("lm/z-jan22_ppgd", &[], &[VARIANTS]),
     ("lm/z-jan22_ppgd_reverse_resid_ablations", &[], &[VARIANTS]),
     (
@@ -43,8 +33,6 @@ const REFUSED: &[Refused] = &[
     ),
 ];
 
-const EVAL_6: &str = "[eval_metric_configs.6] classname";
-const EVAL_7: &str = "[eval_metric_configs.7] classname";
 const IH: &[&str] = &[
     "missing key `loss_metric_configs`",
     "[task_config] task_name",

@@ -1,0 +1,174 @@
+//! Run files of the reference's successor, `param-decomp`: its tables `pd`, `decomposition`,
+//! `target`, `data`, `eval` and `cadence`, as tables of ours.
+//!
+//! All components start and move as there. Keys of how its program is spread over devices change
+//! nothing here, and are told. What is not here is refused by its key, all of it at once; the
+//! tables of those are `REFUSED` of this file, `losses` and `metrics`.
+
+mod importance;
+mod losses;
+mod metrics;
+mod optimizer;
+mod schedule;
+mod sites;
+mod target;
+
+use std::path::Path;
+
+use spd_configs::{
+    reader::Table,
+    values::{OneOf, Text},
+    yaml::Value,
+};
+
+use super::found::Found;
+use super::made::{Made, named_after};
+
+/// Whether a file is one of the successor.
+pub(super) fn is_one(table: &Table<'_>) -> bool {
+    table.has("pd")
+}
+
+/// Keys of the file that are not here, and what could be done.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "prompts",
+        "decompositions that are targeted at prompts are not read here; leave it out with `nontarget`",
+    ),
+    (
+        "nontarget",
+        "decompositions with a second stream are not read here; leave it out with `prompts`",
+    ),
+    (
+        "resume_provenance",
+        "a run does not start from the components of another one here; leave it out",
+    ),
+];
+
+/// The same of `pd`.
+const REFUSED_OF_TRAINING: &[(&str, &str)] = &[(
+    "ci_scaled_weight_decay",
+    "a decay by importances is of targeted decompositions, which are not read here; leave it out",
+)];
+
+/// Refuses the keys of a table that are not here, where they are given.
+fn refuse(table: &mut Table<'_>, refused: &'static [(&'static str, &'static str)]) {
+    for (key, why) in refused {
+        if table.raw(key).is_some() {
+            table.refuse::<()>(key, why);
+        }
+    }
+}
+
+/// Whether a run is of a toy, which says the sizes of its own network.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    Features,
+    Tokens,
+}
+
+/// Makes the tables of a run.
+pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Made {
+    let mut run = Made::default();
+    let name = table.maybe("run_name", Text::ANY).flatten();
+    run.text("name", table.place("run_name"), &named_after(name, path));
+    let mut of = Of::Tokens;
+    let place = table.place("target");
+    table.table("target", |target| {
+        of = match target.has("spec") {
+            true => Of::Tokens,
+            false => Of::Features,
+        };
+        run.table("target", place, target::read(target, of, found));
+        Some(())
+    });
+    if of == Of::Tokens {
+        run.text("precision", place, "bf16");
+    }
+    let place = table.place("data");
+    table.table("data", |data| {
+        run.table("data", place, target::data(data, of, found));
+        Some(())
+    });
+    let place = table.place("decomposition");
+    table.table("decomposition", |said| {
+        let mut importance = Made::default();
+        said.table("ci", |ci| importance::read(ci, of, &mut importance));
+        run.table("importance", said.place("ci"), importance);
+        run.table("decomposition", place, sites::read(said));
+        Some(())
+    });
+    let place = table.place("pd");
+    table.table("pd", |pd| {
+        run.carry(pd, "seed", "seed");
+        let losses = losses::read(pd, of);
+        run.rows("loss", pd.place("loss_metrics"), losses);
+        run.table("train", place, train(pd, found));
+        Some(())
+    });
+    if table.has("eval") {
+        let place = table.place("eval");
+        table.table("eval", |eval| {
+            run.table("eval", place, metrics::read(eval, found));
+            Some(())
+        });
+    }
+    let place = table.place("cadence");
+    table.table("cadence", |cadence| {
+        let mut log = Made::default();
+        match cadence.has("train_log_every") {
+            true => log.carry(cadence, "train_log_every", "every"),
+            false => log.put("every", place, Value::Number("20".to_owned())),
+        }
+        run.table("log", place, log);
+        found.unused(cadence, &["dense_log_phase"]);
+        if let Some(checkpoint) = checkpoint(cadence) {
+            run.table("checkpoint", cadence.place("checkpointing"), checkpoint);
+        }
+        Some(())
+    });
+    refuse(table, REFUSED);
+    found.unused(table, &["runtime", "wandb"]);
+    run
+}
+
+fn checkpoint(cadence: &mut Table<'_>) -> Option<Made> {
+    let kinds = OneOf(&[("periodic", true), ("none", false)]);
+    cadence.table("checkpointing", |of| {
+        let mut made = Made::default();
+        if !of.need_kind("kind", kinds)? {
+            return of.refuse(
+                "kind",
+                "a run that saves nothing is not here; expected \"periodic\", found \"none\"",
+            );
+        }
+        made.need(of, ("save_every", "a whole number"), "every");
+        of.table("retention", |kept| {
+            match kept.need_kind("kind", OneOf(&[("keep_last", true), ("keep_all", false)]))? {
+                true => made.need(kept, ("n", "a whole number"), "keep"),
+                false => kept.refuse::<()>(
+                    "kind",
+                    "a run that keeps all it saves is not here; expected \"keep_last\", found \"keep_all\"",
+                )?,
+            }
+            Some(())
+        });
+        Some(made)
+    })
+}
+
+fn train(pd: &mut Table<'_>, found: &mut Found) -> Made {
+    let mut made = Made::default();
+    pd.or("type", OneOf(&[("faithful", ())]), ());
+    made.need(pd, ("steps", "a whole number"), "steps");
+    made.need(pd, ("batch_size", "a whole number"), "batch_size");
+    optimizer::read(pd, found, &mut made);
+    let mut warmup = Made::default();
+    warmup.carry(pd, "faithfulness_warmup_steps", "steps");
+    warmup.carry(pd, "faithfulness_warmup_lr", "lr");
+    warmup.carry(pd, "faithfulness_warmup_weight_decay", "weight_decay");
+    let place = pd.place("faithfulness_warmup_steps");
+    made.table("faithfulness_warmup", place, warmup);
+    refuse(pd, REFUSED_OF_TRAINING);
+    made
+}
