@@ -43,6 +43,7 @@ const COMPONENT_COLUMNS = [
   { key: "mean_importance", title: "mean importance", value: one => one.mean_importance, bar: true },
   { key: "density", title: "density", value: one => one.density },
   { key: "kl", title: "KL if removed", value: one => one.removal?.kl ?? null },
+  { key: "activation", title: "length it adds", value: one => one.removal?.activation ?? null },
 ];
 
 function componentsSection() {

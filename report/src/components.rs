@@ -68,6 +68,10 @@ struct Removal {
     positions: Option<u64>,
     #[serde(default)]
     kl: Option<f64>,
+    /// Length of what the component adds to the output of its site. Files of earlier builds have
+    /// none.
+    #[serde(default)]
+    activation: Option<f64>,
     #[serde(default)]
     up: Vec<Change>,
     #[serde(default)]

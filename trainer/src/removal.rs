@@ -9,14 +9,15 @@
 use std::collections::BTreeMap;
 
 use spd_engine::ops::{Draw, Mask, MaskValues};
-use spd_engine::{Arena, Builder, Executor, Given, Result, Store, Type};
+use spd_engine::{Arena, Builder, Executor, Given, Result, Store, Type, Value};
 
 use crate::active_rows::POSITIONS;
-use crate::component_model::RowsOf;
+use crate::component_model::{CleanPass, RowsOf};
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
 use crate::networks::Input;
 use crate::repeat::repeat_rows;
+use crate::sites::Site;
 
 /// Rows of a batch, at most.
 const ROWS: usize = 8;
@@ -39,6 +40,9 @@ pub(crate) struct Removed<'t> {
     pub(crate) positions: &'t [u32],
     /// The weight of each of them in a mean.
     pub(crate) weight: f64,
+    /// Whether it is removed at those positions alone, and not at all of the row. The row of a
+    /// whole sequence has it everywhere or nowhere.
+    pub(crate) only_there: bool,
 }
 
 /// The change of the distribution of the next token by a removal: means over rows of text, and
@@ -51,6 +55,9 @@ pub(crate) struct Effect {
     pub(crate) positions: usize,
     /// `KL(original || removed)` in nats.
     pub(crate) kl: f64,
+    /// `|x V| |U|` of the component, the length of what it adds to the output of its site, which no
+    /// other scale of `V` and `U` changes; `None` for sites with other rows than positions.
+    pub(crate) activation: Option<f64>,
     /// Tokens whose log-probability rises most, most first, and by how much in nats. A token counts
     /// as unchanged at a position at which it is unlikely before and after.
     pub(crate) up: Vec<(u32, f64)>,
@@ -60,7 +67,8 @@ pub(crate) struct Effect {
 
 impl Decomposition {
     /// The outputs `original` and `removed`, logits f32 `[rows, POSITIONS, v]`, at some positions
-    /// of each row. Inputs, beside `input`:
+    /// of each row, and `activation <site>`, the lengths of what its components add to its output,
+    /// f32 `[rows, POSITIONS, c]`. Inputs, beside `input`:
     ///
     /// - `row`: u32 `[rows, t]`, the number of the row at each of its positions
     /// - `position`: u32 `[rows, POSITIONS]`, which positions of all `rows * t`
@@ -73,7 +81,9 @@ impl Decomposition {
     ///
     /// When shapes do not fit.
     pub(crate) fn removal_program(&self, store: &Store) -> Result<Option<Builder>> {
-        if !matches!(self.target.input(), Input::Tokens { .. }) || self.run.eval.components == 0 {
+        let eval = &self.run.eval;
+        let is_asked = eval.components > 0 || eval.metrics.well_tempered.well_tempered.is_some();
+        if !matches!(self.target.input(), Input::Tokens { .. }) || !is_asked {
             return Ok(None);
         }
         let mut b = Builder::new();
@@ -114,8 +124,40 @@ impl Decomposition {
             let taken = b.take_rows(logits, position)?;
             b.output(name, taken);
         }
+        for (index, site) in self.sites.iter().enumerate() {
+            if clean_pass.sites[index].rows == shape.examples() {
+                let lengths = self.lengths(&mut b, &clean_pass, index)?;
+                let taken = b.take_rows(lengths, position)?;
+                b.output(activation_of(site), taken);
+            }
+        }
         Ok(Some(b))
     }
+}
+
+impl Decomposition {
+    /// The length of what each component of a site adds to its output, f32 `[rows, t, c]`.
+    fn lengths(&self, b: &mut Builder, clean_pass: &CleanPass, index: usize) -> Result<Value> {
+        let (shape, c) = (clean_pass.shape, self.sites[index].components);
+        let u_co = clean_pass.sites[index].values.u_co;
+        let squares = b.elementwise(["square", "square_grad"], [u_co], |[u]| u.square())?;
+        let d_out = b.ty(u_co).columns();
+        let ones = b.constant(1.0, &[d_out, 1])?;
+        let sums = b.matmul(squares, ones)?;
+        let lengths = b.elementwise(["length", "length_grad"], [sums], |[sum]| sum.sqrt())?;
+        let lengths = b.reshape(lengths, &[c, 1, 1])?;
+        let acts = self.activations(b, clean_pass, index)?;
+        let names = ["size", "size_grad"];
+        let sizes = b.elementwise(names, [acts], |[h]| h.square().sqrt())?;
+        let zeros = b.constant(0.0, &[c])?;
+        let sizes = b.parallel_linear(sizes, lengths, zeros)?;
+        b.reshape(sizes, &[shape.rows, shape.positions, c])
+    }
+}
+
+/// The output with the activations of a site.
+fn activation_of(site: &Site) -> String {
+    format!("activation {}", site.path())
 }
 
 /// How many rows a batch of the program has.
@@ -153,7 +195,8 @@ impl Effects {
         let [original, removed] = ["original", "removed"].map(output);
         let v = original.len() / (rows(decomposition) * POSITIONS);
         let of_row = |logits| <[f32]>::chunks_exact(logits, POSITIONS * v);
-        for (row, (original, removed)) in asked.iter().zip(of_row(original).zip(of_row(removed))) {
+        let both = of_row(original).zip(of_row(removed)).enumerate();
+        for (row, (number, (original, removed))) in asked.iter().zip(both) {
             let mut sums = match self.now.take() {
                 Some((component, sums)) if component == row.component => sums,
                 other => {
@@ -166,6 +209,18 @@ impl Effects {
             for (original, removed) in both.take(row.positions.len()) {
                 sums.add(row.weight, original, removed);
             }
+            let (index, component) = row.component;
+            let site = &decomposition.sites[index];
+            let name = activation_of(site);
+            let is_there = program.output_names().any(|known| known == name);
+            sums.activation = is_there.then(|| {
+                let values = program.output(&name, store, arena);
+                let of_row = &values[number * POSITIONS * site.components..];
+                let positions = of_row.chunks_exact(site.components);
+                let each = positions.take(row.positions.len());
+                let each = each.map(|lengths| row.weight * f64::from(lengths[component]));
+                sums.activation.unwrap_or(0.0) + each.sum::<f64>()
+            });
             self.now = Some((row.component, sums));
         }
         Ok(())
@@ -182,6 +237,32 @@ impl Effects {
         self.found
             .extend(measured.map(|(component, sums)| (component, sums.effect())));
     }
+}
+
+/// `KL(original || removed)` of the next token, at the first position of each removal: at most
+/// [`rows`] of them.
+///
+/// # Errors
+///
+/// When a GPU refuses.
+pub(crate) fn divergences(
+    decomposition: &Decomposition,
+    (program, store, arena): (&mut Executor, &mut Store, &mut Arena),
+    asked: &[Removed<'_>],
+) -> std::result::Result<Vec<f64>, Fault> {
+    fill(decomposition, program, asked);
+    program.run_and_fetch(store, arena)?;
+    let output = |name| program.output(name, store, arena);
+    let [original, removed] = ["original", "removed"].map(output);
+    let v = original.len() / (rows(decomposition) * POSITIONS);
+    let of_row = |logits| <[f32]>::chunks_exact(logits, POSITIONS * v);
+    let both = of_row(original).zip(of_row(removed));
+    let divergence = |(original, removed): (&[f32], &[f32])| {
+        let mut sums = Sums::new(v);
+        sums.add(1.0, &original[..v], &removed[..v]);
+        sums.kl
+    };
+    Ok(both.take(asked.len()).map(divergence).collect())
 }
 
 /// Gives a program its inputs. Rows that nothing is asked of are those of the first one, through
@@ -218,7 +299,13 @@ fn fill(decomposition: &Decomposition, given: &mut Given, asked: &[Removed<'_>])
             let (of_site, component) = removed.component;
             if of_site == index {
                 given.input(&kept)[row * site.components + component] = 0.0;
-                given.input(&route)[row * each..][..each].fill(1.0);
+                let route = &mut given.input(&route)[row * each..][..each];
+                if removed.only_there && each == t {
+                    let positions = removed.positions.iter();
+                    positions.for_each(|&position| route[position as usize] = 1.0);
+                } else {
+                    route.fill(1.0);
+                }
             }
         }
     }
@@ -235,6 +322,7 @@ struct Sums {
     positions: usize,
     weights: f64,
     kl: f64,
+    activation: Option<f64>,
     /// Of the log-probability of each token.
     changes: Vec<f64>,
 }
@@ -246,6 +334,7 @@ impl Sums {
             positions: 0,
             weights: 0.0,
             kl: 0.0,
+            activation: None,
             changes: vec![0.0; v],
         }
     }
@@ -274,6 +363,7 @@ impl Sums {
             rows: self.rows,
             positions: self.positions,
             kl: self.kl / self.weights,
+            activation: self.activation.map(|sum| sum / self.weights),
             up: farthest(&mut changes, 1.0),
             down: farthest(&mut changes, -1.0),
         }
@@ -415,6 +505,46 @@ mod tests {
         logits
     }
 
+    /// The mean length of what a component adds, over the positions of its removals; `None` for
+    /// filters.
+    fn activation(
+        decomposition: &Decomposition,
+        store: &mut Store,
+        asked: &[Removed<'_>],
+    ) -> Option<f64> {
+        let (index, component) = asked[0].component;
+        let site = &decomposition.sites[index];
+        let mut b = Builder::new();
+        let pass = decomposition
+            .clean_pass(&mut b, store, decomposition.shape(1), &decomposition.draws)
+            .unwrap();
+        if pass.sites[index].rows != decomposition.shape(1).examples() {
+            return None;
+        }
+        let acts = decomposition.activations(&mut b, &pass, index).unwrap();
+        b.output("activations", acts);
+        let (_, u_co) = decomposition.component_values(store, index);
+        let row = &u_co[component * site.layer.d_out..][..site.layer.d_out];
+        let length = row
+            .iter()
+            .map(|&u| f64::from(u).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for removed in asked {
+            let mut program = Alone::new(&b, &processor()).unwrap();
+            program.input_u32("input").copy_from_slice(removed.tokens);
+            program.run_and_fetch(store).unwrap();
+            let acts = program.output("activations", store);
+            for &position in removed.positions {
+                let act = acts[position as usize * site.components + component];
+                sum += removed.weight * f64::from(act).abs() * length;
+                weights += removed.weight;
+            }
+        }
+        Some(sum / weights)
+    }
+
     /// A network on bytes whose filters are sites.
     fn with_filters() -> (Decomposition, Store) {
         let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
@@ -449,7 +579,6 @@ mod tests {
             ("llama", made("tiny-ss-llama", llama, 4)),
             ("filters", with_filters()),
         ];
-        let close = |found: f64, expected: f64| (found - expected).abs() < 1e-5;
         for (name, (decomposition, mut store)) in cases {
             let program = decomposition.removal_program(&store).unwrap().unwrap();
             let mut program = Executor::planned(&program, &processor());
@@ -469,6 +598,7 @@ mod tests {
                         tokens,
                         positions,
                         weight,
+                        only_there: false,
                     };
                     let first = row(&TOKENS[..t], &places[site % 3..][..site % 4 + 1], 1.5);
                     [first, row(&again, &places[3..4], 4.0)]
@@ -503,7 +633,11 @@ mod tests {
                         expected.add(row.weight, &original[at.clone()][..v], &without[at][..v]);
                     }
                 }
-                let expected = expected.effect();
+                let mut expected = expected.effect();
+                expected.activation = activation(&decomposition, &mut store, two);
+                let both = found.activation.zip(expected.activation);
+                assert_eq!(found.activation.is_some(), expected.activation.is_some());
+                assert!(both.is_none_or(|(found, expected)| close(found, expected)));
                 assert_eq!(
                     (found.rows, found.positions),
                     (2, two[0].positions.len() + 1)
@@ -522,6 +656,60 @@ mod tests {
             }
             assert!(largest > 1e-4, "{name}: {largest}");
         }
+    }
+
+    // At position 0 nothing else is seen, and behind the last attention a position sees itself alone:
+    // there it is the same whether the others have the component too. Tolerances as above.
+    #[test]
+    fn a_component_that_is_removed_at_one_position_stays_at_the_others() {
+        let patterns = &["*.attn.c_attn", "*.mlp.c_proj"];
+        let (decomposition, mut store) = made("tiny-gpt2-h1", patterns, 4);
+        let program = decomposition.removal_program(&store).unwrap().unwrap();
+        let mut program = Executor::planned(&program, &processor());
+        let mut arena = processor().arena(program.plan().arena_bytes()).unwrap();
+        let t = decomposition.shape(1).positions;
+        let tokens = &TOKENS[..t];
+        let blocks = decomposition
+            .sites
+            .iter()
+            .filter_map(|site| site.layer.block);
+        let last = blocks.map(|block| block.of - 1).max().unwrap();
+        let mut seen_by_others = 0;
+        for (index, site) in decomposition.sites.iter().enumerate() {
+            for position in [0, 5] {
+                let asked = Removed {
+                    component: (index, 1),
+                    tokens,
+                    positions: &[position],
+                    weight: 1.0,
+                    only_there: true,
+                };
+                let found = divergences(
+                    &decomposition,
+                    (&mut program, &mut store, &mut arena),
+                    &[asked],
+                );
+                let found = found.unwrap()[0];
+                let original = logits(&decomposition, &mut store, tokens);
+                let without = logits_without(&decomposition, &mut store, (index, 1), tokens);
+                let v = original.len() / t;
+                let at = position as usize * v..(position as usize + 1) * v;
+                let mut everywhere = Sums::new(v);
+                everywhere.add(1.0, &original[at.clone()], &without[at]);
+                let is_behind = site.layer.block.is_some_and(|block| block.number == last)
+                    && site.path().ends_with("c_proj");
+                if position == 0 || is_behind {
+                    assert!(close(found, everywhere.kl), "{}: {found}", site.path());
+                } else if !close(found, everywhere.kl) {
+                    seen_by_others += 1;
+                }
+            }
+        }
+        assert!(seen_by_others > 0);
+    }
+
+    fn close(found: f64, expected: f64) -> bool {
+        (found - expected).abs() < 1e-5
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //!
 //! Contexts are ranked by the logit, from which the gates make the importance: half of all
 //! importances may be exactly 1, and no two logits are the same but those of the same text. The
-//! program of the figures has the logits of all positions. The norm of what a component writes,
+//! program of the figures has the logits of all positions. The length of what a component adds,
 //! `|x V| |U|`, would be another measure, and another product `[positions, C]` of each site whose
-//! importance function does not read `x V`. Contexts of equal logits are taken by lot.
+//! importance function does not read `x V`; it is shown where removals are measured. Contexts of
+//! equal logits are taken by lot.
 
 use spd_dataloader::Source;
 

@@ -12,7 +12,7 @@ use crate::data::{eval_feed, training_feed};
 use crate::fault::{Fault, Interrupt};
 use crate::figures;
 use crate::metrics::ladder::{CheckPass, Climbed};
-use crate::metrics::toy;
+use crate::metrics::{toy, well_tempered};
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
 use crate::peak;
@@ -191,6 +191,9 @@ impl Task for DecompositionTask {
         let known = toy::known_sites(self, store)?;
         let known = toy::values(&known).into_iter();
         found.extend(known.map(|(name, value)| (format!("eval/{name}"), value)));
+        if is_slow {
+            found.extend(well_tempered::measure(self, store, check_stop)?);
+        }
         Ok(found)
     }
 

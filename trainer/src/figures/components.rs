@@ -23,6 +23,9 @@
 //!                            of each, that are averaged over: by lot, each active position as
 //!                            likely as the other
 //!       kl                   KL(original || removed) in nats, the mean over them
+//!       activation           |x V| |U| of the component, the same mean: the length of what it adds
+//!                            to the output of its site, whatever the scales of V and U; null for
+//!                            sites with other rows than positions
 //!       up, down             tokens whose log-probability rises most and falls most: token,
 //!                            change in nats, the same mean
 //! ```
@@ -90,6 +93,7 @@ struct ShownRemoval<'a> {
     rows: usize,
     positions: usize,
     kl: f64,
+    activation: Option<f64>,
     up: Vec<Change<'a>>,
     down: Vec<Change<'a>>,
 }
@@ -250,6 +254,7 @@ fn asked<'t>(
             tokens: &rows.0[&active.row],
             positions: active.positions(),
             weight: sums.active_weight(component, active),
+            only_there: false,
         };
         active.take(rows_each.clamp(1, ROWS)).map(removed)
     });
@@ -314,6 +319,7 @@ fn shown_component<'a>(
             rows: effect.rows,
             positions: effect.positions,
             kl: effect.kl,
+            activation: effect.activation,
             up: changes(&effect.up),
             down: changes(&effect.down),
         }),

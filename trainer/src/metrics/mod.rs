@@ -35,6 +35,7 @@ pub(crate) mod summary;
 mod terms;
 pub(crate) mod toy;
 mod unit_counts;
+pub(crate) mod well_tempered;
 
 use serde::Serialize;
 use spd_configs::{
@@ -57,6 +58,7 @@ pub use subset::{Subset, Subsets};
 pub use summary::number;
 pub use terms::{Measure, Terms};
 pub use unit_counts::UnitCounts;
+pub use well_tempered::{WellTempered, WellTemperedSample};
 
 use crate::component_model::{MaskSample, Masking, Routing, USUAL_MASKS};
 use crate::losses::{Loss, LossInputs};
@@ -97,6 +99,7 @@ metrics! {
     attention_patterns: AttentionPatterns,
     adversaries: Adversaries,
     ladder: Ladder,
+    well_tempered: WellTempered,
 }
 
 impl Metrics {
