@@ -353,7 +353,7 @@ fn what_is_not_here_is_refused_in_one_line() {
         (
             "source_shape: bc\n    routing",
             "source_shape: bc\n    source_dtype: uint16\n    routing",
-            "source_dtype: sources are f32",
+            "source_dtype: expected \"float32\" or \"bfloat16\" with optimizer = \"adam\"",
         ),
         (
             "type: FaithfulnessLoss",
