@@ -12,7 +12,7 @@ use crate::cuda::nccl_tests::{ranks, stand_in};
 use crate::executor::{Executor, Processor};
 use crate::given::Given;
 use crate::ops::oracle::random;
-use crate::ops::{AdamW, AdamWOperands, Expr};
+use crate::ops::{AdamW, AdamWOperands, Decay, Expr, Lines};
 use crate::store::{Slot, Store};
 use crate::value::Type;
 
@@ -20,8 +20,9 @@ const BATCH: usize = 64;
 const WIDTH: usize = 24;
 
 /// A step on a batch in this many blocks: an adversary with sources shared by all samples takes two
-/// steps, a penalty is nonlinear in a sum over all samples, a term depends only on parameters, and
-/// an average over steps is kept for each sample.
+/// steps, a penalty is nonlinear in a sum over all samples, a term depends only on parameters, an
+/// average over steps is kept for each sample, and weights decay by the largest values of all
+/// samples.
 fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     b.in_blocks(blocks);
@@ -85,6 +86,16 @@ fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
         .collect();
     let op = AdamW::new(&mut b);
     b.adamw(op, &on, norm, &[]).unwrap();
+    let small = |[x]: [Expr; 1]| x * Expr::from(0.02);
+    let small = b.elementwise(["small", "small_grad"], [hidden], small);
+    let needed = b.max_rows(&[vec![small.unwrap(), x]]).unwrap();
+    let op = Decay {
+        lr: b.step_scalar("lr"),
+        decay: 0.5,
+        root: false,
+        of: Lines::Rows,
+    };
+    b.decay(op, weights[0][0], needed[0], &[norm]).unwrap();
     b.keep_average(kept_rows, new_rows, 0.5, &[norm]).unwrap();
     b.output("total", total);
     b.output("norm", norm);

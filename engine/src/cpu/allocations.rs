@@ -14,8 +14,8 @@ use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
-    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, Heads, ImportanceGates,
-    ImportanceMinimality, LogitNoise, Mask, MaskValues, Penalty, Qkv,
+    AdamW, AdamWOperands, ComponentMlpWeights, Decay, Draw, Gates, GeluKind, Heads,
+    ImportanceGates, ImportanceMinimality, Lines, LogitNoise, Mask, MaskValues, Penalty, Qkv,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -276,6 +276,14 @@ impl Step {
         let smooth = self.b.average(average, x, 0.25, correction)?;
         self.b.output("average", smooth);
         self.b.keep_average(average, x, 0.25, &[group])?;
+        let needed = self.b.max_rows(&[vec![x]])?[0];
+        let op = Decay {
+            lr: self.b.step_scalar("lr"),
+            decay: 0.1,
+            root: false,
+            of: Lines::Columns,
+        };
+        self.b.decay(op, average, needed, &[group])?;
         let op = AdamW {
             decay: 0.01,
             clip: Some(1.0),
@@ -342,6 +350,7 @@ fn a_replay_allocates_nothing() {
         "concatenate",
         "constant",
         "cross_entropy",
+        "decay",
         "documents",
         "embed",
         "exp",
@@ -357,6 +366,7 @@ fn a_replay_allocates_nothing() {
         "log_sum_exp",
         "masked",
         "matmul",
+        "max_rows",
         "mean",
         "mse",
         "mul",

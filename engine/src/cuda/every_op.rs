@@ -6,9 +6,9 @@ use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
-    AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Draw, Gates, GeluKind, Half, Heads,
-    ImportanceGates, ImportanceMinimality, LogitNoise, Mask, MaskValues, Penalty, Qkv,
-    ReactionParameters, RotaryScaling, Weight,
+    AdamW, AdamWOperands, AdditiveScores, ComponentMlpWeights, Decay, Draw, Gates, GeluKind, Half,
+    Heads, ImportanceGates, ImportanceMinimality, Lines, LogitNoise, Mask, MaskValues, Penalty,
+    Qkv, ReactionParameters, RotaryScaling, Weight,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -289,6 +289,8 @@ impl EveryOp {
                 .output(format!("active {gates:?} {noise_kind:?}"), found.active);
             importances.push(found.importance);
         }
+        let most = self.b.max_rows(&[importances.clone()])?;
+        self.b.output("most", most[0]);
         let w = self.leaf(&[d, d]);
         let bias = self.leaf(&[d]);
         let clean = self.b.linear_io(x, w, Some(bias))?;
@@ -596,6 +598,21 @@ impl EveryOp {
                 ..AdamW::new(&mut self.b)
             };
             self.b.adamw(op, on, group, &[other])?;
+        }
+        for (of, root) in [(Lines::Columns, false), (Lines::Rows, true)] {
+            let op = Decay {
+                lr: self.b.step_scalar("lr"),
+                decay: 0.5,
+                root,
+                of,
+            };
+            let matrix = self.kept(&format!("decayed {of:?}"), &[3, 5], 600, |x| x);
+            let needed = self.kept(&format!("needed {of:?}"), &[3, 5], 601, |x| x);
+            let needed = match of {
+                Lines::Columns => self.b.max_rows(&[vec![needed]])?[0],
+                Lines::Rows => self.b.slice(needed, 0..1)?,
+            };
+            self.b.decay(op, matrix, needed, &[group])?;
         }
         Ok(())
     }

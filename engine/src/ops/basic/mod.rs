@@ -7,6 +7,7 @@ mod halves;
 mod identity;
 mod log_sum_exp;
 mod matmul;
+mod max_rows;
 mod softmax;
 mod sum_rows;
 mod transpose;

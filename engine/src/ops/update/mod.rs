@@ -2,10 +2,12 @@
 
 mod adamw;
 mod average;
+mod decay;
 mod gradient_norm;
 mod halt;
 mod keep;
 
 pub use adamw::{AdamW, AdamWOperands};
+pub use decay::{Decay, Lines};
 pub use gradient_norm::GradientNorm;
 pub use halt::Halt;

@@ -1,0 +1,28 @@
+use super::{Decay, Lines};
+use crate::cuda::lowering::{Argument, Lowering, Source, scalar};
+
+const KERNELS: Source = Source::new("decay", include_str!("kernel.cu"));
+
+pub(super) fn value(op: &Decay, to: &mut Lowering<'_>) {
+    let (matrix, needed) = (to.input(0).out(), to.input(1));
+    let guards = (2..to.inputs()).map(|index| to.input(index));
+    let totals = guards.map(|guard| Argument::Element(guard, guard.len - 1));
+    let totals = Argument::List(totals.collect());
+    let constants = [
+        matrix.len.into(),
+        to.ty(0).columns().into(),
+        (op.of == Lines::Rows).into(),
+        op.root.into(),
+        scalar(op.lr),
+    ];
+    let parameters = to.parameters();
+    to.kernel(KERNELS, "decay", &constants)
+        .threads_over(matrix.len)
+        .launch(&[
+            parameters.into(),
+            matrix.into(),
+            needed.into(),
+            totals,
+            op.decay.into(),
+        ]);
+}
