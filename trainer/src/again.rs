@@ -173,7 +173,7 @@ impl State {
         (again.fits)(task.memory(&store).total()).map_err(Fault::BadInput)?;
         // The target is that of the checkpoint; the data may have been replaced, and are to be
         // others where others are given.
-        let mut made_of = resume::data(&run.data);
+        let mut made_of = resume::data(&run);
         made_of.retain(|part| again.data.is_none() || part.what != What::Eval);
         state::restore(&snapshot, &mut store, &text, &made_of)?;
         Ok(Self {

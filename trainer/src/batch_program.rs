@@ -104,7 +104,7 @@ impl BatchProgram {
         }
     }
 
-    /// One replay on this rank's rows of a batch, in an arena.
+    /// One replay on this rank's rows of a batch of each stream of data, in an arena.
     ///
     /// - `set`: gives a program its numbers
     ///
@@ -115,7 +115,7 @@ impl BatchProgram {
         &mut self,
         store: &mut Store,
         arena: &mut Arena,
-        batch: &Batch,
+        batches: &[Batch],
         set: &dyn Fn(&mut Given),
     ) -> Result<(), Fault> {
         let Self {
@@ -124,7 +124,7 @@ impl BatchProgram {
             blocks,
         } = self;
         let fill = |given: &mut Given, block| {
-            fill_block(given, batch, block, *blocks);
+            fill_block(given, batches, block, *blocks);
             set(given);
         };
         if *blocks == 1 {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::Arc;
 
 use spd_dataloader::{
@@ -13,6 +14,7 @@ use spd_files::atomic::{make_dir, write_shared};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::cache_dir;
+use crate::component_model::DataStream;
 use crate::fault::Fault;
 use crate::networks::{Input, Model};
 use crate::run_file::{Active, Data, EvalData, Ids, Run};
@@ -31,6 +33,8 @@ pub struct Sources {
     pub train: Source,
     /// Held-out rows.
     pub eval: Source,
+    /// Training rows of the non-target stream, if there is one.
+    pub nontarget: Option<Source>,
 }
 
 /// Opens the data of a run.
@@ -44,6 +48,7 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
         return Ok(Sources {
             train: source.clone(),
             eval: source,
+            nontarget: None,
         });
     }
     let (Data::Tokens { train, eval, .. }, Input::Tokens { vocab, .. }) =
@@ -64,9 +69,21 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
         }
         EvalData::HeldOut { held_out } => of_train.split(*held_out)?,
     };
+    let path = run.nontarget.as_ref().map(|said| &said.data);
+    let nontarget = path.map(|path| {
+        // Its held-out rows are not trained on either.
+        if path == train {
+            return Ok(of_train.clone());
+        }
+        let windows = windows(run, path, vocab)?;
+        check_tokenizers([(train, &of_train), (path, &windows)])?;
+        Ok::<_, Fault>(windows)
+    });
+    let nontarget = nontarget.transpose()?.map(Source::Tokens);
     Ok(Sources {
         train: Source::Tokens(of_train),
         eval: Source::Tokens(of_eval),
+        nontarget,
     })
 }
 
@@ -74,7 +91,7 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
 fn windows(run: &Run, path: &Path, vocab: u32) -> Result<Windows, Fault> {
     let dataset = dataset(&run.data, path)?;
     if let Some(found) = dataset.vocab_size().filter(|&found| found > vocab) {
-        let trained_on = datasets(&run.data).map(|[train, _]| train);
+        let trained_on = datasets(run).first().copied();
         let has = match (&run.target.weights, trained_on) {
             (Some(weights), _) => format!(
                 "the target's weights, {}, are for {vocab}; tokenize with the tokenizer of these weights",
@@ -160,23 +177,26 @@ fn check_tokenizers(both: [(&PathBuf, &Windows); 2]) -> Result<(), Fault> {
 /// As [`open`], and the file that is not what its dataset promises.
 pub fn open_checked(run: &Run) -> Result<Sources, Fault> {
     let sources = open(run)?;
-    let both = [&sources.train, &sources.eval];
-    for (path, source) in datasets(&run.data).into_iter().flatten().zip(both) {
+    let all = [&sources.train, &sources.eval].into_iter();
+    for (path, source) in datasets(run).into_iter().zip(all.chain(&sources.nontarget)) {
         remembering(path, |known| source.check(known))?;
     }
     Ok(sources)
 }
 
-/// Paths of a run's datasets, for training and for evaluation; one that is cut in two comes twice.
-/// `None` where rows are generated.
-pub(crate) fn datasets(data: &Data) -> Option<[&Path; 2]> {
-    let Data::Tokens { train, eval, .. } = data else {
-        return None;
+/// Paths of a run's datasets, for training, for evaluation and for the non-target stream, if there
+/// is one; a dataset that is cut in two comes twice. None where rows are generated.
+pub(crate) fn datasets(run: &Run) -> Vec<&Path> {
+    let Data::Tokens { train, eval, .. } = &run.data else {
+        return Vec::new();
     };
-    Some(match eval {
-        EvalData::Dataset(eval) => [train, eval],
-        EvalData::HeldOut { .. } => [train, train],
-    })
+    let eval = match eval {
+        EvalData::Dataset(eval) => eval,
+        EvalData::HeldOut { .. } => train,
+    };
+    let nontarget = run.nontarget.iter().map(|said| &said.data);
+    let all = [train, eval].into_iter().chain(nontarget);
+    all.map(PathBuf::as_path).collect()
 }
 
 /// Identity of a dataset, independent of its path; see [`Dataset::fingerprint`].
@@ -260,6 +280,11 @@ pub fn training_feed(seed: u64, rows: usize) -> Feed {
     }
 }
 
+/// How batches of the non-target stream are read: in another order, of the same dataset too.
+pub(crate) fn nontarget_feed(seed: u64, rows: usize) -> Feed {
+    training_feed(seed ^ 0x6e6f_6e74, rows)
+}
+
 /// How held-out batches are read: another order, so that generated features are other ones too.
 pub fn eval_feed(seed: u64, rows: usize) -> Feed {
     Feed {
@@ -271,11 +296,22 @@ pub fn eval_feed(seed: u64, rows: usize) -> Feed {
 
 /// Copies a batch into a program's inputs: `input`, and `labels` where the program has them.
 pub fn fill(given: &mut Given, batch: &Batch) {
-    fill_block(given, batch, 0, 1);
+    fill_block(given, slice::from_ref(batch), 0, 1);
 }
 
-/// The same with one of `blocks` equal blocks of the rows of a batch.
-pub(crate) fn fill_block(given: &mut Given, batch: &Batch, block: usize, blocks: usize) {
+/// The same with one of `blocks` equal blocks of the rows of each stream's batch.
+pub(crate) fn fill_block(given: &mut Given, batches: &[Batch], block: usize, blocks: usize) {
+    for (stream, batch) in DataStream::ALL.into_iter().zip(batches) {
+        fill_stream(given, (stream, batch), block, blocks);
+    }
+}
+
+fn fill_stream(
+    given: &mut Given,
+    (stream, batch): (DataStream, &Batch),
+    block: usize,
+    blocks: usize,
+) {
     let rows = batch.rows / blocks;
     let of_block = |values: usize| block * rows * values..(block + 1) * rows * values;
     // A rank has whole blocks.
@@ -283,17 +319,19 @@ pub(crate) fn fill_block(given: &mut Given, batch: &Batch, block: usize, blocks:
     given.parameters.block = number.expect("a batch has fewer than 2^32 blocks");
     if !batch.features.is_empty() {
         let features = &batch.features[of_block(batch.features.len() / batch.rows)];
-        given.input("input").copy_from_slice(features);
+        given.input(&stream.name("input")).copy_from_slice(features);
         return;
     }
     let width = batch.tokens.len() / batch.rows;
     let rows = || batch.tokens[of_block(width)].chunks_exact(width);
-    let input = given.input_u32("input").chunks_exact_mut(width - 1);
+    let input = given.input_u32(&stream.name("input"));
+    let input = input.chunks_exact_mut(width - 1);
     for (to, row) in input.zip(rows()) {
         to.copy_from_slice(&row[..width - 1]);
     }
-    if given.has_input("labels") {
-        let labels = given.input_u32("labels").chunks_exact_mut(width - 1);
+    let labels = stream.name("labels");
+    if given.has_input(&labels) {
+        let labels = given.input_u32(&labels).chunks_exact_mut(width - 1);
         for (to, row) in labels.zip(rows()) {
             to.copy_from_slice(&row[1..]);
         }

@@ -8,9 +8,9 @@ pub use crate::component_model::{
     AdversarialSource, BatchShape, CleanPass, CleanSite, Draws, MaskSample, MaskedPass, Masking,
     SiteValues,
 };
-use crate::component_model::{ComponentModel, Settings};
+use crate::component_model::{ComponentModel, DataStream, Settings};
 use crate::fault::Fault;
-use crate::losses::{self, Extent, LossInputs, Scalar};
+use crate::losses::{self, Extent, Loss, LossInputs, Scalar, StreamLosses};
 use crate::networks::{LEAKY, Network, Target, shipped};
 use crate::run_file::{Data, Reduction, Run, Train};
 use crate::sites::resolve;
@@ -24,8 +24,8 @@ pub struct Decomposition {
     pub draws: Draws,
     /// The target with its components and importance functions.
     pub model: ComponentModel,
-    /// Sizes that the state of losses follows.
-    extent: Extent,
+    /// The losses of each stream of data.
+    pub(crate) streams: Vec<StreamLosses>,
 }
 
 impl Deref for Decomposition {
@@ -108,63 +108,78 @@ impl Decomposition {
             run: run.clone(),
             draws: Draws::Counters,
             model,
-            extent: Extent::default(),
+            streams: Vec::new(),
         };
-        decomposition.extent = decomposition.extent(store)?;
-        let Self { model, extent, .. } = &decomposition;
-        losses::check_rows(&run.losses, extent.shape.rows)?;
+        for of_run in run.streams() {
+            let of_stream = decomposition.stream(store, of_run)?;
+            losses::check_rows(&of_stream.losses, of_stream.extent.shape.rows)?;
+            decomposition.streams.push(of_stream);
+        }
         if run.eval.metrics.adversaries.adversaries {
             // Held-out rows take sources in turn too.
             let rows = decomposition.block_shape(run.eval.batch_size).rows;
             losses::check_rows(&run.losses, rows)?;
         }
-        losses::add_state(store, &run.losses, &model.sites, extent);
+        let Self { model, streams, .. } = &decomposition;
+        losses::add_state(store, streams, &model.sites);
         Ok(decomposition)
     }
 
-    /// Sizes that the state of its losses follows. The rows of sites are what its passes say, and
-    /// are left out where no loss keeps anything for rows.
-    fn extent(&self, store: &Store) -> std::result::Result<Extent, Fault> {
-        let shape = self.block_shape(self.run.train.batch_size);
-        let mut losses = self.run.losses.iter();
-        let rows = match losses.any(|loss| loss.term.term().adversary().is_some()) {
+    /// The losses of a stream, with the sizes that their state follows. The rows of sites are what
+    /// its passes say, and are left out where no loss keeps anything for rows.
+    fn stream(
+        &self,
+        store: &Store,
+        (stream, rows, losses): (DataStream, usize, Vec<Loss>),
+    ) -> std::result::Result<StreamLosses, Fault> {
+        let shape = BatchShape {
+            stream,
+            ..self.block_shape(rows)
+        };
+        let is_asked = |loss: &Loss| {
+            let lives = loss.term.term().adversary().is_some();
+            lives || loss.auxiliaries.captures().next().is_some()
+        };
+        let rows = match losses.iter().any(is_asked) {
             false => Vec::new(),
             true => {
                 let clean_pass =
                     self.clean_pass(&mut Builder::new(), store, shape, &Draws::Counters)?;
+                losses::check_captures(&losses, &clean_pass)?;
                 clean_pass.sites.iter().map(|site| site.rows).collect()
             }
         };
-        Ok(Extent {
-            shape,
-            rows,
-            delta: self.run.decomposition.delta,
-        })
+        let delta = self.run.decomposition.delta;
+        let extent = Extent { shape, rows, delta };
+        Ok(StreamLosses { losses, extent })
     }
 
     /// Draws starting values of components and importance functions from the run's seed, and starts
     /// the state of losses.
     pub fn initialise(&self, store: &mut Store) {
         self.model.initialise(store);
-        let state = (&self.run.losses[..], &self.sites[..], &self.extent);
-        losses::start_state(store, state, self.run.seed);
+        losses::start_state(store, &self.streams, &self.sites, self.run.seed);
     }
 
-    /// Shape of a block of a batch of `rows` rows.
+    /// Shape of a block of a batch of `rows` rows of the target stream.
     pub fn block_shape(&self, rows: usize) -> BatchShape {
         self.shape(rows / self.run.train.blocks())
     }
 
-    /// Shape of a batch of `rows` rows.
+    /// Shape of a batch of `rows` rows of the target stream.
     pub fn shape(&self, rows: usize) -> BatchShape {
         let positions = match &self.run.data {
             Data::Tokens { seq_len, .. } => *seq_len,
             Data::SparseFeatures { .. } => self.target.positions(),
         };
-        BatchShape { rows, positions }
+        BatchShape {
+            stream: DataStream::Target,
+            rows,
+            positions,
+        }
     }
 
-    /// All terms of the run, in order.
+    /// All terms of the target stream, in order.
     ///
     /// # Errors
     ///
@@ -180,6 +195,27 @@ impl Decomposition {
         from.losses(b, &self.run.losses)
     }
 
+    /// Inputs of the first loss of each stream, by its clean pass. Their samples are numbered on.
+    pub(crate) fn inputs_of_streams<'p>(
+        &'p self,
+        store: &'p Store,
+        clean_passes: &'p [CleanPass],
+    ) -> Vec<LossInputs<'p>> {
+        let mut first_sample = 0;
+        let streams = self.streams.iter().zip(clean_passes);
+        let inputs = streams.map(|(of, clean_pass)| {
+            let inputs = LossInputs {
+                first_sample,
+                ..self.loss_inputs(store, clean_pass, self.draws)
+            };
+            let terms = of.losses.iter().map(|loss| loss.term.term());
+            let samples = terms.map(|term| term.samples(inputs.mask_samples));
+            first_sample += samples.sum::<usize>();
+            inputs
+        });
+        inputs.collect()
+    }
+
     /// Inputs of the first loss.
     pub fn loss_inputs<'p>(
         &'p self,
@@ -193,6 +229,7 @@ impl Decomposition {
             clean_pass,
             output_loss: self.run.train.output_loss,
             mask_samples: self.run.train.mask_samples,
+            auxiliaries: losses::no_auxiliaries(),
             name: "",
             draws,
             first_sample: 0,

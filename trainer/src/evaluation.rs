@@ -1,6 +1,8 @@
 //! The evaluation: what every metric measures on held-out batches. Means are taken once, over all
 //! of them.
 
+use std::slice;
+
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Arena, Builder, Executor, Given, Result, StepParameters, Store, Type, Value};
 
@@ -70,7 +72,7 @@ impl Evaluation {
         for index in 0..batches {
             check_stop()?;
             source.fill(feed, index * feed.rows as u64, &mut batch)?;
-            program.run(store, arena, &batch, &|given| {
+            program.run(store, arena, slice::from_ref(&batch), &|given| {
                 given.parameters.step = u32::try_from(index).unwrap_or(u32::MAX);
                 draw_source_rows(given, source_rows);
             })?;

@@ -173,7 +173,9 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
-    use crate::component_model::{BatchShape, Draws, GlobalSharedMlp, ImportanceKind, RowsOf};
+    use crate::component_model::{
+        BatchShape, DataStream, Draws, GlobalSharedMlp, ImportanceKind, RowsOf,
+    };
     use crate::decomposition::Decomposition;
     use crate::networks::{ByteSpectral, Encoder, Mixing, Model};
     use crate::run_file::{Run, SitePattern};
@@ -390,6 +392,7 @@ mod tests {
         masks: Option<&[f32]>,
     ) -> [Vec<f32>; 2] {
         let shape = BatchShape {
+            stream: DataStream::Target,
             rows: tokens.len() / POSITIONS,
             positions: POSITIONS,
         };

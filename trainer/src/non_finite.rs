@@ -4,8 +4,9 @@
 use spd_dataloader::Batch;
 use spd_engine::{Alone, Arena, Builder, DType, Store};
 
+use crate::component_model::DataStream;
 use crate::data;
-use crate::decomposition::Draws;
+use crate::decomposition::{BatchShape, Draws};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::parameters::{Group, set_scalars};
@@ -17,7 +18,7 @@ use crate::task::{NonFinite, Task};
 pub(crate) fn first_not_finite(
     task: &mut DecompositionTask,
     store: &mut Store,
-    batch: &Batch,
+    batches: &[Batch],
     step: u64,
 ) -> Result<NonFinite, Fault> {
     let gradients = task.site_norms(store);
@@ -27,20 +28,27 @@ pub(crate) fn first_not_finite(
     let decomposition = &task.decomposition;
     let run = &decomposition.run;
     let mut b = Builder::new();
-    let shape = decomposition.shape(batch.rows);
-    let clean_pass = decomposition.clean_pass(&mut b, store, shape, &Draws::Counters)?;
-    b.output("output", clean_pass.output);
-    for (site, values) in decomposition.sites.iter().zip(&clean_pass.sites) {
-        if b.ty(values.input).dtype == DType::F32 {
-            b.output(format!("input {}", site.path()), values.input);
+    let streams = || DataStream::ALL.into_iter().zip(batches);
+    for (stream, batch) in streams() {
+        let shape = BatchShape {
+            stream,
+            ..decomposition.shape(batch.rows)
+        };
+        let clean_pass = decomposition.clean_pass(&mut b, store, shape, &Draws::Counters)?;
+        b.output(stream.name("output"), clean_pass.output);
+        for (site, values) in decomposition.sites.iter().zip(&clean_pass.sites) {
+            let name = |of: &str| stream.name(&format!("{of} {}", site.path()));
+            if b.ty(values.input).dtype == DType::F32 {
+                b.output(name("input"), values.input);
+            }
+            b.output(name("logits"), values.logits);
         }
-        b.output(format!("logits {}", site.path()), values.logits);
     }
     let mut program = Alone::new(&b, &task.processor)?;
     program.parameters.seed = run.seed;
     program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
     set_scalars(&mut program, scalars);
-    data::fill(&mut program, batch);
+    data::fill_block(&mut program, batches, 0, 1);
     program.run_and_fetch(store)?;
     store.fetch()?;
 
@@ -50,8 +58,11 @@ pub(crate) fn first_not_finite(
     sites.sort_by_key(|&index| place(decomposition.sites[index].path()));
     let path = |index: usize| decomposition.sites[index].path();
     let computed = |name: &str| {
-        !program.output_names().any(|output| output == name)
-            || is_finite(program.output(name, store))
+        let mut names = streams().map(|(stream, _)| stream.name(name));
+        names.all(|name| {
+            !program.output_names().any(|output| output == name)
+                || is_finite(program.output(&name, store))
+        })
     };
     let stored = |name: &str| {
         store

@@ -36,7 +36,7 @@ use crate::train::train;
 /// Bad input, when the data, the target or the rows are not those of its checkpoints. A target that
 /// is still to be trained is compared by the rank.
 pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
-    let mut made_of = resume::data(&run.data);
+    let mut made_of = resume::data(run);
     let network = shipped(&run.target.model)?;
     made_of.extend(target::ingredient(run, &*network)?);
     resume::goes_on(dir, &made_of, run.checkpoint.every)
@@ -168,7 +168,7 @@ impl Job<'_> {
         let lock = world.is_first().then(|| Lock::take(self.run_dir));
         let lock = lock.transpose()?;
         heartbeat.enter("data");
-        let mut made_of = resume::data(&self.run.data);
+        let mut made_of = resume::data(self.run);
         let (sources, (weights, of_target)) = self.open(&made_of)?;
         made_of.push(target::made_of(self.run, &**self.network, &weights)?);
         heartbeat.enter("planning");

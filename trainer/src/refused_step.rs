@@ -47,12 +47,16 @@ pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result
         return Ok(());
     };
     let bad = bad.min(step);
-    let (source, feed) = task.source();
-    let mut batch = Batch::default();
-    source.fill(&feed, bad * feed.rows as u64, &mut batch)?;
-    run_step(task, store, &batch, bad)?;
+    let mut batches = Vec::new();
+    for (source, feed) in task.sources() {
+        let mut batch = Batch::default();
+        source.fill(&feed, bad * feed.rows as u64, &mut batch)?;
+        batches.push(batch);
+    }
+    run_step(task, store, &batches, bad)?;
     task.fetch(store)?;
     let terms = task.observe(store);
+    let batch = &batches[0];
     let found = match batch.features.iter().position(|value| !value.is_finite()) {
         Some(at) => {
             let features = batch.features.len() / batch.rows.max(1);
@@ -66,7 +70,7 @@ pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result
                 advice: LOOK_AT_TARGET,
             }
         }
-        None => task.find_non_finite(store, &batch, bad)?,
+        None => task.find_non_finite(store, &batches, bad)?,
     };
     Err(refused(&format!("step {bad}"), &terms, &found))
 }
@@ -84,7 +88,7 @@ pub(crate) fn refused(place: &str, terms: &Measured, found: &NonFinite) -> Fault
             .collect()
     };
     // Each term by its name; the total, and the norms of whole groups, where no term is at fault.
-    let mut said = wrong(|name| name.starts_with("loss/") && name != "loss/total");
+    let mut said = wrong(|name| name.contains("loss/") && name != "loss/total");
     if said.is_empty() {
         said = wrong(|name| name.matches('/').count() == 1);
     }

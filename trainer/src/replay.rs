@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod adversaries;
 
+use std::slice;
+
 use spd_dataloader::{Batch, Features, Source};
 use spd_engine::{Given, Processor, Store};
 
@@ -68,7 +70,21 @@ impl Replay {
     ///
     /// When a GPU refuses.
     pub fn step(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<(), Fault> {
-        run_step(&mut self.task, store, batch, step)?;
+        self.step_of(store, slice::from_ref(batch), step)
+    }
+
+    /// One step on a batch of each stream of data.
+    ///
+    /// # Errors
+    ///
+    /// When a GPU refuses.
+    pub fn step_of(
+        &mut self,
+        store: &mut Store,
+        batches: &[Batch],
+        step: u64,
+    ) -> Result<(), Fault> {
+        run_step(&mut self.task, store, batches, step)?;
         self.task.fetch(store)?;
         Ok(store.fetch()?)
     }
@@ -110,7 +126,7 @@ impl Replay {
             evaluation, arena, ..
         } = &mut self.task;
         let program = &mut evaluation.program;
-        program.run(store, arena, batch, &feed)?;
+        program.run(store, arena, slice::from_ref(batch), &feed)?;
         program.fetch(store, arena)?;
         Ok(program.observe(store, arena))
     }
@@ -192,7 +208,7 @@ impl TargetReplay {
         batch: &Batch,
         step: u64,
     ) -> Result<Vec<(String, f64)>, Fault> {
-        run_step(&mut self.task, store, batch, step)?;
+        run_step(&mut self.task, store, slice::from_ref(batch), step)?;
         self.task.fetch(store)?;
         store.fetch()?;
         Ok(self.task.observe(store))
@@ -205,5 +221,6 @@ fn no_data() -> Result<Sources, Fault> {
     Ok(Sources {
         train: none.clone(),
         eval: none,
+        nontarget: None,
     })
 }

@@ -24,7 +24,7 @@ use spd_tracker::{LastRows, METRICS, Mark, Start};
 
 use crate::data::{datasets, fingerprint};
 use crate::fault::Fault;
-use crate::run_file::Data;
+use crate::run_file::Run;
 
 /// The state from which a run with a directory continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,6 +189,8 @@ pub(crate) enum What {
     Train,
     /// The dataset that is evaluated on, in the same way.
     Eval,
+    /// The dataset of the non-target stream, in the same way.
+    Nontarget,
     /// The target, by its weights as they are used.
     Target,
 }
@@ -199,6 +201,7 @@ impl What {
         match self {
             Self::Train => "train",
             Self::Eval => "eval",
+            Self::Nontarget => "nontarget",
             Self::Target => "target",
         }
     }
@@ -206,16 +209,15 @@ impl What {
 
 /// The datasets of a run, as far as they can be read; faults of the others are reported when they
 /// are opened. Generated data are described by the run file.
-pub(crate) fn data(data: &Data) -> Vec<Ingredient> {
-    let datasets = datasets(data).into_iter().flatten();
-    [What::Train, What::Eval]
+pub(crate) fn data(run: &Run) -> Vec<Ingredient> {
+    [What::Train, What::Eval, What::Nontarget]
         .into_iter()
-        .zip(datasets)
+        .zip(datasets(run))
         .filter_map(|(what, path)| {
             Some(Ingredient {
                 what,
                 path: path.to_owned(),
-                hash: fingerprint(data, path).ok()?,
+                hash: fingerprint(&run.data, path).ok()?,
             })
         })
         .collect()
@@ -253,6 +255,10 @@ pub(crate) fn check(
         let (is_not, has) = match part.what {
             What::Train => ("the dataset that the run was trained on", of_dataset),
             What::Eval => ("the dataset that the run was evaluated on", of_dataset),
+            What::Nontarget => (
+                "the dataset of the non-target stream that the run was trained on",
+                of_dataset,
+            ),
             What::Target => ("the target that the run takes apart", "its weights have"),
         };
         return Err(Fault::BadInput(format!(

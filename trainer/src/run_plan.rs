@@ -13,6 +13,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::gather::GATHERED;
 use crate::given_weights;
+use crate::losses::Loss;
 use crate::memory::Memory;
 use crate::networks::{Target, described, shipped};
 use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Recompute, Run};
@@ -155,7 +156,9 @@ const MOST_MASKED_LAYERS: usize = 250_000;
 /// Refuses a step that would take minutes to plan: a layerwise loss passes through the whole target
 /// for each site.
 fn check_length(run: &Run, sites: usize, layers: usize) -> Result<(), Fault> {
-    let trained = run.losses.iter().map(|loss| &loss.term);
+    let streams = run.streams();
+    let losses = streams.iter().flat_map(|(.., losses)| losses);
+    let trained = losses.map(|loss| &loss.term);
     let measured = run
         .eval
         .metrics
@@ -270,11 +273,11 @@ fn rows(
             )
         }
     };
-    let losses: Vec<String> = run
-        .losses
-        .iter()
-        .map(|loss| format!("{} {}", loss.coeff, loss.term))
-        .collect();
+    let said = |losses: &[Loss]| {
+        let losses = losses.iter();
+        let losses = losses.map(|loss| format!("{} {}", loss.coeff, loss.term));
+        losses.collect::<Vec<_>>().join(" + ")
+    };
     let mut weights = target::origin(run, network)?;
     if run.target.dtype == Dtype::Bf16 {
         weights += "; held in bf16";
@@ -286,7 +289,7 @@ fn rows(
         row("weights", weights),
         row("data", data),
         row("importance", run.importance.kind.describe()),
-        row("losses", losses.join(" + ")),
+        row("losses", said(&run.losses)),
         row(
             "steps",
             format!("{} of {} rows", train.steps, train.batch_size),
@@ -297,6 +300,15 @@ fn rows(
         ),
         row("device", device(train.blocks(), threads, on_gpu, world)),
     ];
+    if let Some(nontarget) = &run.nontarget {
+        let (path, rows_of_step) = (nontarget.data.display(), nontarget.batch_size);
+        let losses = said(&nontarget.all_losses(&run.losses));
+        let mut of_stream = format!("{rows_of_step} rows of {path} a step: {losses}");
+        if nontarget.weight_decay > 0.0 {
+            of_stream += &format!("; weight decay {}", brief(nontarget.weight_decay));
+        }
+        rows.push(row("nontarget", of_stream));
+    }
     if train.recompute == Recompute::Always {
         rows.push(row("recompute", RECOMPUTED.into()));
     }

@@ -392,7 +392,13 @@ mod tests {
             for step in steps {
                 let first = step * feed.rows as u64;
                 source.fill(&feed, first, &mut batch).unwrap();
-                run_step(&mut self.task, &mut self.store, &batch, step).unwrap();
+                run_step(
+                    &mut self.task,
+                    &mut self.store,
+                    std::slice::from_ref(&batch),
+                    step,
+                )
+                .unwrap();
             }
         }
 

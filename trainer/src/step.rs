@@ -2,7 +2,7 @@
 
 use spd_engine::{Builder, Result, Store, Value};
 
-use crate::decomposition::{Decomposition, configure, over_blocks};
+use crate::decomposition::{CleanPass, Decomposition, configure, over_blocks};
 use crate::losses::{self, Faithfulness};
 use crate::parameters::{Group, Objective, Update};
 use crate::run_file::{FaithfulnessWarmup, Recompute};
@@ -11,12 +11,13 @@ use crate::run_file::{FaithfulnessWarmup, Recompute};
 pub(crate) const WARMUP_LOSS: &str = "loss/faithfulness";
 
 impl Decomposition {
-    /// The step on a [block](spd_engine::blocks) of a batch: clean pass, importances, every loss
-    /// forward and backward, clipping, update. A GPU stores it in the precision of the run;
-    /// evaluations are in f32, as are the reference's.
+    /// The step on a [block](spd_engine::blocks) of a batch of each stream of data: clean pass,
+    /// importances, every loss forward and backward, clipping, update. A GPU stores it in the
+    /// precision of the run; evaluations are in f32, as are the reference's.
     ///
-    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`,
-    /// those of losses, such as `p`, and AdamW's corrections.
+    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`; those of the non-target
+    /// stream behind `nontarget/`. Step scalars: `lr`, those of losses, such as `p`, and AdamW's
+    /// corrections.
     ///
     /// # Errors
     ///
@@ -24,24 +25,40 @@ impl Decomposition {
     pub fn step_program(&self, store: &Store) -> Result<Builder> {
         let mut b = Builder::with_precision(self.precision());
         configure(&mut b, &self.run.train);
-        let shape = self.block_shape(self.run.train.batch_size);
-        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
+        let shapes = self.streams.iter().map(|of| of.extent.shape);
+        let passes = shapes.map(|shape| self.clean_pass(&mut b, store, shape, &self.draws));
+        let passes = passes.collect::<Result<Vec<CleanPass>>>()?;
         b.part("losses");
-        let mut losses = self.losses(&mut b, store, &clean_pass, self.draws)?;
+        let inputs = self.inputs_of_streams(store, &passes);
+        let streams = || inputs.iter().zip(&self.streams);
+        let mut losses = Vec::new();
+        for (from, of) in streams() {
+            losses.extend(from.losses(&mut b, &of.losses)?);
+        }
+        let parts: Vec<(String, Value)> =
+            losses.iter().flat_map(|loss| loss.parts.clone()).collect();
         let values = losses.iter().map(|loss| loss.value);
-        let active = clean_pass.sites.iter().map(|site| site.active);
+        let values = values.chain(parts.iter().map(|(_, value)| *value));
+        let sites = passes.iter().flat_map(|pass| &pass.sites);
+        let active = sites.map(|site| site.active);
         let means: Vec<Value> = values.chain(active).collect();
         let mut means = over_blocks(&mut b, &means)?.into_iter();
         for (loss, mean) in losses.iter_mut().zip(&mut means) {
             loss.value = mean;
         }
+        for ((name, _), mean) in parts.into_iter().zip(&mut means) {
+            b.output(name, mean);
+        }
         let total = losses::total(&mut b, &losses)?;
         for loss in &losses {
-            b.output(format!("loss/{}", loss.name), loss.value);
+            b.output(loss.name.clone(), loss.value);
         }
         b.output("loss/total", total);
-        for (site, active) in self.sites.iter().zip(means) {
-            b.output(format!("l0/{}", site.path()), active);
+        for pass in &passes {
+            for (site, active) in self.sites.iter().zip(&mut means) {
+                let name = format!("l0/{}", site.path());
+                b.output(pass.shape.stream.name(&name), active);
+            }
         }
         b.part("update");
         let train = &self.run.train;
@@ -61,8 +78,10 @@ impl Decomposition {
                 muon: train.muon,
                 ..Update::default()
             })?;
-        let from = self.loss_inputs(store, &clean_pass, self.draws);
-        from.update(&mut b, &self.run.losses, &guards)?;
+        self.decay_components(&mut b, store, &passes, &guards)?;
+        for (from, of) in streams() {
+            from.update(&mut b, &of.losses, &guards)?;
+        }
         for attack in losses.iter().filter_map(|loss| loss.attack.as_ref()) {
             attack.keep(&mut b, &guards)?;
         }

@@ -218,7 +218,7 @@ impl Task for TargetTask {
     fn find_non_finite(
         &mut self,
         store: &mut Store,
-        _batch: &Batch,
+        _batches: &[Batch],
         _step: u64,
     ) -> Result<NonFinite, Fault> {
         let norms = self.program.output("norms/target", store, &self.arena);
@@ -301,7 +301,8 @@ lr = 1e-3
             source
                 .fill(&feed, step * feed.rows as u64, &mut batch)
                 .unwrap();
-            crate::task::run_step(&mut task, &mut store, &batch, step).unwrap();
+            crate::task::run_step(&mut task, &mut store, std::slice::from_ref(&batch), step)
+                .unwrap();
         }
         let measured = task.evaluate(&mut store, true, &mut || Ok(())).unwrap();
         let loss = measured[0].1;

@@ -49,6 +49,11 @@ pub(crate) trait Task {
     /// The source of batches.
     fn source(&self) -> (Source, Feed);
 
+    /// The sources of batches of all streams of data, that one first.
+    fn sources(&self) -> Vec<(Source, Feed)> {
+        vec![self.source()]
+    }
+
     /// Decay of AdamW's second moment.
     fn beta2(&self) -> f64;
 
@@ -82,11 +87,11 @@ pub(crate) trait Task {
     fn observe(&self, store: &Store) -> Measured;
 
     /// The first non-finite value of a refused step. The program has just been run on that step and
-    /// its batch, and is not run any more.
+    /// its batches, and is not run any more.
     fn find_non_finite(
         &mut self,
         store: &mut Store,
-        batch: &Batch,
+        batches: &[Batch],
         step: u64,
     ) -> Result<NonFinite, Fault>;
 
@@ -136,7 +141,7 @@ pub(crate) trait Task {
     }
 }
 
-/// One replay on a batch.
+/// One replay on a batch of each stream of data.
 ///
 /// # Errors
 ///
@@ -144,13 +149,13 @@ pub(crate) trait Task {
 pub(crate) fn run_step(
     task: &mut dyn Task,
     store: &mut Store,
-    batch: &Batch,
+    batches: &[Batch],
     step: u64,
 ) -> Result<(), Fault> {
     let scalars = task.scalars(step);
     let corrections = corrections(task.beta2(), step + 1);
     let (program, arena) = task.program();
-    program.run(store, arena, batch, &|given| {
+    program.run(store, arena, batches, &|given| {
         given.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
         set_scalars(given, scalars.iter().map(|(name, value)| (name, *value)));
         set_scalars(given, corrections);

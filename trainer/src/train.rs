@@ -44,15 +44,18 @@ fn until_end(training: &mut Training<'_>) -> Result<Measured, Interrupt> {
         training.warm_up(made)?;
     }
     let first = training.at.step();
-    let (source, feed) = training.task.source();
-    let position = first * feed.rows as u64;
-    let mut loader = Loader::spawn(source, feed, position, AHEAD)?;
+    let sources = training.task.sources().into_iter();
+    let loaders = sources.map(|(source, feed)| {
+        let position = first * feed.rows as u64;
+        Loader::spawn(source, feed, position, AHEAD)
+    });
+    let mut loaders = loaders.collect::<Result<Vec<_>, _>>()?;
     training.show(true);
     for step in first..training.task.steps() {
         training.poll_writer(TRAINING_GOES_ON);
         training.show(false);
         measure(training, step)?;
-        training.step(step, &mut loader)?;
+        training.step(step, &mut loaders)?;
         if is_due(step + 1, training.place.checkpoint.every) {
             training.save()?;
         }
@@ -101,11 +104,15 @@ mod tests {
     use crate::figures::FIGURES;
     use crate::losses::adversary::{Adversary, Optimizer, Scope, SourceDtype};
     use crate::losses::{
-        Frequency, Loss, MergedRecon, NonlinearityLocality, PersistentPgdRecon, Remembered,
-        SmoothL0, Term,
+        AdversaryObjective, Auxiliaries, Auxiliary, CiMaskedRecon, Comparison, Distance, Frequency,
+        Loss, MergedRecon, NonlinearityLocality, PersistentPgdRecon, Remembered, SmoothL0,
+        StochasticRecon, Term, UnmaskedRecon,
     };
     use crate::metrics::{Measure, Rungs};
-    use crate::run_file::{Knot, Recompute, Run, Schedule, Shape, TiedUpdate};
+    use crate::run_file::{
+        Data, Decays, EvalData, Ids, Knot, Nontarget, Recompute, Run, Schedule, Shape, SitePattern,
+        TiedUpdate,
+    };
     use crate::world::World;
 
     /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures,
@@ -151,6 +158,17 @@ mod tests {
         let sources = crate::data::open(run).unwrap();
         let mut store = Store::new();
         let decomposition = Decomposition::new(run, &mut store).unwrap();
+        let mut losses = run.losses.iter();
+        let compares_more = losses.any(|loss| !loss.auxiliaries.rows.is_empty());
+        if run.nontarget.is_some() || compares_more {
+            // Of zeros, importances of all rows are alike, and squared errors are no part of squares.
+            let weights = decomposition.target.tensors().into_iter().map(|tensor| {
+                let wave = |i: usize| 0.3 * (i as f32 * 1.3).sin();
+                let values = (0..tensor.dims.iter().product()).map(wave).collect();
+                (tensor.name, tensor.dims, values)
+            });
+            decomposition.set_target(&mut store, &weights.collect::<Vec<_>>());
+        }
         let task = DecompositionTask::new(decomposition, sources, &mut store, &processor, world);
         let mut task = task.unwrap();
         task.make_room().unwrap();
@@ -283,7 +301,7 @@ mod tests {
         };
         for term in [Term::SmoothL0(smooth), Term::Frequency(frequency)] {
             let coeff = knots(1e-3, 1e-2);
-            run.losses.push(Loss { coeff, term });
+            run.losses.push(Loss::new(coeff, term));
         }
         run
     }
@@ -317,7 +335,7 @@ mod tests {
             unit_kind_coefficients: [("neuron", 1.0)].into(),
         });
         let coeff = Schedule::Constant(0.1);
-        run.losses.push(Loss { coeff, term });
+        run.losses.push(Loss::new(coeff, term));
         let [one, ..] = the_same_by_all_worlds(&run);
         let rows = fs::read_to_string(one.path().join("metrics.jsonl")).unwrap();
         assert!(rows.contains("\"loss/nonlinearity_locality\":"), "{rows}");
@@ -339,13 +357,122 @@ mod tests {
         }
     }
 
+    /// A run on two datasets in a directory, in four blocks, with estimates of frequencies on both
+    /// streams, an adversary on one, and components that decay.
+    fn targeted_run(dir: &Path) -> Run {
+        let dataset = |name: &str, factor: u16| {
+            let tokens = (0..40 * 16 + 1u16).flat_map(|i| (i / 3 * factor % 50).to_le_bytes());
+            let path = dir.join(name);
+            write_file(&path, &tokens.collect::<Vec<u8>>()).unwrap();
+            path
+        };
+        let mut run = small_run_of("tiny-gpt2-h1");
+        let estimating = estimating_run();
+        let Data::Tokens {
+            train, eval, dtype, ..
+        } = &mut run.data
+        else {
+            panic!("a language model");
+        };
+        (*train, *dtype) = (dataset("target.bin", 7), Some(Ids::U16));
+        *eval = EvalData::HeldOut { held_out: 0.5 };
+        let patterns = ["*.attn.c_attn", "*.mlp.c_fc"].map(|pattern| SitePattern {
+            pattern: pattern.into(),
+            components: 6,
+        });
+        run.decomposition.sites = patterns.to_vec();
+        (run.train.batch_size, run.train.shards) = (8, Some(4));
+        run.train.lr = estimating.train.lr;
+        (run.eval.components, run.eval.batches) = (0, 1);
+        // At both ends alone: a question of a stop is asked at each.
+        (run.eval.every, run.eval.slow_every) = (0, 0);
+        let loss = |term| Loss::new(Schedule::Constant(0.5), term);
+        let routing = Routing::UniformK;
+        let own = [
+            Term::StochasticRecon(StochasticRecon { routing }),
+            Term::CiMaskedRecon(CiMaskedRecon { routing }),
+            Term::UnmaskedRecon(UnmaskedRecon),
+        ];
+        let estimates = estimating.losses.into_iter();
+        let estimates = estimates.filter(|loss| {
+            let term = loss.term.term();
+            term.penalty().is_some() || term.reads_penalty()
+        });
+        let mut living = living_run().losses.into_iter();
+        let living = living.find(|loss| loss.term.name() == "merged_recon");
+        run.losses = estimates.chain(living).collect();
+        run.losses.push(loss(own[0].clone()));
+        run.nontarget = Some(Nontarget {
+            data: dataset("other.bin", 11),
+            batch_size: 4,
+            minimality_coeff: Some(Schedule::Constant(1e-3)),
+            weight_decay: 5.0,
+            decays: Decays::Factors,
+            losses: own.map(loss).to_vec(),
+        });
+        run
+    }
+
+    #[test]
+    fn two_streams_are_the_same_by_all_worlds() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut run = targeted_run(dir.path());
+        let [one, ..] = the_same_by_all_worlds(&run);
+        let site = "transformer-h-1-mlp-c_fc";
+        let [of_target, of_other] = ["frequency", "nontarget/frequency"].map(|loss| {
+            let name = format!("losses.{loss}.{site}");
+            let [before, after] = [3, 5].map(|step| tensor(one.path(), step, &name));
+            assert!(before != after, "{name}");
+            after.bytes
+        });
+        assert!(of_target != of_other);
+        let rows = fs::read_to_string(one.path().join("metrics.jsonl")).unwrap();
+        for name in [
+            "loss/frequency",
+            "loss/ci_masked_recon_subset",
+            "l0/transformer.h.1.mlp.c_fc",
+        ] {
+            assert!(rows.contains(&format!("\"nontarget/{name}\":")), "{rows}");
+        }
+        // What is trained depends on the other stream, and on the decay.
+        let trained = |dir: &TempDir| tensor(dir.path(), 5, &format!("_components.{site}.V"));
+        let nontarget = run.nontarget.as_mut().unwrap();
+        nontarget.weight_decay = 0.0;
+        let [still, alone] = [true, false].map(|has_other| {
+            if !has_other {
+                run.nontarget = None;
+            }
+            let dir = tempfile::tempdir().unwrap();
+            trained_by(1, &run, dir.path(), u64::MAX);
+            trained(&dir)
+        });
+        assert!(still != trained(&one) && alone != still);
+    }
+
+    #[test]
+    fn a_refused_step_names_losses_of_both_streams() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut run = targeted_run(dir.path());
+        // The first update leaves numbers whose products are infinite.
+        run.train.lr = Schedule::Constant(1e30);
+        let (_, ended) = trained_by(2, &run, dir.path(), u64::MAX);
+        let names_both = ended.starts_with("step 1: loss/") && ended.contains(", nontarget/loss/");
+        assert!(names_both, "{ended}");
+    }
+
+    #[test]
+    fn any_number_of_ranks_goes_on_with_two_streams_of_any_other() {
+        let dir = tempfile::tempdir().unwrap();
+        goes_on_by_any_number_of_ranks(&targeted_run(dir.path()));
+    }
+
     /// A run with a state that is sharded with the batch in four blocks.
     fn remembering_run() -> Run {
         let mut run = small_run();
         run.train.shards = Some(4);
         let term = Term::Remembered(Remembered);
         let coeff = Schedule::Constant(0.1);
-        run.losses.push(Loss { coeff, term });
+        run.losses.push(Loss::new(coeff, term));
         run
     }
 
@@ -394,8 +521,8 @@ mod tests {
         assert!(trained(&dir) != trained(&worlds[0]));
     }
 
-    /// A run with adversaries that live on, in four blocks: sources that all ranks share, and those
-    /// of elements of the batch, kept in f32 and in 16 bits.
+    /// A run with adversaries that live on, in four blocks: sources that all ranks share, which climb
+    /// less or all of their loss, and those of elements of the batch; kept in f32 and in 16 bits.
     fn living_run() -> Run {
         let mut run = small_run();
         run.train.shards = Some(4);
@@ -456,14 +583,28 @@ mod tests {
             },
             adv_fraction: Schedule::Constant(0.5),
         };
-        for term in [
-            Term::PersistentPgdRecon(shared),
-            Term::PersistentPgdRecon(routed),
-            Term::MergedRecon(merged),
+        for (term, objective) in [
+            (Term::PersistentPgdRecon(shared), AdversaryObjective::E2e),
+            (Term::PersistentPgdRecon(routed), AdversaryObjective::Term),
         ] {
-            let coeff = Schedule::Constant(0.5);
-            run.losses.push(Loss { coeff, term });
+            let compared = Comparison {
+                capture: "out.linear1".into(),
+                distance: Distance::RelativeSquaredError,
+            };
+            let auxiliary = Auxiliary {
+                name: "hidden".into(),
+                coeff: Schedule::Constant(0.3),
+                comparisons: vec![compared],
+            };
+            let mut loss = Loss::new(Schedule::Constant(0.5), term);
+            loss.auxiliaries = Auxiliaries {
+                rows: vec![auxiliary],
+                objective,
+            };
+            run.losses.push(loss);
         }
+        let merged = Term::MergedRecon(merged);
+        run.losses.push(Loss::new(Schedule::Constant(0.5), merged));
         run
     }
 

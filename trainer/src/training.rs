@@ -132,16 +132,17 @@ impl<'a> Training<'a> {
     }
 
     /// One step, and its row where one is due.
-    pub(crate) fn step(&mut self, step: u64, loader: &mut Loader) -> Result<(), Fault> {
+    pub(crate) fn step(&mut self, step: u64, loaders: &mut [Loader]) -> Result<(), Fault> {
         let Self { task, store, .. } = self;
         let is_logged = is_due(step, self.place.log.every) || step + 1 == task.steps();
         let clock = Instant::now();
-        let batch = loader.next()?;
+        let batches = loaders.iter_mut().map(Loader::next);
+        let batches = batches.collect::<Result<Vec<_>, _>>()?;
         let waited = clock.elapsed();
         if is_logged {
             task.program().0.start_clock();
         }
-        run_step(&mut **task, store, &batch, step)?;
+        run_step(&mut **task, store, &batches, step)?;
         if let Some(Records { saver, .. }) = &mut self.records {
             saver.make_room(store);
         }
@@ -149,7 +150,8 @@ impl<'a> Training<'a> {
             let parts = task.fetch(store)?;
             self.progress.times(step, waited, clock.elapsed(), &parts);
         }
-        loader.recycle(batch);
+        let used = loaders.iter_mut().zip(batches);
+        used.for_each(|(loader, batch)| loader.recycle(batch));
         if is_logged {
             refused_step::check(&mut **task, store, step)?;
             let seen = task.observe(store).into_iter();

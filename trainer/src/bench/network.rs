@@ -7,7 +7,7 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Given, Result, Slot, Store, Type, Value};
 
 use super::plain;
-use crate::decomposition::BatchShape;
+use crate::component_model::{BatchShape, DataStream};
 use crate::networks::{Input, Network, TargetTensor};
 use crate::parameters::{Parameters, Update};
 use crate::pass::Pass;
@@ -42,6 +42,7 @@ impl Trained {
     /// Shape of a batch.
     pub(super) fn shape(&self) -> BatchShape {
         BatchShape {
+            stream: DataStream::Target,
             rows: self.run.train.batch_size,
             positions: self.positions,
         }
@@ -53,7 +54,9 @@ impl Trained {
         let weights = target_values(b, store, &self.tensors)?;
         let layers = network.layers();
         let mut pass = Pass::clean(&layers, &weights);
-        let BatchShape { rows, positions } = self.shape();
+        let BatchShape {
+            rows, positions, ..
+        } = self.shape();
         let (loss, input) = match network.input() {
             Input::Tokens { .. } => {
                 let tokens = b.input("input", &Type::u32(&[rows, positions]))?;

@@ -137,7 +137,8 @@ pub(super) struct Workload {
     pub(super) program: Alone,
     /// Of the process, since the batches were made.
     pub(super) peak: Peak,
-    batches: Vec<Batch>,
+    /// Of each stream of data.
+    batches: Vec<Vec<Batch>>,
     /// Which block of a batch is this rank's.
     block: usize,
     steps: u32,
@@ -198,7 +199,7 @@ impl Workload {
 
     /// A batch and scalars for a program that is a part of the step.
     pub(super) fn prepare_part(&self, index: usize, part: &mut Given) {
-        fill(part, &self.batches[index % BATCHES]);
+        fill(part, &self.batches[index % BATCHES][0]);
         set_scalars(self.work.run(), self.steps.max(1), part);
     }
 
@@ -235,8 +236,8 @@ impl Timed for Workload {
             self.work.draw(0, &mut self.program);
         }
         let blocks = self.work.run().train.blocks();
-        let batch = &self.batches[batch % BATCHES];
-        fill_block(&mut self.program, batch, self.block, blocks);
+        let batches = &self.batches[batch % BATCHES];
+        fill_block(&mut self.program, batches, self.block, blocks);
         self.program.parameters.step = self.steps;
         self.steps += 1;
         set_scalars(self.work.run(), self.steps, &mut self.program);
@@ -262,9 +263,7 @@ fn set_scalars(run: &Run, update: u32, given: &mut Given) {
     let half_way = run.train.lr.at(steps / 2, steps);
     parameters::set_scalars(given, [("lr", half_way)]);
     parameters::set_scalars(given, corrections(BETA2, update.into()));
-    for loss in &run.losses {
-        parameters::set_scalars(given, loss.step_scalars(steps / 2, steps));
-    }
+    parameters::set_scalars(given, run.loss_scalars(steps / 2));
 }
 
 /// Draws the target's tensors, whose names in the store begin with `prefix`.
@@ -315,14 +314,15 @@ fn start_of(target: &dyn Target, tensor: &TargetTensor) -> Start {
     }
 }
 
-fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
+fn batches(preset: &Preset) -> Result<Vec<Vec<Batch>>, Fault> {
     let run = &preset.run;
-    let rows = run.train.batch_size;
-    let mut batches = vec![Batch::default(); BATCHES];
+    let streams = run.streams();
+    let mut batches = vec![vec![Batch::default(); streams.len()]; BATCHES];
     if let Some(features) = features(&run.data, &run.target.model)? {
         let source = Source::Features(features);
+        let rows = run.train.batch_size;
         let feed = training_feed(run.seed, rows);
-        for (number, batch) in batches.iter_mut().enumerate() {
+        for (number, batch) in batches.iter_mut().flatten().enumerate() {
             source.fill(&feed, (number * rows) as u64, batch)?;
         }
         return Ok(batches);
@@ -333,9 +333,12 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
                 Step::Training | Step::Network(_) => vocab,
                 Step::GivenMasks { tokens } => tokens,
             };
-            let stream = Stream::new(Purpose::Features, 0, 0);
-            let mut draws = vec![0.0; rows * (seq_len + 1)];
-            for (number, batch) in (0u32..).zip(&mut batches) {
+            let all = batches
+                .iter_mut()
+                .flat_map(|of| (0..).zip(of).zip(&streams));
+            for (number, ((of, batch), &(_, rows, _))) in (0u32..).zip(all) {
+                let stream = Stream::new(Purpose::Features, of, 0);
+                let mut draws = vec![0.0; rows * (seq_len + 1)];
                 stream.fill_uniform(run.seed, number, 0, &mut draws);
                 batch.rows = rows;
                 #[expect(
@@ -489,11 +492,16 @@ mod tests {
             let batches = Workload::new(&preset, &alone(), &World::default())
                 .unwrap()
                 .batches;
-            assert!(batches.iter().all(|batch| batch.tokens.len() == rows * 17));
-            let tokens = || batches.iter().flat_map(|batch| &batch.tokens);
+            assert!(
+                batches
+                    .iter()
+                    .flatten()
+                    .all(|batch| batch.tokens.len() == rows * 17)
+            );
+            let tokens = || batches.iter().flatten().flat_map(|batch| &batch.tokens);
             assert!(tokens().all(|&token| token < below), "{name}");
             assert!(tokens().any(|&token| token > below / 2), "{name}");
-            assert_ne!(batches[0].tokens, batches[1].tokens);
+            assert_ne!(batches[0][0].tokens, batches[1][0].tokens);
         }
     }
 

@@ -7,7 +7,7 @@ use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
 
 use super::importance::Sampling;
-use super::{CleanPass, CleanSite, ComponentModel, Routing, RowsOf};
+use super::{CleanPass, CleanSite, ComponentModel, DataStream, Routing, RowsOf};
 use crate::repeat::repeat_rows;
 use crate::sites::Site;
 
@@ -85,22 +85,19 @@ impl Draws {
         self,
         b: &mut Builder,
         sampling: Sampling,
-        index: usize,
-        site: &Site,
+        (stream, index, site): (DataStream, usize, &Site),
         logits: Value,
     ) -> Result<(LogitNoise, Option<Value>)> {
         Ok(match (sampling, self) {
             (Sampling::Continuous, _) => (LogitNoise::None, None),
-            (Sampling::Binomial, Self::Counters) => (
-                LogitNoise::Drawn(Stream::new(Purpose::LogitNoise, 0, site_number(index))),
-                None,
-            ),
+            (Sampling::Binomial, Self::Counters) => {
+                let draws = Stream::new(Purpose::LogitNoise, stream as u8, site_number(index));
+                (LogitNoise::Drawn(draws), None)
+            }
             (Sampling::Binomial, Self::Inputs) => {
                 let ty = b.ty(logits).clone();
-                (
-                    LogitNoise::Given,
-                    Some(b.input(&format!("noise.{}", site.path()), &ty)?),
-                )
+                let name = stream.name(&format!("noise.{}", site.path()));
+                (LogitNoise::Given, Some(b.input(&name, &ty)?))
             }
         })
     }
@@ -126,7 +123,8 @@ impl MaskSample {
 
 impl ComponentModel {
     /// The masks of all sites in a pass, each with the number of its site. Stochastic ones come
-    /// with a delta mask if the run has deltas; others have none.
+    /// with a delta mask if the run has deltas; others have none. On the non-target stream that of
+    /// both, and of the importances, is 1.
     pub(crate) fn masks(
         &self,
         b: &mut Builder,
@@ -136,6 +134,10 @@ impl ComponentModel {
         sample: &MaskSample,
     ) -> Result<Vec<(usize, MaskValues)>> {
         let mut masked = Vec::with_capacity(self.sites.len());
+        let whole_delta = match clean_pass.shape.stream {
+            DataStream::Target => None,
+            DataStream::Nontarget => Some(b.constant(1.0, &[1])?),
+        };
         let routes = self.routes(b, clean_pass, routing, sample)?;
         for (index, route) in routes.into_iter().enumerate() {
             let CleanSite {
@@ -150,7 +152,10 @@ impl ComponentModel {
             };
             match masking {
                 Masking::Ones => {}
-                Masking::Importance => values.mask = Mask::Importance,
+                Masking::Importance => {
+                    values.mask = Mask::Importance;
+                    values.delta = whole_delta;
+                }
                 Masking::Rounded(threshold) => values.mask = Mask::Rounded(threshold),
                 Masking::Zeros => values.mask = Mask::Rounded(f32::INFINITY),
                 Masking::Random => {
@@ -179,7 +184,7 @@ impl ComponentModel {
                         values.given = Some(sample.given(b, "src", site, &dims)?);
                     }
                     values.delta = match sample.draws {
-                        _ if !has_delta => None,
+                        _ if !has_delta || whole_delta.is_some() => whole_delta,
                         Draws::Inputs => Some(sample.given(b, "dmask", site, &[rows])?),
                         Draws::Counters => {
                             Some(b.uniform_rows(sample.stream(Purpose::Delta, index), rows)?)

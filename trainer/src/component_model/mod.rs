@@ -10,6 +10,7 @@
 
 mod aligned;
 mod components;
+mod data_stream;
 mod importance;
 mod masks;
 mod routing;
@@ -21,6 +22,7 @@ use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValue
 use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
+pub use data_stream::DataStream;
 pub use importance::{
     BlockTaps, Boundaries, Chunks, ChunkwiseTransformer, Conditioning, Ffn, GlobalReverseResidual,
     GlobalSharedMlp, GlobalSharedTransformer, GlobalTaps, GlobalTransformer, Importance,
@@ -83,6 +85,8 @@ pub struct ComponentModel {
 /// Shape of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchShape {
+    /// The stream that it is of.
+    pub stream: DataStream,
     /// Rows.
     pub rows: usize,
     /// Tokens a row; 1 for features.
@@ -257,8 +261,8 @@ impl ComponentModel {
         self.parameters.forget(store);
     }
 
-    /// The clean pass and the importance functions on a batch, its input named `input`. Draws (of
-    /// logit noise) come from `draws`.
+    /// The clean pass and the importance functions on a batch, its input named `input`, or
+    /// `nontarget/input`. Draws (of logit noise) come from `draws`.
     ///
     /// # Errors
     ///
@@ -272,10 +276,11 @@ impl ComponentModel {
     ) -> Result<CleanPass> {
         // Few features and neurons write to a wide residual stream, which then need not be made.
         b.associate();
-        let input = match self.target.input() {
-            Input::Features(features) => b.input("input", &Type::f32(&[shape.rows, features]))?,
-            Input::Tokens { .. } => b.input("input", &Type::u32(&[shape.rows, shape.positions]))?,
+        let ty = match self.target.input() {
+            Input::Features(features) => Type::f32(&[shape.rows, features]),
+            Input::Tokens { .. } => Type::u32(&[shape.rows, shape.positions]),
         };
+        let input = b.input(&shape.stream.name("input"), &ty)?;
         let frozen = self.frozen.iter();
         let weights: BTreeMap<String, Value> = frozen
             .map(|(name, slot)| (name.clone(), b.persistent(store, *slot)))
@@ -301,8 +306,9 @@ impl ComponentModel {
         for (index, (SeenSite { site, values, .. }, logits)) in
             seen.into_iter().zip(logits).enumerate()
         {
-            let (noise, given) =
-                draws.logit_noise(b, self.settings.importance.sampling, index, site, logits)?;
+            let sampling = self.settings.importance.sampling;
+            let of = (shape.stream, index, site);
+            let (noise, given) = draws.logit_noise(b, sampling, of, logits)?;
             let gates = self.gates(b, noise);
             let Importances {
                 importance,

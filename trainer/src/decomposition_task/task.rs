@@ -8,7 +8,7 @@ use spd_tracker::Value;
 
 use super::DecompositionTask;
 use crate::batch_program::BatchProgram;
-use crate::data::{eval_feed, training_feed};
+use crate::data::{eval_feed, nontarget_feed, training_feed};
 use crate::fault::{Fault, Interrupt};
 use crate::figures;
 use crate::metrics::ladder::{CheckPass, Climbed};
@@ -62,6 +62,17 @@ impl Task for DecompositionTask {
         )
     }
 
+    fn sources(&self) -> Vec<(Source, Feed)> {
+        let run = &self.decomposition.run;
+        let nontarget = self.sources.nontarget.iter().zip(&run.nontarget);
+        let nontarget = nontarget.map(|(source, said)| {
+            let shard = self.world.shard();
+            let feed = nontarget_feed(run.seed, said.batch_size);
+            (source.clone(), Feed { shard, ..feed })
+        });
+        [self.source()].into_iter().chain(nontarget).collect()
+    }
+
     fn beta2(&self) -> f64 {
         BETA2
     }
@@ -70,9 +81,7 @@ impl Task for DecompositionTask {
         let run = &self.decomposition.run;
         let steps = run.train.steps;
         let mut scalars = vec![("lr".to_owned(), run.train.lr.at(step, steps))];
-        for loss in &run.losses {
-            scalars.extend(loss.step_scalars(step, steps));
-        }
+        scalars.extend(run.loss_scalars(step));
         let of_muon = run
             .train
             .muon
@@ -137,10 +146,10 @@ impl Task for DecompositionTask {
     fn find_non_finite(
         &mut self,
         store: &mut Store,
-        batch: &Batch,
+        batches: &[Batch],
         step: u64,
     ) -> Result<NonFinite, Fault> {
-        first_not_finite(self, store, batch, step)
+        first_not_finite(self, store, batches, step)
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {

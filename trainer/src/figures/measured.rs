@@ -316,6 +316,7 @@ mod tests {
     #[test]
     fn a_row_of_a_sequence_is_that_of_all_its_positions() {
         let shape = BatchShape {
+            stream: crate::component_model::DataStream::Target,
             rows: 2,
             positions: 3,
         };

@@ -72,7 +72,7 @@ pub(crate) use rows::{check, check_rows, check_sites, read};
 pub use smooth_l0::SmoothL0;
 use state::state_name;
 pub use state::{Extent, Sharing, StateTensor};
-pub(crate) use state::{add_state, start_state};
+pub(crate) use state::{StreamLosses, add_state, start_state};
 pub use stochastic_hidden_acts_recon::StochasticHiddenActsRecon;
 pub(crate) use stochastic_hidden_acts_recon::hidden_acts_errors;
 pub use stochastic_recon::StochasticRecon;
@@ -392,7 +392,8 @@ pub struct LossInputs<'p> {
     pub output_loss: OutputLoss,
     /// Mask draws per stochastic term.
     pub mask_samples: usize,
-    /// The loss by its name in a run file, which the names of given draws begin with.
+    /// The loss by its name in a run file, which the names of given draws begin with, behind that
+    /// of the stream.
     pub name: &'static str,
     /// The source of its draws.
     pub draws: Draws,
@@ -407,9 +408,10 @@ impl LossInputs<'_> {
         losses
             .map(|loss| {
                 let (value, attack) = self.next(b, &loss.term)?;
+                let stream = self.clean_pass.shape.stream;
                 Ok(Scalar {
-                    name: loss.term.name(),
-                    coeff: loss.weight(b),
+                    name: stream.name(&format!("loss/{}", loss.term.name())),
+                    coeff: loss.weight(b, stream),
                     value,
                     attack,
                 })
@@ -435,7 +437,8 @@ impl LossInputs<'_> {
     /// A tensor of the loss's state, as the step before left it; of a sharded one, the rows of a
     /// block.
     fn state(&self, b: &mut Builder, name: &str) -> Value {
-        let slot = self.store.slot(&state_name(self.name, name));
+        let loss = self.clean_pass.shape.stream.name(self.name);
+        let slot = self.store.slot(&state_name(&loss, name));
         b.persistent(self.store, slot.expect("made by `add_state`"))
     }
 
@@ -463,7 +466,11 @@ impl LossInputs<'_> {
         MaskSample {
             draws: self.draws,
             number: u8::try_from(number).expect("a run has fewer than 128 samples a step"),
-            name: format!("{}.{suffix}", self.name),
+            name: self
+                .clean_pass
+                .shape
+                .stream
+                .name(&format!("{}.{suffix}", self.name)),
         }
     }
 

@@ -8,8 +8,8 @@ use super::adversary::Attack;
 /// A term of the total loss in a program.
 #[derive(Debug, Clone)]
 pub struct Scalar {
-    /// Name in metrics: `stochastic_recon_layerwise`.
-    pub name: &'static str,
+    /// Name in metrics: `loss/stochastic_recon_layerwise`.
+    pub name: String,
     /// Weight in the total.
     pub coeff: Weight,
     /// Its value.

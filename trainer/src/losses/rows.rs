@@ -7,6 +7,7 @@ use spd_engine::Builder;
 use spd_engine::ops::Weight;
 
 use super::{KINDS, Term};
+use crate::component_model::DataStream;
 use crate::fault::Fault;
 use crate::run_file::schedule::{self, Schedule};
 use crate::run_file::target::Facts;
@@ -106,25 +107,29 @@ pub(crate) fn check_rows(losses: &[Loss], rows: usize) -> Result<(), Fault> {
 
 impl Loss {
     /// Its weight in the total of a program.
-    pub(crate) fn weight(&self, b: &mut Builder) -> Weight {
+    pub(crate) fn weight(&self, b: &mut Builder, stream: DataStream) -> Weight {
         match self.coeff {
             Schedule::Constant(coeff) => Weight::Known(coeff),
-            _ => Weight::Step(b.step_scalar(&self.coeff_name())),
+            _ => Weight::Step(b.step_scalar(&self.coeff_name(stream))),
         }
     }
 
     /// The step scalars of its value and of its weight, at `step` of `steps`.
-    pub(crate) fn step_scalars(&self, step: u64, steps: u64) -> Vec<(String, f64)> {
+    pub(crate) fn step_scalars(
+        &self,
+        (step, steps): (u64, u64),
+        stream: DataStream,
+    ) -> Vec<(String, f64)> {
         let term = self.term.term();
         let of_value = term.step_scalars(self.term.name(), step, steps);
         let coeff = match &self.coeff {
             Schedule::Constant(_) => None,
-            moving => Some((self.coeff_name(), moving.at(step, steps))),
+            moving => Some((self.coeff_name(stream), moving.at(step, steps))),
         };
         of_value.into_iter().chain(coeff).collect()
     }
 
-    fn coeff_name(&self) -> String {
-        format!("coeff/{}", self.term.name())
+    fn coeff_name(&self, stream: DataStream) -> String {
+        stream.name(&format!("coeff/{}", self.term.name()))
     }
 }

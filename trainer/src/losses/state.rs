@@ -1,5 +1,5 @@
 //! The state of losses: tensors that they keep from step to step, in the store and in checkpoints
-//! as `losses.<kind>.<name>`.
+//! as `losses.<kind>.<name>`, those of the non-target stream as `losses.nontarget/<kind>.<name>`.
 
 use spd_draws::{Purpose, Stream};
 use spd_engine::Store;
@@ -46,30 +46,28 @@ pub struct Extent {
     pub delta: bool,
 }
 
-/// Nothing at all.
-impl Default for Extent {
-    fn default() -> Self {
-        Self {
-            shape: BatchShape {
-                rows: 0,
-                positions: 0,
-            },
-            rows: Vec::new(),
-            delta: false,
-        }
-    }
+/// The losses of a stream of data, and the sizes that their state follows.
+#[derive(Debug, Clone)]
+pub(crate) struct StreamLosses {
+    /// In order.
+    pub(crate) losses: Vec<Loss>,
+    /// Its shape has the stream.
+    pub(crate) extent: Extent,
 }
 
-/// The state of all losses, by its names in the store.
-fn all(
-    losses: &[Loss],
-    sites: &[Site],
-    extent: &Extent,
-) -> impl Iterator<Item = (String, StateTensor)> {
-    losses.iter().flat_map(|loss| {
-        let tensors = loss.term.term().state(sites, extent).into_iter();
-        tensors.map(|tensor| (state_name(loss.term.name(), &tensor.name), tensor))
-    })
+/// The state of all losses, by its names in the store, each with the rows of a block of its stream.
+fn all(streams: &[StreamLosses], sites: &[Site]) -> Vec<(String, usize, StateTensor)> {
+    let mut all = Vec::new();
+    for StreamLosses { losses, extent } in streams {
+        let BatchShape { stream, rows, .. } = extent.shape;
+        for loss in losses {
+            let name = stream.name(loss.term.name());
+            for tensor in loss.term.term().state(sites, extent) {
+                all.push((state_name(&name, &tensor.name), rows, tensor));
+            }
+        }
+    }
+    all
 }
 
 pub(super) fn state_name(loss: &str, tensor: &str) -> String {
@@ -77,23 +75,19 @@ pub(super) fn state_name(loss: &str, tensor: &str) -> String {
 }
 
 /// Makes room for the state of all losses.
-pub(crate) fn add_state(store: &mut Store, losses: &[Loss], sites: &[Site], extent: &Extent) {
-    for (name, StateTensor { sharing, dims, .. }) in all(losses, sites, extent) {
+pub(crate) fn add_state(store: &mut Store, streams: &[StreamLosses], sites: &[Site]) {
+    for (name, rows, StateTensor { sharing, dims, .. }) in all(streams, sites) {
         match sharing {
             Sharing::Replicated => store.zeros(name, &dims),
-            Sharing::Sharded => store.sharded(name, &[&[extent.shape.rows], &dims[..]].concat()),
+            Sharing::Sharded => store.sharded(name, &[&[rows], &dims[..]].concat()),
         };
     }
 }
 
 /// Gives the state of all losses its starting values. A row of the batch has the same ones,
 /// whichever rank holds it.
-pub(crate) fn start_state(
-    store: &mut Store,
-    (losses, sites, extent): (&[Loss], &[Site], &Extent),
-    seed: u64,
-) {
-    for (number, (name, tensor)) in (0..).zip(all(losses, sites, extent)) {
+pub(crate) fn start_state(store: &mut Store, streams: &[StreamLosses], sites: &[Site], seed: u64) {
+    for (number, (name, _, tensor)) in (0..).zip(all(streams, sites)) {
         let slot = store.slot(&name).expect("made by `add_state`");
         let stream = Stream::new(Purpose::State, 0, number);
         for (block, slot) in store.shards(slot).held {

@@ -25,7 +25,7 @@ const ROWS: u64 = 256;
 ///
 /// When a row cannot be read, or on a stop.
 pub(crate) fn bigram_cross_entropy(
-    Sources { train, eval }: &Sources,
+    Sources { train, eval, .. }: &Sources,
     vocab: usize,
     check_stop: &mut CheckStop<'_>,
 ) -> Result<Option<f64>, Interrupt> {

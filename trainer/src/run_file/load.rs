@@ -28,7 +28,7 @@ use crate::run_file::{
     Run, Target, data,
     decomposition::{self, Decomposition, TiedUpdate},
     huggingface::{self, LookUp},
-    reference,
+    nontarget, reference,
     run::{Checkpoint, Log, Precision},
     target::{self, Facts},
     train::{self, Terms},
@@ -340,11 +340,23 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
     let mut seen = Vec::new();
     let losses = file.rows("loss", |table| losses::read(table, &mut seen));
     losses::check(file, losses.as_deref().unwrap_or_default(), &facts);
+    let before = nontarget::Before {
+        target: &facts,
+        decomposition: decomposition.as_ref(),
+        losses: losses.as_deref(),
+    };
+    let nontarget = file.maybe_table("nontarget", |table| nontarget::read(table, &before));
     let train = file.table("train", |table| {
-        let terms = losses.as_ref().map(|losses| Terms {
-            count: losses.len(),
-            samples: losses.iter().map(|loss| loss.term.term().samples(1)).sum(),
-            are_stochastic: losses.iter().any(|loss| loss.term.is_stochastic()),
+        let second = nontarget.as_ref().and_then(Option::as_ref);
+        let terms = losses.as_ref().map(|losses| {
+            let more = second.map_or(Vec::new(), |second| second.all_losses(losses));
+            let all = || losses.iter().chain(&more);
+            Terms {
+                count: all().count(),
+                samples: all().map(|loss| loss.term.term().samples(1)).sum(),
+                are_stochastic: all().any(|loss| loss.term.is_stochastic()),
+                nontarget_rows: second.map(|second| second.batch_size),
+            }
         });
         let no_muon = no_muon(decomposition.as_ref(), importance.as_ref());
         train::read(table, &facts, terms, no_muon)
@@ -375,6 +387,7 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
         decomposition: decomposition?,
         importance: importance?,
         losses: losses?,
+        nontarget: nontarget?,
         train: train?,
         eval: eval?,
         checkpoint: checkpoint?,

@@ -14,14 +14,15 @@
 use serde::Serialize;
 use spd_configs::{Tracker, words};
 
-use crate::component_model::Importance;
+use crate::component_model::{DataStream, Importance};
 use crate::losses::Loss;
 use crate::metrics::Eval;
 use crate::run_file::{
     data::Data,
     decomposition::Decomposition,
+    nontarget::Nontarget,
     target::Target,
-    train::{Train, no_shards},
+    train::{Train, no_shards_of},
 };
 
 /// One run: which network is taken apart, on what data, how, and what is written down.
@@ -44,6 +45,9 @@ pub struct Run {
     /// The terms of the total loss, in the order of the file.
     #[serde(rename = "loss")]
     pub losses: Vec<Loss>,
+    /// The second stream of data, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nontarget: Option<Nontarget>,
     /// The training loop of the decomposition.
     pub train: Train,
     /// Evaluation on held-out batches.
@@ -96,11 +100,43 @@ pub struct Log {
 }
 
 impl Run {
+    /// The streams of data of a step, each with its rows and its losses.
+    pub(crate) fn streams(&self) -> Vec<(DataStream, usize, Vec<Loss>)> {
+        let target = (
+            DataStream::Target,
+            self.train.batch_size,
+            self.losses.clone(),
+        );
+        let nontarget = self.nontarget.iter().map(|said| {
+            let losses = said.all_losses(&self.losses);
+            (DataStream::Nontarget, said.batch_size, losses)
+        });
+        [target].into_iter().chain(nontarget).collect()
+    }
+
+    /// The step scalars of the losses of all streams, which share some, at a step.
+    pub(crate) fn loss_scalars(&self, step: u64) -> Vec<(String, f64)> {
+        let at = (step, self.train.steps);
+        let mut scalars: Vec<(String, f64)> = Vec::new();
+        for (stream, _, losses) in self.streams() {
+            let of_losses = losses.iter().flat_map(|loss| loss.step_scalars(at, stream));
+            for (name, value) in of_losses {
+                if scalars.iter().all(|(known, _)| *known != name) {
+                    scalars.push((name, value));
+                }
+            }
+        }
+        scalars
+    }
+
     /// Why its batches, those of evaluations too, cannot be cut into so many shards, if so.
     pub fn refuses_shards(&self, shards: usize) -> Option<String> {
+        let of_eval = ("eval", self.eval.batch_size);
+        let nontarget = self.nontarget.as_ref();
+        let others = nontarget.map(|said| ("nontarget", said.batch_size));
         self.train.refuses_shards(shards).or_else(|| {
-            let of_eval = no_shards(shards, self.eval.batch_size)?;
-            Some(of_eval.replacen("batch_size", "eval.batch_size", 1))
+            let mut others = others.into_iter().chain([of_eval]);
+            others.find_map(|(table, rows)| no_shards_of(table, shards, rows))
         })
     }
 }

@@ -140,7 +140,7 @@ pub struct FaithfulnessWarmup {
     pub weight_decay: f64,
 }
 
-/// Facts of the losses that `[train]` is checked against.
+/// Facts of the losses of all streams that `[train]` is checked against.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) count: usize,
@@ -148,6 +148,8 @@ pub(crate) struct Terms {
     pub(crate) samples: usize,
     /// Whether masks are drawn for any of them.
     pub(crate) are_stochastic: bool,
+    /// Rows of a batch of the non-target stream, if there is one.
+    pub(crate) nontarget_rows: Option<usize>,
 }
 
 pub(crate) fn read(
@@ -179,6 +181,12 @@ pub(crate) fn read(
     }
     if let (Some(Some(shards)), Some(rows)) = (shards, batch_size)
         && let Some(message) = no_shards(shards, rows)
+    {
+        table.refuse::<()>("shards", message);
+    }
+    let nontarget_rows = losses.and_then(|terms| terms.nontarget_rows);
+    if let (Some(Some(shards)), Some(rows)) = (shards, nontarget_rows)
+        && let Some(message) = no_shards_of("nontarget", shards, rows)
     {
         table.refuse::<()>("shards", message);
     }
@@ -224,10 +232,16 @@ pub(crate) fn read(
 }
 
 /// Why a batch cannot be cut into so many equal blocks, if so.
-pub(crate) fn no_shards(shards: usize, rows: usize) -> Option<String> {
+fn no_shards(shards: usize, rows: usize) -> Option<String> {
     (!rows.is_multiple_of(shards)).then(|| {
         format!("expected a divisor of the rows of a batch, batch_size = {rows}, found {shards}")
     })
+}
+
+/// The same for the rows that another table says.
+pub(crate) fn no_shards_of(table: &str, shards: usize, rows: usize) -> Option<String> {
+    let message = no_shards(shards, rows)?;
+    Some(message.replacen("batch_size", &format!("{table}.batch_size"), 1))
 }
 
 impl Train {

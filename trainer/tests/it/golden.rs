@@ -20,6 +20,7 @@ mod living;
 mod muon;
 mod nano;
 mod numbers;
+mod objective;
 mod one_step;
 mod replica;
 mod run_file;
@@ -28,6 +29,7 @@ mod sensitivity;
 mod sparsity;
 mod spectral;
 mod target_file;
+mod targeted;
 mod tied;
 mod trained_targets;
 mod trajectory;
@@ -111,6 +113,9 @@ pub(crate) fn tests() -> Vec<Test> {
         ("eval_dev", eval_dev::check),
         ("muon", muon::check),
         ("vpd_nano", nano::check),
+        ("objective", objective::usual),
+        ("targeted_objective", objective::targeted),
+        ("targeted", targeted::check),
         ("persistent_adversaries", living::persistent),
         ("merged_adversaries", living::merged),
         (

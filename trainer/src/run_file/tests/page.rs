@@ -16,7 +16,7 @@ const WRITE: &str = "SPD_WRITE_DOCS";
 const HEAD: &str = "| key | default | the reference's | what it is |\n|---|---|---|---|\n";
 
 /// Every section, in the order of the page.
-const SECTIONS: [&str; 16] = [
+const SECTIONS: [&str; 17] = [
     "a run file",
     "`[target]`",
     "`[target.train]`",
@@ -24,6 +24,7 @@ const SECTIONS: [&str; 16] = [
     "`[decomposition]`",
     "`[importance]`",
     "`[[loss]]`",
+    "`[nontarget]`",
     "`[train]`",
     "`[eval]`",
     "`[[eval.loss]]`",
@@ -141,7 +142,7 @@ fn asked() -> BTreeMap<String, BTreeSet<String>> {
              [data]\nzz = 0\nkind = \"{data}\"\neval = {{ zz = 0 }}\n\
              [decomposition]\nzz = 0\nsites = [{{ zz = 0 }}]\nidentity = [{{ zz = 0 }}]\n\
              [importance]\nzz = 0\nkind = \"{importance}\"\n\
-             [[loss]]\nzz = 0\nkind = \"{loss}\"\ncoeff = [{{ zz = 0 }}]\n\
+             [[loss]]\nzz = 0\nkind = \"{loss}\"\ncoeff = [{{ zz = 0 }}]\n[nontarget]\nzz = 0\n\
              [train]\nzz = 0\nlr = {{ zz = 0 }}\nfaithfulness_warmup = {{ zz = 0 }}\n\
              [eval]\nzz = 0\nknown = [{{ zz = 0 }}]\n\
              [[eval.loss]]\nzz = 0\nkind = \"{loss}\"\n[[eval.subset]]\nzz = 0\n\

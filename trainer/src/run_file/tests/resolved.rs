@@ -74,6 +74,32 @@ fn subsets_of_sites_are_masked_where_there_are_tokens() {
 }
 
 #[test]
+fn a_second_stream_is_written_and_takes_over_the_losses_of_sparsity() {
+    let run = load(
+        GPT2.as_bytes(),
+        &[
+            "nontarget={ data = 'x', batch_size = 3, minimality_coeff = 0.5, decays = 'product', loss = [{ kind = 'ci_masked_recon_subset', coeff = 2 }] }",
+        ],
+    );
+    let run = run.unwrap();
+    assert_written_and_read_again(&run);
+    let nontarget = run.nontarget.as_ref().unwrap();
+    let losses = nontarget.all_losses(&run.losses);
+    let said: Vec<String> = losses
+        .iter()
+        .map(|loss| format!("{} {}", loss.coeff, loss.term.name()))
+        .collect();
+    assert_eq!(
+        said,
+        ["0.5 importance_minimality", "2 ci_masked_recon_subset"]
+    );
+    assert_eq!(
+        run.refuses_shards(2).unwrap(),
+        "expected a divisor of the rows of a batch, nontarget.batch_size = 3, found 2"
+    );
+}
+
+#[test]
 fn the_mlp_of_a_llama_is_as_large_as_one_of_four_widths() {
     let llama = |n_kv_head, d_mlp| LlamaSimple {
         vocab: 256,

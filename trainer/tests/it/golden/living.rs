@@ -88,7 +88,7 @@ fn compare_units(case: &Numbers, comparison: &mut Comparison) {
 }
 
 /// The `[[loss]]` of a term of the reference.
-fn of_torch(said: &Json) -> String {
+pub(super) fn of_torch(said: &Json) -> String {
     let cfg = &said["cfg"];
     let class = cfg["classname"].as_str().or(cfg["type"].as_str());
     let is_subset = class.is_some_and(|class| class.contains("Subset"));

@@ -48,13 +48,13 @@ pub(super) fn check() -> Outcome {
     let text = run_file::text_of(&case.info, &case, from, &losses(&config), settings);
     let mut replica = Replica::new(&run_file::read(&text), &case, "init.");
     let replay = replica.replay();
+    replica.set_joined_sources(ADVERSARY, &case, "rng.ppgd.init");
     let mut training = Training {
         comparison: Comparison::new("vpd_nano", ROUNDING),
         case: &case,
         replica,
         replay,
     };
-    training.start_sources();
     training.run();
     Ok(training.comparison.finish())
 }
@@ -133,30 +133,6 @@ struct Training<'c> {
 }
 
 impl Training<'_> {
-    /// Path, dashed path and components of each site.
-    fn sites(&self) -> Vec<(String, String, usize)> {
-        let sites = self.replica.decomposition.sites.iter();
-        let sites = sites.map(|site| (site.path().to_owned(), site.dashed(), site.components));
-        sites.collect()
-    }
-
-    /// The sources as they are recorded, the delta's last.
-    fn start_sources(&mut self) {
-        for (path, dashed, c) in self.sites() {
-            let start = self.case.get(&format!("rng.ppgd.init.{path}")).f32();
-            let rows = start.chunks_exact(c + 1);
-            let components: Vec<f32> = rows.clone().flat_map(|row| row[..c].to_vec()).collect();
-            let delta: Vec<f32> = rows.map(|row| row[c]).collect();
-            for (of, values) in [("sources", components), ("delta_sources", delta)] {
-                let store = &mut self.replica.store;
-                let slot = store.slot(&format!("losses.{ADVERSARY}.{of}.{dashed}"));
-                store
-                    .get_mut(slot.expect("a state"))
-                    .copy_from_slice(&values);
-            }
-        }
-    }
-
     fn run(&mut self) {
         let train = &self.replica.decomposition.run.train;
         let (updates, steps) = (train.faithfulness_warmup.steps, train.steps);
@@ -207,17 +183,9 @@ impl Training<'_> {
             let (_, found) = found.expect("a norm");
             self.comparison.number(&key, *found, norm);
         }
-        for (path, dashed, c) in self.sites() {
-            let source = |of: &str| {
-                let slot = store.slot(&format!("losses.{ADVERSARY}.{of}.{dashed}"));
-                store.get(slot.expect("a state"))
-            };
-            let rows = source("sources")
-                .chunks_exact(c)
-                .zip(source("delta_sources"));
-            let ours = rows.flat_map(|(row, delta)| row.iter().chain([delta]));
-            let ours: Vec<f32> = ours.copied().collect();
-            let key = format!("ppgd.s{step}.src.{path}");
+        for site in &self.replica.decomposition.sites {
+            let ours = self.replica.joined_sources(ADVERSARY, site);
+            let key = format!("ppgd.s{step}.src.{}", site.path());
             let theirs = &self.case.get(&key).values;
             self.comparison.at_scale(1.0, &key, &ours, theirs);
         }

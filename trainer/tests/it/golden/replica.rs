@@ -12,6 +12,7 @@ use spd_trainer::networks::Input;
 use spd_trainer::parameters::{BETA1, Parameter};
 use spd_trainer::replay::Replay;
 use spd_trainer::run_file::Run;
+use spd_trainer::sites::Site;
 
 use super::numbers::{Numbers, Tensor};
 use super::processor;
@@ -97,6 +98,36 @@ impl Replica {
     /// The programs of the run.
     pub(super) fn replay(&mut self) -> Replay {
         Replay::new(&self.decomposition, &mut self.store, &processor(2)).expect("programs")
+    }
+
+    /// Gives an adversary that lives on its recorded sources: rows of components, the delta's last.
+    pub(super) fn set_joined_sources(&mut self, loss: &str, numbers: &Numbers, start: &str) {
+        for site in &self.decomposition.sites {
+            let c = site.components;
+            let start = numbers.get(&format!("{start}.{}", site.path())).f32();
+            let rows = start.chunks_exact(c + 1);
+            let components: Vec<f32> = rows.clone().flat_map(|row| row[..c].to_vec()).collect();
+            let delta: Vec<f32> = rows.map(|row| row[c]).collect();
+            for (of, values) in [("sources", components), ("delta_sources", delta)] {
+                let name = format!("losses.{loss}.{of}.{}", site.dashed());
+                let slot = self.store.slot(&name).expect("a state");
+                self.store.get_mut(slot).copy_from_slice(&values);
+            }
+        }
+    }
+
+    /// The sources of such an adversary at a site, in the same form.
+    pub(super) fn joined_sources(&self, loss: &str, site: &Site) -> Vec<f32> {
+        let source = |of: &str| {
+            let slot = self
+                .store
+                .slot(&format!("losses.{loss}.{of}.{}", site.dashed()));
+            self.store.get(slot.expect("a state"))
+        };
+        let rows = source("sources").chunks_exact(site.components);
+        let rows = rows.zip(source("delta_sources"));
+        let joined = rows.flat_map(|(row, delta)| row.iter().chain([delta]));
+        joined.copied().collect()
     }
 
     /// A recorded batch, as a loader would hand it out. Behind the last token of a row none is

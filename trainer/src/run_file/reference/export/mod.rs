@@ -96,6 +96,9 @@ impl Run {
         if self.decomposition.start != ComponentStart::Random {
             left_out.push("decomposition.start".into());
         }
+        if self.nontarget.is_some() {
+            left_out.push("nontarget".into());
+        }
         if self.train.muon.is_some() {
             left_out.push("train.muon".into());
         }

@@ -3,6 +3,51 @@
 use super::{assert_said, llama, resid, tiny, tiny_with, toy, toy_with};
 
 #[test]
+fn a_second_stream_that_does_not_fit_is_refused() {
+    assert_said(&[
+        toy_with(
+            &["nontarget={ zz = 0 }"],
+            &[
+                "--set nontarget: [nontarget]: expected a language model, found a tms target, whose rows are made by [data] alone",
+            ],
+        ),
+        tiny_with(
+            &["decomposition.delta=false", "nontarget={ zz = 0 }"],
+            &[
+                "--set nontarget: [nontarget]: expected delta = true in [decomposition], found false: what the components leave over takes part here as a whole",
+            ],
+        ),
+        tiny_with(
+            &[
+                "nontarget={ data = 'x', batch_size = 8, loss = [{ kind = 'pgd_recon', coeff = 1, steps = 1, step_size = 1, scope = 'shared_across_batch' }] }",
+            ],
+            &[
+                "--set nontarget: [nontarget.loss.0] kind: expected stochastic_recon, ci_masked_recon or unmasked_recon on the non-target stream, found \"pgd_recon\"",
+                "--set nontarget: missing key `minimality_coeff` in [nontarget]; expected a finite number, or knots such as [{ at = 0, value = 1 }, { at = 1, value = 0.1 }]",
+            ],
+        ),
+        tiny_with(
+            &[
+                "loss=[{ kind = 'unmasked_recon', coeff = 1 }]",
+                "nontarget={ data = 'x', batch_size = 8, minimality_coeff = 1, loss = [{ kind = 'unmasked_recon', coeff = 1 }] }",
+            ],
+            &[
+                "--set nontarget: [nontarget] minimality_coeff: expected importance_minimality or smooth_l0 in [[loss]] with it, found neither",
+            ],
+        ),
+        tiny_with(
+            &[
+                "train.shards=2",
+                "nontarget={ data = 'x', batch_size = 3, minimality_coeff = 1, loss = [{ kind = 'unmasked_recon', coeff = 1 }] }",
+            ],
+            &[
+                "--set train.shards: expected a divisor of the rows of a batch, nontarget.batch_size = 3, found 2",
+            ],
+        ),
+    ]);
+}
+
+#[test]
 fn values_that_do_not_go_together_are_refused() {
     assert_said(&[
         toy(
