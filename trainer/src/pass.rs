@@ -93,6 +93,13 @@ impl<'a> Pass<'a> {
         self.taps.insert(Tap { kind, block }.name(), value);
     }
 
+    /// Values that losses may compare, by name: taps, and `out.` with the path of a layer.
+    pub fn captures(&self) -> BTreeMap<String, Value> {
+        let outputs = self.outputs.iter();
+        let outputs = outputs.map(|(path, &value)| (format!("out.{path}"), value));
+        outputs.chain(self.taps.clone()).collect()
+    }
+
     /// Adds a term, a scalar, to the training loss of the network.
     pub fn penalty(&mut self, weight: f64, term: Value) {
         self.penalties.push((weight, term));
@@ -237,9 +244,9 @@ impl<'a> Pass<'a> {
         }
         self.inputs.insert(layer.path.clone(), x);
         let y = match self.masked.get(&layer.path) {
-            Some(site) => self.site(b, layer, site, x),
-            None => self.frozen(b, layer, x),
-        }?;
+            Some(site) => self.site(b, layer, site, x)?,
+            None => self.frozen(b, layer, x)?,
+        };
         self.outputs.insert(layer.path.clone(), y);
         Ok(y)
     }

@@ -275,7 +275,7 @@ fn rows(
     };
     let said = |losses: &[Loss]| {
         let losses = losses.iter();
-        let losses = losses.map(|loss| format!("{} {}", loss.coeff, loss.term));
+        let losses = losses.map(|loss| format!("{} {}{}", loss.coeff, loss.term, loss.auxiliaries));
         losses.collect::<Vec<_>>().join(" + ")
     };
     let mut weights = target::origin(run, network)?;

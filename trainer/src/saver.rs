@@ -534,7 +534,7 @@ mod tests {
         let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
         let term = Term::Remembered(Remembered);
         let coeff = Schedule::Constant(0.1);
-        run.losses.push(Loss { coeff, term });
+        run.losses.push(Loss::new(coeff, term));
         for shards in [1, 4] {
             run.train.shards = Some(shards);
             let started = || Training::of(&run, &gpu(&spd_emulated::device()));

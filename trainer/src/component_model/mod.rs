@@ -138,6 +138,8 @@ pub struct CleanPass {
     pub attended: Vec<Attended>,
     /// One entry a site, in order.
     pub sites: Vec<CleanSite>,
+    /// Values that losses may compare, by name.
+    pub captures: BTreeMap<String, Value>,
 }
 
 /// A site after the clean pass.
@@ -174,6 +176,8 @@ pub struct MaskedPass {
     pub outputs: Vec<Option<Value>>,
     /// Attentions, in their order.
     pub attended: Vec<Attended>,
+    /// Values that losses may compare, by name.
+    pub captures: BTreeMap<String, Value>,
 }
 
 impl ComponentModel {
@@ -327,6 +331,7 @@ impl ComponentModel {
                 active,
             });
         }
+        let captures = pass.captures();
         Ok(CleanPass {
             shape,
             input,
@@ -334,6 +339,7 @@ impl ComponentModel {
             attended: pass.attended,
             weights,
             sites,
+            captures,
         })
     }
 
@@ -454,6 +460,7 @@ impl ComponentModel {
         let mut pass = Pass::masked(&self.layers, &clean_pass.weights, sites);
         let output = self.target.forward(b, &mut pass, clean_pass.input)?;
         b.end_region();
+        let captures = pass.captures();
         let Pass {
             inputs,
             outputs,
@@ -463,6 +470,7 @@ impl ComponentModel {
         let sites = || self.sites.iter().map(|site| site.path());
         Ok(MaskedPass {
             output,
+            captures,
             inputs: sites().map(|path| inputs[path]).collect(),
             outputs: sites().map(|path| outputs.get(path).copied()).collect(),
             attended,

@@ -31,7 +31,9 @@ use spd_engine::{Builder, Result, Type, Value};
 
 use super::adversary::{Adversary, Attack, Climb, Scope, Source, columns, for_each_row, reshaped};
 use super::{Extent, LossInputs, LossTerm, StateTensor};
-use crate::component_model::{AdversarialSource, Draws, MaskSample, Routing, RowsOf, Sites};
+use crate::component_model::{
+    AdversarialSource, Draws, MaskSample, MaskedPass, Routing, RowsOf, Sites,
+};
 use crate::repeat::repeat_rows;
 use crate::run_file::schedule::{self, Schedule};
 use crate::schedule::scalar;
@@ -81,6 +83,14 @@ impl LossTerm for MergedRecon {
     /// Its sources are those of the rows of training.
     fn is_measurable() -> bool {
         false
+    }
+
+    fn compares_outputs() -> bool {
+        true
+    }
+
+    fn is_attacked() -> bool {
+        true
     }
 
     fn routing(&self) -> Option<Routing> {
@@ -143,14 +153,14 @@ impl LossTerm for MergedRecon {
 }
 
 impl MergedRecon {
-    /// The loss under sources of the adversary, where it attacks.
+    /// The pass under sources of the adversary, where it attacks.
     fn merged(
         &self,
         b: &mut Builder,
         (from, sample): (&LossInputs<'_>, &MaskSample),
         climb: &Climb<'_>,
         sources: &[Source],
-    ) -> Result<Value> {
+    ) -> Result<Vec<MaskedPass>> {
         let (model, clean_pass) = (from.model, from.clean_pass);
         let attacked = self.elements(b, from, sample)?;
         let mut sources = climb.over_rows(b, sources)?;
@@ -171,7 +181,7 @@ impl MergedRecon {
                 })?;
             }
         }
-        climb.distance(b, &sources, &routes)
+        Ok(vec![climb.pass(b, &sources, &routes)?])
     }
 
     /// 1 for each element of the batch that is attacked, else 0.

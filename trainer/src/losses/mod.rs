@@ -22,6 +22,7 @@
 //!   `..._layerwise`; and `persistent_pgd_recon`, also as `..._subset`; `coeff` is a schedule
 
 pub mod adversary;
+mod auxiliaries;
 mod ci_masked_recon;
 mod faithfulness;
 mod frequency;
@@ -53,6 +54,9 @@ use spd_engine::{Builder, Result, Store, Value};
 
 pub use adversary::Adversary;
 use adversary::Attack;
+use auxiliaries::OUTPUT;
+pub(crate) use auxiliaries::no_auxiliaries;
+pub use auxiliaries::{AdversaryObjective, Auxiliaries, Auxiliary, Comparison, Distance};
 pub use ci_masked_recon::CiMaskedRecon;
 pub use faithfulness::Faithfulness;
 pub use frequency::Frequency;
@@ -68,7 +72,7 @@ pub use recon::{divergence, divergence_and_cross_entropy};
 #[cfg(test)]
 pub use remembered::Remembered;
 pub use rows::Loss;
-pub(crate) use rows::{check, check_rows, check_sites, read};
+pub(crate) use rows::{check, check_captures, check_rows, check_sites, read};
 pub use smooth_l0::SmoothL0;
 use state::state_name;
 pub use state::{Extent, Sharing, StateTensor};
@@ -120,6 +124,20 @@ macro_rules! losses {
             pub(crate) fn is_measurable(self) -> bool {
                 match self {
                     $(Self::$Struct(_) => $Struct::is_measurable(),)*
+                }
+            }
+
+            /// Whether it compares the outputs of its passes, and may compare more of them.
+            pub(crate) fn compares_outputs(self) -> bool {
+                match self {
+                    $(Self::$Struct(_) => $Struct::compares_outputs(),)*
+                }
+            }
+
+            /// Whether an adversary chooses its masks.
+            pub(crate) fn is_attacked(self) -> bool {
+                match self {
+                    $(Self::$Struct(_) => $Struct::is_attacked(),)*
                 }
             }
 
@@ -249,6 +267,22 @@ pub trait LossTerm {
         Self: Sized,
     {
         true
+    }
+
+    /// Whether it compares the outputs of its passes, and may compare more of them.
+    fn compares_outputs() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// Whether an adversary chooses its masks.
+    fn is_attacked() -> bool
+    where
+        Self: Sized,
+    {
+        false
     }
 
     /// How it is routed; `None` for what is no reconstruction.
@@ -392,6 +426,8 @@ pub struct LossInputs<'p> {
     pub output_loss: OutputLoss,
     /// Mask draws per stochastic term.
     pub mask_samples: usize,
+    /// What it compares beside outputs.
+    pub auxiliaries: &'p Auxiliaries,
     /// The loss by its name in a run file, which the names of given draws begin with, behind that
     /// of the stream.
     pub name: &'static str,
@@ -402,14 +438,23 @@ pub struct LossInputs<'p> {
 }
 
 impl LossInputs<'_> {
-    /// All terms of a run, in order.
-    pub(crate) fn losses(mut self, b: &mut Builder, losses: &[Loss]) -> Result<Vec<Scalar>> {
+    /// All terms of a stream, in order.
+    pub(crate) fn losses(self, b: &mut Builder, losses: &[Loss]) -> Result<Vec<Scalar>> {
+        let mut from: LossInputs<'_> = self;
         let losses = losses.iter();
         losses
             .map(|loss| {
-                let (value, attack) = self.next(b, &loss.term)?;
-                let stream = self.clean_pass.shape.stream;
+                from.auxiliaries = &loss.auxiliaries;
+                let first_sample = from.first_sample;
+                let (value, attack) = from.next(b, &loss.term)?;
+                let of_loss = LossInputs {
+                    first_sample,
+                    ..from
+                };
+                let parts = of_loss.parts(b, &loss.term, attack.as_ref())?;
+                let stream = from.clean_pass.shape.stream;
                 Ok(Scalar {
+                    parts,
                     name: stream.name(&format!("loss/{}", loss.term.name())),
                     coeff: loss.weight(b, stream),
                     value,
@@ -471,6 +516,61 @@ impl LossInputs<'_> {
                 .shape
                 .stream
                 .name(&format!("{}.{suffix}", self.name)),
+        }
+    }
+
+    /// How far a pass is from the clean one, a scalar.
+    fn distance(&self, b: &mut Builder, pass: &MaskedPass) -> Result<Value> {
+        let output = (self.name, self.output_distance(b, pass.output)?);
+        self.auxiliaries.beside(b, output, self.clean_pass, pass)
+    }
+
+    /// What a loss with auxiliaries adds up, by name: means over its passes.
+    fn parts(
+        &self,
+        b: &mut Builder,
+        term: &Term,
+        attack: Option<&Attack>,
+    ) -> Result<Vec<(String, Value)>> {
+        let auxiliaries = self.auxiliaries;
+        if auxiliaries.rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut passes = Vec::new();
+        match attack {
+            Some(attack) => passes.extend_from_slice(&attack.passes),
+            None => {
+                let samples = if term.is_stochastic() {
+                    self.mask_samples
+                } else {
+                    1
+                };
+                for k in 0..samples {
+                    passes.extend(term.term().passes(b, self, k)?);
+                }
+            }
+        }
+        let mut columns = vec![Vec::new(); 1 + auxiliaries.rows.len()];
+        for pass in &passes {
+            let output = self.output_distance(b, pass.output)?;
+            let others = auxiliaries.values(b, self.clean_pass, pass)?;
+            let values = [output].into_iter().chain(others);
+            let columns = columns.iter_mut().zip(values);
+            columns.for_each(|(column, value)| column.push(value));
+        }
+        let names = auxiliaries.rows.iter().map(|row| &*row.name);
+        let names = [OUTPUT].into_iter().chain(names);
+        names
+            .zip(columns)
+            .map(|(name, column)| Ok((format!("loss/{}/{name}", self.name), mean(b, &column)?)))
+            .collect()
+    }
+
+    /// The same as an adversary sees it.
+    fn climbed_distance(&self, b: &mut Builder, pass: &MaskedPass) -> Result<Value> {
+        match self.auxiliaries.objective {
+            AdversaryObjective::E2e => self.output_distance(b, pass.output),
+            AdversaryObjective::Term => self.distance(b, pass),
         }
     }
 

@@ -242,7 +242,7 @@ mod tests {
             unit_kind_coefficients: kinds.iter().map(|kind| (*kind, 1.0)).collect(),
         });
         let coeff = Schedule::Constant(1.0);
-        run.losses = vec![Loss { term, coeff }];
+        run.losses = vec![Loss::new(coeff, term)];
         let made = Decomposition::new(&run, &mut Store::new());
         made.err()
             .map_or_else(String::new, |fault| fault.to_string())

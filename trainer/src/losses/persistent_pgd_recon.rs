@@ -22,7 +22,7 @@ use spd_configs::yaml;
 use spd_engine::{Builder, Result, Value};
 
 use super::adversary::{Adversary, Attack, Climb, Optimizer, Scope, SourceDtype};
-use super::{Extent, LossInputs, LossTerm, StateTensor, mean};
+use super::{Extent, LossInputs, LossTerm, StateTensor};
 use crate::component_model::{Routing, Sites};
 use crate::run_file::reference::{self, Made};
 use crate::run_file::schedule::Schedule;
@@ -151,6 +151,14 @@ impl LossTerm for PersistentPgdRecon {
         false
     }
 
+    fn compares_outputs() -> bool {
+        true
+    }
+
+    fn is_attacked() -> bool {
+        true
+    }
+
     fn routing(&self) -> Option<Routing> {
         Some(self.routing)
     }
@@ -196,13 +204,12 @@ impl LossTerm for PersistentPgdRecon {
             },
             |b, climb, sources| {
                 let over_rows = climb.over_rows(b, sources)?;
-                let distances = (0..self.n_samples).map(|k| {
+                let passes = (0..self.n_samples).map(|k| {
                     let sample = from.sample(k, &format!("m{k}"));
                     let routes = model.routes(b, clean_pass, self.routing, &sample)?;
-                    climb.distance(b, &over_rows, &routes)
+                    climb.pass(b, &over_rows, &routes)
                 });
-                let distances = distances.collect::<Result<Vec<_>>>()?;
-                mean(b, &distances)
+                passes.collect()
             },
         )
     }

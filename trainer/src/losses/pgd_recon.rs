@@ -148,6 +148,14 @@ impl LossTerm for PgdRecon {
         row.insert("mask_scope".into(), json!(self.scope));
     }
 
+    fn compares_outputs() -> bool {
+        true
+    }
+
+    fn is_attacked() -> bool {
+        true
+    }
+
     fn routing(&self) -> Option<Routing> {
         Some(self.routing)
     }
@@ -166,7 +174,7 @@ impl LossTerm for PgdRecon {
 
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
         let passes = self.passes(b, from, 0)?.into_iter();
-        let distances = passes.map(|pass| from.output_distance(b, pass.output));
+        let distances = passes.map(|pass| from.distance(b, &pass));
         let distances = distances.collect::<Result<Vec<_>>>()?;
         mean(b, &distances)
     }
@@ -263,7 +271,7 @@ fn ascend(
     let mut gradients = Vec::with_capacity(pgd.steps);
     for _ in 0..pgd.steps {
         let pass = attacked_pass(pgd, b, from, &sites)?;
-        let loss = from.output_distance(b, pass.output)?;
+        let loss = from.climbed_distance(b, &pass)?;
         let sources = sites.iter().map(|site| site.source);
         let wanted: Vec<Value> = sources
             .flat_map(|source| [Some(source.components), source.delta])
@@ -343,10 +351,8 @@ mod tests {
     fn toy(pgd: PgdRecon) -> (Decomposition, Store) {
         let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
         run.decomposition.tied = false;
-        run.losses = vec![Loss {
-            coeff: Schedule::Constant(1.0),
-            term: Term::PgdRecon(pgd),
-        }];
+        let coeff = Schedule::Constant(1.0);
+        run.losses = vec![Loss::new(coeff, Term::PgdRecon(pgd))];
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store).unwrap();
         for (number, name) in [(0, "linear1"), (1, "linear2")] {

@@ -56,6 +56,9 @@ pub(super) trait Reconstruction {
     /// The kind of its masks.
     const MASKING: Masking;
 
+    /// Whether it compares outputs.
+    const OF_OUTPUTS: bool = true;
+
     /// Reads its keys.
     fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self>
     where
@@ -66,7 +69,7 @@ pub(super) trait Reconstruction {
 
     /// How far a pass is from the clean one, a scalar.
     fn distance(&self, b: &mut Builder, from: &LossInputs<'_>, pass: &MaskedPass) -> Result<Value> {
-        from.output_distance(b, pass.output)
+        from.distance(b, pass)
     }
 }
 
@@ -81,6 +84,10 @@ fn samples(masking: Masking, mask_samples: usize) -> usize {
 impl<R: Reconstruction> LossTerm for R {
     fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self> {
         R::read(table, sites)
+    }
+
+    fn compares_outputs() -> bool {
+        R::OF_OUTPUTS
     }
 
     fn routing(&self) -> Option<Routing> {

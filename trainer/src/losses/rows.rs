@@ -1,13 +1,13 @@
 //! `[[loss]]`: a loss, and its weight in the total.
 
 use serde::Serialize;
-use spd_configs::reader::Table;
+use spd_configs::reader::{Table, alike};
 use spd_configs::values::{Number, OneOf};
 use spd_engine::Builder;
 use spd_engine::ops::Weight;
 
-use super::{KINDS, Term};
-use crate::component_model::DataStream;
+use super::{Auxiliaries, KINDS, Term};
+use crate::component_model::{CleanPass, DataStream};
 use crate::fault::Fault;
 use crate::run_file::schedule::{self, Schedule};
 use crate::run_file::target::Facts;
@@ -21,6 +21,9 @@ pub struct Loss {
     pub term: Term,
     /// Weight in the total.
     pub coeff: Schedule,
+    /// What it compares beside outputs.
+    #[serde(flatten)]
+    pub auxiliaries: Auxiliaries,
 }
 
 /// Reads the losses in turn; `seen` holds the names of those before.
@@ -28,6 +31,10 @@ pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Optio
     let kind = table.need_kind("kind", OneOf(KINDS));
     let coeff = schedule::read(table, "coeff", Number::FINITE);
     let term = kind?.read(table);
+    let auxiliaries = match kind? {
+        kind if kind.compares_outputs() => Auxiliaries::read(table, kind.is_attacked()),
+        _ => Some(Auxiliaries::default()),
+    };
     let name = OneOf(KINDS).word(kind?);
     if seen.contains(&name) {
         table.refuse::<()>(
@@ -39,6 +46,7 @@ pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Optio
     Some(Loss {
         term: term?,
         coeff: coeff?,
+        auxiliaries: auxiliaries?,
     })
 }
 
@@ -93,6 +101,30 @@ pub(crate) fn check_sites(losses: &[Loss], sites: &[Site]) -> Result<(), Fault> 
     }
 }
 
+/// Refuses losses that compare what the target does not have.
+///
+/// # Errors
+///
+/// One line, of the first.
+pub(crate) fn check_captures(losses: &[Loss], clean_pass: &CleanPass) -> Result<(), Fault> {
+    for loss in losses {
+        let mut captures = loss.auxiliaries.captures();
+        if let Some(name) = captures.find(|name| !clean_pass.captures.contains_key(*name)) {
+            let known = clean_pass.captures.keys();
+            let known: Vec<&str> = known.map(String::as_str).collect();
+            let near = alike(name, &known);
+            let near = near.first().or(known.first()).copied();
+            return Err(Fault::BadInput(format!(
+                "[[loss]] {} auxiliaries: the target has no value `{}`; did you mean `{}`?",
+                loss.term.name(),
+                name.escape_debug(),
+                near.unwrap_or("out.")
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses adversaries whose sources do not go round in the rows of a block of a batch.
 pub(crate) fn check_rows(losses: &[Loss], rows: usize) -> Result<(), Fault> {
     for loss in losses {
@@ -106,6 +138,16 @@ pub(crate) fn check_rows(losses: &[Loss], rows: usize) -> Result<(), Fault> {
 }
 
 impl Loss {
+    /// A loss that compares nothing beside outputs.
+    pub fn new(coeff: Schedule, term: Term) -> Self {
+        let auxiliaries = Auxiliaries::default();
+        Self {
+            term,
+            coeff,
+            auxiliaries,
+        }
+    }
+
     /// Its weight in the total of a program.
     pub(crate) fn weight(&self, b: &mut Builder, stream: DataStream) -> Weight {
         match self.coeff {
@@ -126,7 +168,10 @@ impl Loss {
             Schedule::Constant(_) => None,
             moving => Some((self.coeff_name(stream), moving.at(step, steps))),
         };
-        of_value.into_iter().chain(coeff).collect()
+        let auxiliaries = &self.auxiliaries;
+        let of_auxiliaries = auxiliaries.step_scalars(self.term.name(), step, steps);
+        let all = of_value.into_iter().chain(coeff);
+        all.chain(of_auxiliaries).collect()
     }
 
     fn coeff_name(&self, stream: DataStream) -> String {

@@ -23,6 +23,7 @@ pub struct StochasticHiddenActsRecon;
 
 impl Reconstruction for StochasticHiddenActsRecon {
     const MASKING: Masking = Masking::Stochastic;
+    const OF_OUTPUTS: bool = false;
 
     fn read(_: &mut Table<'_>, _: Sites) -> Option<Self> {
         Some(Self)

@@ -75,7 +75,7 @@ mod tests {
     use crate::component_model::Routing;
     use crate::decomposition::{Decomposition, Draws};
     use crate::losses::adversary::{Adversary, Optimizer, SOURCE_ROW, Scope, SourceDtype};
-    use crate::losses::{Loss, PersistentPgdRecon, Term};
+    use crate::losses::{Auxiliaries, Loss, PersistentPgdRecon, Term};
     use crate::parameters::HALT;
     use crate::run_file::Schedule;
 
@@ -104,7 +104,11 @@ mod tests {
             route_warmup: false,
         });
         let coeff = Schedule::Constant(1.0);
-        run.losses.push(Loss { term, coeff });
+        run.losses.push(Loss {
+            term,
+            coeff,
+            auxiliaries: Auxiliaries::default(),
+        });
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store).unwrap();
         store.hold_blocks(0..1, 1);

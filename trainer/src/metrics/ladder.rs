@@ -23,6 +23,7 @@
 //!   `probability`
 
 use std::ops::Range;
+use std::slice;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
@@ -212,7 +213,8 @@ impl Climbing {
                     if step == 0 || rungs.joint {
                         (on.read)(index, &mut batch)?;
                     }
-                    self.gradient.run(store, arena, &batch, &|given| {
+                    let batch = slice::from_ref(&batch);
+                    self.gradient.run(store, arena, batch, &|given| {
                         (on.feed)(given, step, index);
                     })?;
                     if let Some(rung) = rung {

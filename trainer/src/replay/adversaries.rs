@@ -305,6 +305,16 @@ fn keys_that_do_not_go_together_are_refused_in_one_line() {
             format!("scope = 'bc'\n{sign}\nroute_warmup = true"),
             "unknown key `route_warmup`",
         ),
+        (
+            format!("scope = 'bc'\n{sign}\nadversary_objective = 'term'"),
+            "adversary_objective: expected auxiliaries with it, found none: without them both objectives are one",
+        ),
+        (
+            format!(
+                "scope = 'bc'\n{sign}\nauxiliaries = [{{ name = 'a', coeff = 1, comparisons = [] }}]"
+            ),
+            "comparisons: expected at least one table, found []",
+        ),
     ] {
         let found = with(&keys);
         assert!(found.contains(told), "{found}");
@@ -313,6 +323,49 @@ fn keys_that_do_not_go_together_are_refused_in_one_line() {
     let found = refused(&format!("{pooled}{sign}\nadv_fraction = 0.5\npool = 2"));
     let told = "pool: each element of the batch has its own; expected scope = \"per_batch_element\", found \"single_source\"";
     assert!(found.contains(told), "{found}");
+}
+
+/// An auxiliary of weight `coeff` that compares a value inside of a pass.
+fn auxiliary(coeff: &str, capture: &str) -> String {
+    let comparison = format!("{{ capture = '{capture}', distance = 'relative_squared_error' }}");
+    format!("auxiliaries = [{{ name = 'a', coeff = {coeff}, comparisons = [{comparison}] }}]")
+}
+
+#[test]
+fn a_value_that_the_target_does_not_have_is_refused() {
+    let keys = format!("{}\n{}\n", SCOPES[2], OPTIMIZERS[0]) + &auxiliary("1", "out.linear9");
+    let run = Run::from_resolved(&run_file(&persistent("1", &keys))).unwrap();
+    let refused = Decomposition::new(&run, &mut Store::new()).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "[[loss]] persistent_pgd_recon auxiliaries: the target has no value `out.linear9`; did you mean `out.linear1`?"
+    );
+}
+
+// What is compared beside the output trains the components, and moves the sources of an adversary
+// whose objective is the whole term, and of no other.
+#[test]
+fn an_adversary_climbs_what_its_objective_says() {
+    let ends = |more: &str| {
+        let keys = format!(
+            "{}\n{}\nn_warmup_steps = 1\n{more}",
+            SCOPES[2], OPTIMIZERS[1]
+        );
+        let mut toy = Toy::new(&persistent("1", &keys), 1);
+        let [loss, _] = toy.steps(1);
+        let gradient = toy.gradient();
+        toy.steps(4);
+        (toy.state(), loss, gradient)
+    };
+    let without = ends("");
+    let e2e = ends(&auxiliary("1", "out.linear1"));
+    let knots = "[{ at = 0, value = 1 }, { at = 1, value = 1 }]";
+    let moving = ends(&auxiliary(knots, "out.linear1"));
+    let objective = "\nadversary_objective = 'term'";
+    let term = ends(&(auxiliary("1", "out.linear1") + objective));
+    assert!(without.0 == e2e.0 && e2e.0 != term.0);
+    assert!(without.1 < e2e.1 && without.2.to_bits() != e2e.2.to_bits());
+    assert!(e2e == moving);
 }
 
 #[test]

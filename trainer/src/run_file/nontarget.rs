@@ -105,6 +105,10 @@ pub(crate) fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Nontarg
     let mut seen = Vec::new();
     let losses = table.rows("loss", |row| {
         let loss = losses::read(row, &mut seen)?;
+        if loss.auxiliaries.captures().next().is_some() {
+            let message = "expected it to be left out on the non-target stream";
+            row.refuse::<()>("auxiliaries", message);
+        }
         match loss.term {
             Term::StochasticRecon(_) | Term::CiMaskedRecon(_) | Term::UnmaskedRecon(_) => Some(loss),
             other => row.refuse(
@@ -137,7 +141,7 @@ impl Nontarget {
                 _ => return None,
             };
             let term = loss.term.clone();
-            Some(Loss { term, coeff })
+            Some(Loss::new(coeff, term))
         });
         shared.chain(self.losses.iter().cloned()).collect()
     }

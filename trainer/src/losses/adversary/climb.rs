@@ -3,7 +3,7 @@
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
 
-use super::super::LossInputs;
+use super::super::{LossInputs, mean};
 use super::optimizer::{Rates, Standing, moved};
 use super::stored::rounding;
 use super::{Adversary, Attack, KINDS, Layout, SOURCE_ROW, STARTED, reshaped};
@@ -150,19 +150,8 @@ impl<'c> Climb<'c> {
         Ok(all)
     }
 
-    /// The distance of a pass under these sources, one a site, with these routes.
-    pub(in super::super) fn distance(
-        &self,
-        b: &mut Builder,
-        sources: &[AdversarialSource],
-        routes: &[Option<Value>],
-    ) -> Result<Value> {
-        let pass = self.pass(b, sources, routes)?;
-        self.from.output_distance(b, pass.output)
-    }
-
-    /// The same pass.
-    fn pass(
+    /// A pass under these sources, one a site, with these routes.
+    pub(in super::super) fn pass(
         &self,
         b: &mut Builder,
         sources: &[AdversarialSource],
@@ -213,26 +202,36 @@ impl<'c> Climb<'c> {
     /// The ascent of a step, and the loss at its end.
     ///
     /// - `routes`: those of an update before the loss is taken, by its number
-    /// - `loss`: the loss under given sources
+    /// - `passes`: those under given sources, of which the loss is the mean
     pub(in super::super) fn up(
         &self,
         b: &mut Builder,
         routes: impl Fn(&mut Builder, usize) -> Result<Vec<Option<Value>>>,
-        loss: impl FnOnce(&mut Builder, &Self, &[Source]) -> Result<Value>,
+        passes: impl FnOnce(&mut Builder, &Self, &[Source]) -> Result<Vec<MaskedPass>>,
     ) -> Result<(Value, Option<Attack>)> {
         let start = self.start(b)?;
         let mut sources = start.clone();
         for update in 0..self.adversary.n_warmup_steps {
             let routes = routes(b, update)?;
             let over_rows = self.over_rows(b, &sources)?;
-            let distance = self.distance(b, &over_rows, &routes)?;
+            let pass = self.pass(b, &over_rows, &routes)?;
+            let distance = self.from.climbed_distance(b, &pass)?;
             let share = share_of_batch(b, distance)?;
             let wanted: Vec<Value> = sources.iter().map(|source| source.standing.at).collect();
             let gradients = b.gradients(share, &wanted)?;
             sources = self.moved(b, &sources, &gradients, update)?;
         }
-        let value = loss(b, self, &sources)?;
-        let attack = self.attack(b, value, &start, &sources)?;
+        let (mut losses, mut climbed) = (Vec::new(), Vec::new());
+        let passes = passes(b, self, &sources)?;
+        for pass in &passes {
+            losses.push(self.from.distance(b, pass)?);
+            climbed.push(self.from.climbed_distance(b, pass)?);
+        }
+        let (value, climbed) = (mean(b, &losses)?, mean(b, &climbed)?);
+        let attack = Attack {
+            passes,
+            ..self.attack(b, [value, climbed], &start, &sources)?
+        };
         let value = match self.started {
             Some(started) => b.scale(value, started)?,
             None => value,
@@ -262,11 +261,11 @@ impl<'c> Climb<'c> {
         moved.collect()
     }
 
-    /// The gradients of a loss, and where its sources go on from.
+    /// The gradients of a loss, and where its sources go on from by those of what they climb.
     fn attack(
         &self,
         b: &mut Builder,
-        value: Value,
+        [value, climbed]: [Value; 2],
         start: &[Source],
         sources: &[Source],
     ) -> Result<Attack> {
@@ -275,9 +274,16 @@ impl<'c> Climb<'c> {
             .flat_map(|site| [site.importance, site.values.v_ic, site.values.u_co])
             .collect();
         let wanted = sources.iter().map(|source| source.standing.at);
-        let wanted: Vec<Value> = wanted.chain(of_model.iter().copied()).collect();
-        let mut found = b.partial_gradients(share, &wanted)?;
-        let gradients = found.split_off(sources.len());
+        let (found, gradients) = if climbed == value {
+            let wanted: Vec<Value> = wanted.chain(of_model.iter().copied()).collect();
+            let mut found = b.partial_gradients(share, &wanted)?;
+            let gradients = found.split_off(sources.len());
+            (found, gradients)
+        } else {
+            let climbed = share_of_batch(b, climbed)?;
+            let found = b.partial_gradients(climbed, &wanted.collect::<Vec<_>>())?;
+            (found, b.partial_gradients(share, &of_model)?)
+        };
         let gradients = of_model.into_iter().zip(gradients);
         let gradients = gradients.filter_map(|(value, gradient)| Some((value, gradient?)));
         let gradients = gradients.collect();
@@ -293,6 +299,7 @@ impl<'c> Climb<'c> {
         Ok(Attack {
             gradients,
             started: self.started,
+            passes: Vec::new(),
             next,
         })
     }

@@ -247,6 +247,8 @@ pub struct Attack {
     /// The gradients of the loss without its coefficient, by values of the clean pass.
     gradients: Vec<(Value, Value)>,
     started: Option<Value>,
+    /// The passes that the loss is the mean of.
+    pub(super) passes: Vec<MaskedPass>,
     /// Tensors of the store, and what they hold after the step.
     next: Vec<(Value, Value)>,
 }

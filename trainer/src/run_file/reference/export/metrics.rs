@@ -14,6 +14,8 @@ pub(super) fn losses(losses: &[Loss], left_out: &mut Vec<String>) -> Vec<Value> 
         let moves = !matches!(loss.coeff, Schedule::Constant(_));
         let keys = loss.term.term().left_out().into_iter();
         let keys = keys.chain(moves.then_some("coeff"));
+        let more = loss.auxiliaries.captures().next();
+        let keys = keys.chain(more.map(|_| "auxiliaries"));
         let name = loss.term.name();
         match row {
             None => left_out.push(format!("[[loss]] {name}")),

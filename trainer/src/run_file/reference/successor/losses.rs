@@ -13,11 +13,11 @@ use super::{Of, schedule};
 const REFUSED: &[(&str, &str)] = &[
     (
         "auxiliaries",
-        "captures of the network are not compared beside its output here; leave them out",
+        "values inside of a network have other names here; leave them out, and give [[loss]] its `auxiliaries`",
     ),
     (
         "adversary_objective",
-        "an adversary climbs the loss of the output alone here; expected \"e2e\"",
+        "it differs from \"e2e\" with auxiliaries alone; expected \"e2e\"",
     ),
 ];
 

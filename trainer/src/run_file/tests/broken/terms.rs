@@ -39,7 +39,9 @@ fn a_term_is_refused_by_the_key_that_is_wrong() {
         ),
         toy_with(
             &["loss.0={ kind = 'stochastic_recon', coeff = 1, probability = 0.5 }"],
-            &["--set loss.0: unknown key `probability` in [loss.0]; known keys: `kind`, `coeff`"],
+            &[
+                "--set loss.0: unknown key `probability` in [loss.0]; known keys: `kind`, `coeff`, `auxiliaries`",
+            ],
         ),
         toy_with(
             &["loss.0={ kind = 'stochastic_hidden_acts_recon', coeff = 1, layer = 0 }"],
