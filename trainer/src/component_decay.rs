@@ -7,8 +7,8 @@ use crate::decomposition::{CleanPass, Decomposition};
 use crate::run_file::{Decays, Nontarget};
 
 impl Decomposition {
-    /// Appends the decay that `[nontarget]` says, which follows the update; `clean_passes` are those
-    /// of all streams.
+    /// Appends the decay that `[nontarget]` says, which follows the update; `clean_passes` are
+    /// those of all streams.
     ///
     /// # Errors
     ///

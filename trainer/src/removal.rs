@@ -658,8 +658,8 @@ mod tests {
         }
     }
 
-    // At position 0 nothing else is seen, and behind the last attention a position sees itself alone:
-    // there it is the same whether the others have the component too. Tolerances as above.
+    // At position 0 nothing else is seen, and behind the last attention a position sees itself
+    // alone: there it is the same whether the others have the component too. Tolerances as above.
     #[test]
     fn a_component_that_is_removed_at_one_position_stays_at_the_others() {
         let patterns = &["*.attn.c_attn", "*.mlp.c_proj"];

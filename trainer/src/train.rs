@@ -161,7 +161,8 @@ mod tests {
         let mut losses = run.losses.iter();
         let compares_more = losses.any(|loss| !loss.auxiliaries.rows.is_empty());
         if run.nontarget.is_some() || compares_more {
-            // Of zeros, importances of all rows are alike, and squared errors are no part of squares.
+            // Of zeros, importances of all rows are alike, and squared errors are no part of
+            // squares.
             let weights = decomposition.target.tensors().into_iter().map(|tensor| {
                 let wave = |i: usize| 0.3 * (i as f32 * 1.3).sin();
                 let values = (0..tensor.dims.iter().product()).map(wave).collect();
@@ -434,7 +435,7 @@ mod tests {
         ] {
             assert!(rows.contains(&format!("\"nontarget/{name}\":")), "{rows}");
         }
-        // What is trained depends on the other stream, and on the decay.
+        // Trained tensors depend on the other stream, and on the decay.
         let trained = |dir: &TempDir| tensor(dir.path(), 5, &format!("_components.{site}.V"));
         let nontarget = run.nontarget.as_mut().unwrap();
         nontarget.weight_decay = 0.0;
@@ -521,8 +522,9 @@ mod tests {
         assert!(trained(&dir) != trained(&worlds[0]));
     }
 
-    /// A run with adversaries that live on, in four blocks: sources that all ranks share, which climb
-    /// less or all of their loss, and those of elements of the batch; kept in f32 and in 16 bits.
+    /// A run with adversaries that live on, in four blocks: sources that all ranks share, which
+    /// climb less or all of their loss, and those of elements of the batch; kept in f32 and in 16
+    /// bits.
     fn living_run() -> Run {
         let mut run = small_run();
         run.train.shards = Some(4);

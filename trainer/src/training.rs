@@ -178,7 +178,7 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// What is measured at the end alone. Its passes are shown, and it hears a request to stop
+    /// Measurements of the end alone. Their passes are shown, and a request to stop is heard
     /// before each.
     fn climb(&mut self) -> Result<Measured, Interrupt> {
         let Self {

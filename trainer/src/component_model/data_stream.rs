@@ -3,9 +3,9 @@
 /// A stream of data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataStream {
-    /// What the components are to explain.
+    /// The data that components are to explain.
     Target,
-    /// What they are to leave as it is: all that they leave over takes part.
+    /// Other data, on which the target is to stay as it is: all of the delta takes part.
     Nontarget,
 }
 

@@ -11,8 +11,8 @@
 //! | `categorical_kl_from_logits` | divergence of `softmax x` from `softmax y`, mean over rows    |
 //!
 //! A capture is a value in a block ([`Tap`](crate::networks::Tap)), such as `resid_post.0`, or what
-//! a layer writes, such as `out.h.0.mlp.c_fc`. An adversary climbs the distance of the output alone,
-//! unless its objective is the whole term.
+//! a layer writes, such as `out.h.0.mlp.c_fc`. An adversary climbs the distance of the output
+//! alone, unless its objective is the whole term.
 //!
 //! # Keys of `[[loss]]`
 //!
@@ -44,7 +44,7 @@ pub struct Auxiliaries {
     /// In the order of the file.
     #[serde(rename = "auxiliaries", skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<Auxiliary>,
-    /// What the adversary climbs.
+    /// The objective of the adversary.
     #[serde(
         rename = "adversary_objective",
         skip_serializing_if = "AdversaryObjective::is_e2e"
@@ -71,7 +71,7 @@ pub struct Auxiliary {
     pub name: String,
     /// Its weight beside the output.
     pub coeff: Schedule,
-    /// Whose mean it is.
+    /// The comparisons of which it is the mean.
     pub comparisons: Vec<Comparison>,
 }
 
@@ -95,7 +95,7 @@ words! {
 }
 
 words! {
-    /// What an adversary climbs.
+    /// The objective of an adversary.
     #[derive(Default)]
     pub enum AdversaryObjective {
         /// The distance of the output.

@@ -426,7 +426,7 @@ pub struct LossInputs<'p> {
     pub output_loss: OutputLoss,
     /// Mask draws per stochastic term.
     pub mask_samples: usize,
-    /// What it compares beside outputs.
+    /// Values that it compares beside outputs.
     pub auxiliaries: &'p Auxiliaries,
     /// The loss by its name in a run file, which the names of given draws begin with, behind that
     /// of the stream.
@@ -525,7 +525,7 @@ impl LossInputs<'_> {
         self.auxiliaries.beside(b, output, self.clean_pass, pass)
     }
 
-    /// What a loss with auxiliaries adds up, by name: means over its passes.
+    /// The parts that a loss with auxiliaries adds up, by name: means over its passes.
     fn parts(
         &self,
         b: &mut Builder,

@@ -14,7 +14,7 @@ pub struct Scalar {
     pub coeff: Weight,
     /// Its value.
     pub value: Value,
-    /// What it adds up, by name in metrics, where that is more than the distance of outputs.
+    /// Its parts, by their names in metrics, where it is more than the distance of outputs.
     pub parts: Vec<(String, Value)>,
     /// Results of its adversary beside it: the gradients of the term are made already.
     pub attack: Option<Attack>,

@@ -21,7 +21,7 @@ pub struct Loss {
     pub term: Term,
     /// Weight in the total.
     pub coeff: Schedule,
-    /// What it compares beside outputs.
+    /// Values that it compares beside outputs.
     #[serde(flatten)]
     pub auxiliaries: Auxiliaries,
 }

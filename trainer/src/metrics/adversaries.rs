@@ -3,7 +3,7 @@
 //! `adversary/<loss>/sites`, the errors of what comes out of each site and of all, as
 //! `site_outputs` has them. In slow evaluations.
 //!
-//! Sources are those that the last step left. Where they are of rows of the batch, each held-out
+//! Sources are those that the last step left. If they are of rows of the batch, each held-out
 //! row draws one of the training batch, the same at all sites, with equal chances; of a batch in
 //! shards, one of the shard that it is in. Over many rows the evaluation meets the adversary that
 //! the training batch met. Other sources are as they are. The loss is that of a training step but

@@ -47,9 +47,9 @@ pub struct AttentionPatterns {
 words! {
     /// The patterns that those of a masked pass are measured against.
     pub enum Against {
-        /// Those of the target.
+        /// The patterns of the target.
         Target = "target",
-        /// Those of all components of the block, without delta, on the target's values.
+        /// The patterns of all components of the block, without delta, on the target's values.
         Components = "components",
     }
 }

@@ -1,6 +1,6 @@
-//! How much does a patient adversary find? The loss of the output under fresh adversaries of more
-//! and more steps: `ladder/<steps>`, at the end of a run, and whenever a run that has steps is
-//! evaluated again.
+//! `ladder/<steps>`: the loss of the output under fresh adversaries of more and more steps, at the
+//! end of a run, and whenever a run that has steps is evaluated again. It tells how much a patient
+//! adversary finds.
 //!
 //! An adversary is that of `pgd_recon` with sources that all positions of the batch share: it
 //! starts at random numbers, and each step moves every source by `step_size` along the sign of its
@@ -11,8 +11,8 @@
 //!
 //! Each batch has an adversary of its own, and a rung is the mean over the batches. Joint, one
 //! adversary climbs the sum of the losses of all batches; with `subset` it attacks a random subset
-//! of the sites at each position, drawn anew for each pass. So the reference has it as adversaries
-//! over several batches.
+//! of the sites at each position, drawn anew for each pass. The reference calls it PGD over several
+//! batches.
 //!
 //! # Keys of `[eval]`
 //!
@@ -156,7 +156,7 @@ pub(crate) struct Climbing {
     pub(crate) step: Executor,
 }
 
-/// What is said between two passes: how many were made, and of how many.
+/// A report between two passes: how many were made, and of how many.
 pub(crate) type CheckPass<'a> = dyn FnMut(u64, u64) -> std::result::Result<(), Interrupt> + 'a;
 
 /// The batches of a ladder.
@@ -243,7 +243,7 @@ impl Climbing {
         for source in &self.sources {
             let (purpose, site) = source.sample;
             let stream = self.sample.stream(purpose, site);
-            // Whichever copy of them is the newest.
+            // The copy on a GPU may be the newest.
             store.clear(source.at);
             store.change(source.at, |values| {
                 stream.fill_uniform(seed, number, 0, values);

@@ -19,7 +19,7 @@ use spd_engine::{Builder, Result, Value};
 use super::{Before, Evaluated, Mean, Metric};
 use crate::component_model::{CleanPass, MaskedPass, Masking};
 
-/// What comes out of each site.
+/// The outputs of each site.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SiteOutputs {
     /// Whether it is measured. Left out of the file where it says what every older file means.

@@ -251,7 +251,7 @@ fn well_ordered(region: usize, asked: &[Asked], effects: &[f64]) -> Option<f64> 
             right += match (by_logit, by_effect) {
                 (Some(logit), Some(effect)) if logit.is_eq() || effect.is_eq() => 0.5,
                 (Some(logit), Some(effect)) => f64::from(u8::from(logit == effect)),
-                // What is not a number is in no order.
+                // NaN is in no order.
                 _ => f64::NAN,
             };
             pairs += 1.0;

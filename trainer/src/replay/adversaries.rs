@@ -342,8 +342,8 @@ fn a_value_that_the_target_does_not_have_is_refused() {
     );
 }
 
-// What is compared beside the output trains the components, and moves the sources of an adversary
-// whose objective is the whole term, and of no other.
+// Values that are compared beside the output train the components, and move the sources of an
+// adversary whose objective is the whole term, and of no other.
 #[test]
 fn an_adversary_climbs_what_its_objective_says() {
     let ends = |more: &str| {

@@ -1,5 +1,5 @@
-//! `[nontarget]`: components are to explain what the target does on the data of `[data]`, the target
-//! stream, and to leave what it does on other data as it is: targeted decomposition.
+//! `[nontarget]`: components are to explain what the target does on the data of `[data]`, the
+//! target stream, and to leave what it does on other data as it is: targeted decomposition.
 //!
 //! A step reads a batch of each stream and minimises the sum of the losses of both. On the
 //! non-target stream what the components leave over of a matrix takes part as a whole, beside
@@ -18,8 +18,8 @@
 //!   `..._subset` and `..._layerwise`, with all of the delta; and `unmasked_recon`, without it
 //! - `minimality_coeff` | | | coefficient of the `importance_minimality` or `smooth_l0` of
 //!   `[[loss]]` on this stream, a schedule; `frequency` counts as much as there
-//! - `weight_decay` | 0 | | decay of a component that no position of a step needs, after the update,
-//!   times the learning rate
+//! - `weight_decay` | 0 | | decay of a component that no position of a step needs, after the
+//!   update, times the learning rate
 //! - `decays` | `"factors"` | | what decays by it: each of the `"factors"`, `V` and `U`, or their
 //!   `"product"`
 
@@ -46,7 +46,7 @@ pub struct Nontarget {
     pub minimality_coeff: Option<Schedule>,
     /// Decay of a component that is not needed at all.
     pub weight_decay: f64,
-    /// What it says the decay of.
+    /// The matrices whose decay it is.
     pub decays: Decays,
     /// Its reconstruction losses.
     #[serde(rename = "loss")]
@@ -54,7 +54,7 @@ pub struct Nontarget {
 }
 
 words! {
-    /// What decays by the factor of a component.
+    /// The matrices that decay by the factor of a component.
     pub enum Decays {
         /// `V` and `U`, each.
         Factors = "factors",

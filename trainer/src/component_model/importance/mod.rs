@@ -21,9 +21,9 @@
 //! `functions!`.
 //!
 //! MLPs are linear layers, with biases and the exact GELU between them. The gates make importances
-//! of logits: with the default ones (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and the
-//! penalty gets the same, but `1 + 0.01 (z - 1)` above 1 (upper leaky). Backwards, the lower leaky
-//! one passes a hundredth of the gradient on below 0, where that raises the logit; see
+//! of logits: with the default ones (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and
+//! the penalty gets the same, but `1 + 0.01 (z - 1)` above 1 (upper leaky). Backwards, the lower
+//! leaky one passes a hundredth of the gradient on below 0, where that raises the logit; see
 //! [`Gates`](spd_engine::ops::Gates) for all of them, and `configs/README.md` for the keys.
 //!
 //! Weights start normal, biases at zero. Tensors are named as in the reference: `layers.0`,

@@ -1,7 +1,7 @@
 //! `source_dtype`: how sources are kept from step to step.
 //!
-//! An update is computed in f32. What it ends in is rounded to the numbers that are kept, which the
-//! next update reads; see [`Half`] for both kinds of 16 bits. 65535ths are rounded at random, so
+//! An update is computed in f32. Its result is rounded to the numbers that are kept, which the next
+//! update reads; see [`Half`] for both kinds of 16 bits. 65535ths are rounded at random, so
 //! that steps shorter than half of one are not lost on average. Moments of sources of 16 bits are
 //! bf16.
 
@@ -72,7 +72,7 @@ impl SourceDtype {
         }
     }
 
-    /// What a row of so many numbers is kept in: words, and what they start from.
+    /// The number of words that keep a row of so many numbers, and how they start.
     pub(super) fn kept(self, is_source: bool, columns: usize, start: Start) -> (usize, Start) {
         match self.half(is_source) {
             None => (columns, start),
@@ -136,8 +136,8 @@ fn uniform(b: &mut Builder, of: Value, (stream, sharing): (Stream, Sharing)) -> 
 /// The draws that round a source after an update of a step.
 ///
 /// - `loss`: the number of the loss's first sample
-/// - `number`: that of the source among those of the step. Beyond 2^16 of them, which takes hundreds
-///   of updates of hundreds of sites, two share their draws
+/// - `number`: that of the source among those of the step. Beyond 2^16 of them, which takes
+///   hundreds of updates of hundreds of sites, two share their draws
 pub(super) fn rounding(loss: u8, number: usize) -> Stream {
     let number = number % (1 << 16);
     let number = u16::try_from(number).expect("a remainder");

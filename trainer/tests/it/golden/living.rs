@@ -325,9 +325,9 @@ impl<'c> Subject<'c> {
         }
     }
 
-    /// Puts sources where theirs went, of which a gradient of the step was nothing but rounding: less
-    /// than a millionth of the largest of its tensor. Adam makes a step of it that may be as large
-    /// as any. In one term it is one element of them, whose gradient is 4.5e-8 of 0.12.
+    /// Puts sources where theirs went, of which a gradient of the step was nothing but rounding:
+    /// less than a millionth of the largest of its tensor. Adam makes a step of it that may be as
+    /// large as any. In one term it is one element of them, whose gradient is 4.5e-8 of 0.12.
     fn follow_rounding(&mut self, step: u64, last: u32) {
         if self.form() == Form::Joined {
             return;

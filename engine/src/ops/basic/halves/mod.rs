@@ -196,7 +196,7 @@ mod tests {
         let unit = |u: f32| u / 65535.0;
         let expected = [0.0, 1.0, unit(43690.0), unit(32768.0), 1.0, 0.0];
         assert_eq!(numbers, expected);
-        // What was read is written as the same number.
+        // Numbers that were read are written as the same words.
         assert_eq!(through(Half::Unit, &numbers, None).0, words);
     }
 

@@ -1,8 +1,8 @@
 //! The largest value of each column over all rows of a batch, its blocks together.
 //!
-//! Blocks are all-reduced by sums. So a block puts the maxima of its rows into its own row of a table
-//! of all blocks, f32 `[blocks, c]`, which is 0 elsewhere: the sum has the row of every block,
-//! whatever the order in which it is added, and the largest of those is the largest of all.
+//! Blocks are all-reduced by sums. So a block puts the maxima of its rows into its own row of a
+//! table of all blocks, f32 `[blocks, c]`, which is 0 elsewhere: the sum has the row of every
+//! block, whatever the order in which it is added, and the largest of those is the largest of all.
 //!
 //! No gradient passes. A NaN is passed over: losses and gradients tell of it.
 

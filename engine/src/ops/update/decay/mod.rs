@@ -4,9 +4,9 @@
 //! w_c <- w_c f_c      f_c = max(0, 1 - lr decay max(0, 1 - m_c)), or the root of that
 //! ```
 //!
-//! `m_c` says how much line `c` is needed: at 1 or above it stays. It follows the update of the step
-//! and changes no moment. `lr` is the step scalar of that name. Nothing is written if a guard, such
-//! as the total of a [`GradientNorm`](super::GradientNorm), is not finite.
+//! `m_c` says how much line `c` is needed: at 1 or above it stays. It follows the update of the
+//! step and changes no moment. `lr` is the step scalar of that name. Nothing is written if a guard,
+//! such as the total of a [`GradientNorm`](super::GradientNorm), is not finite.
 
 mod cpu;
 mod cuda;

@@ -9,7 +9,7 @@ use spd_configs::{
 use super::super::made::Made;
 use super::{Of, schedule};
 
-/// What is not here of a loss, and what could be done.
+/// Keys of a loss that are not here, and a remedy for each.
 const REFUSED: &[(&str, &str)] = &[
     (
         "auxiliaries",

@@ -2,7 +2,7 @@
 //! `target`, `data`, `eval` and `cadence`, as tables of ours.
 //!
 //! All components start and move as there. Keys of how its program is spread over devices change
-//! nothing here, and are told. What is not here is refused by its key, all of it at once; the
+//! nothing here, and are told. Other keys that are not here are refused, all of them at once; the
 //! tables of those are `REFUSED` of this file, `losses` and `metrics`.
 
 mod importance;

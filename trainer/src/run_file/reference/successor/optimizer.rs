@@ -9,7 +9,7 @@ use super::super::found::Found;
 use super::super::made::Made;
 use super::schedule::{self, Knots};
 
-/// What has to be the same for components and importance functions.
+/// Settings that have to be the same for components and importance functions.
 #[derive(PartialEq)]
 struct Moved {
     lr: Knots,
