@@ -31,7 +31,7 @@ pub enum Sharing {
     /// The rows of its blocks of the batch: programs read and write those of a block,
     /// `[batch / shards, dims..]`. An evaluation has other rows, so a loss that reads these is not
     /// [measurable](super::LossTerm::is_measurable) as it is; see
-    /// [`Adversary::held_out`](super::Adversary::held_out).
+    /// `Adversary::held_out`.
     Sharded,
 }
 
