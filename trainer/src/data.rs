@@ -140,7 +140,18 @@ fn windows(run: &Run, path: &Path, vocab: u32) -> Result<Windows, Fault> {
 /// Opens the dataset at a path.
 fn dataset(data: &Data, path: &Path) -> Result<Dataset, Fault> {
     let (dtype, make) = match data {
-        Data::Tokens { dtype, make, .. } => (*dtype, make.as_deref()),
+        Data::Tokens {
+            dtype,
+            make,
+            train,
+            eval,
+            ..
+        } => {
+            let is_of_eval = matches!(eval, EvalData::Dataset(eval) if eval == path);
+            // The command makes the datasets of `[data]`.
+            let make = make.as_deref().filter(|_| train == path || is_of_eval);
+            (*dtype, make)
+        }
         Data::SparseFeatures { .. } => (None, None),
     };
     let dtype = dtype.map(|ids| match ids {

@@ -188,6 +188,15 @@ fn a_missing_dataset_names_the_command_that_makes_it() {
         "data/shakespeare/train: no such dataset; this command makes it: spd-launch tokenize \
          tinyshakespeare.txt --tokenizer bytes --out data/shakespeare",
     );
+    // It does not make another one.
+    let nontarget = "nontarget={ data = 'elsewhere', batch_size = 4, minimality_coeff = 1e-3, \
+         loss = [{ kind = 'stochastic_recon', coeff = 1.0 }] }";
+    refused(
+        &with_data(),
+        "shakespeare.toml",
+        &[nontarget],
+        "elsewhere: no such dataset",
+    );
 }
 
 #[test]
