@@ -352,8 +352,8 @@ fn what_is_not_here_is_refused_in_one_line() {
         ),
         (
             "source_shape: bc\n    routing",
-            "source_shape: bc\n    source_dtype: uint16\n    routing",
-            "source_dtype: expected \"float32\" or \"bfloat16\" with optimizer = \"adam\"",
+            "source_shape: bc\n    source_dtype: float16\n    routing",
+            "source_dtype: expected \"float32\", \"bfloat16\" or \"uint16\"",
         ),
         (
             "type: FaithfulnessLoss",
