@@ -195,6 +195,22 @@ impl Decomposition {
         from.losses(b, &self.run.losses)
     }
 
+    /// The step scalars of the losses of all streams, which share some, at a step.
+    pub(crate) fn loss_scalars(&self, step: u64) -> Vec<(String, f64)> {
+        let at = (step, self.run.train.steps);
+        let mut scalars: Vec<(String, f64)> = Vec::new();
+        for StreamLosses { losses, extent } in &self.streams {
+            let stream = extent.shape.stream;
+            let of_losses = losses.iter().flat_map(|loss| loss.step_scalars(at, stream));
+            for (name, value) in of_losses {
+                if scalars.iter().all(|(known, _)| *known != name) {
+                    scalars.push((name, value));
+                }
+            }
+        }
+        scalars
+    }
+
     /// Inputs of the first loss of each stream, by its clean pass. Their samples are numbered on.
     pub(crate) fn inputs_of_streams<'p>(
         &'p self,

@@ -1,5 +1,5 @@
-//! The most that a GPU multiplies and adds in a second, as its maker says: what its utilisation is
-//! a part of. That of other GPUs, and of CPUs, is not known, and so is not shown.
+//! The peak rate of multiplications and additions of a GPU, as its maker says. Utilisation is the
+//! rate of a run over it. The peak of other GPUs and of CPUs is not known, and they show none.
 
 use crate::run_file::Precision;
 
@@ -7,6 +7,8 @@ use crate::run_file::Precision;
 /// The first whose words are in a name is the one.
 const KNOWN: &[(&[&str], [f64; 3])] = &[
     (&["H100", "PCIe"], [756.0, 378.0, 51.0]),
+    (&["H100", "NVL"], [835.5, 417.5, 60.0]),
+    (&["H200", "NVL"], [835.5, 417.5, 60.0]),
     (&["H100"], [989.4, 494.7, 66.9]),
     (&["H200"], [989.4, 494.7, 66.9]),
     (&["A100"], [312.0, 156.0, 19.5]),

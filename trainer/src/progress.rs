@@ -25,7 +25,7 @@ pub(crate) struct Progress {
     spool: Option<Spool>,
     heartbeat: Arc<Heartbeat>,
     shown: Instant,
-    /// The same of work that is no step.
+    /// Time of the last report of work that is no step.
     shown_beside: Instant,
     /// Time since the former that went into no step.
     rested: Duration,

@@ -200,7 +200,7 @@ impl Workload {
     /// A batch and scalars for a program that is a part of the step.
     pub(super) fn prepare_part(&self, index: usize, part: &mut Given) {
         fill(part, &self.batches[index % BATCHES][0]);
-        set_scalars(self.work.run(), self.steps.max(1), part);
+        set_scalars(&self.work, self.steps.max(1), part);
     }
 
     /// Number of values in a group.
@@ -240,7 +240,7 @@ impl Timed for Workload {
         fill_block(&mut self.program, batches, self.block, blocks);
         self.program.parameters.step = self.steps;
         self.steps += 1;
-        set_scalars(self.work.run(), self.steps, &mut self.program);
+        set_scalars(&self.work, self.steps, &mut self.program);
         Ok(self.program.run(&mut self.store)?)
     }
 
@@ -258,12 +258,15 @@ pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomp
     Ok(decomposition)
 }
 
-fn set_scalars(run: &Run, update: u32, given: &mut Given) {
-    let steps = run.train.steps;
-    let half_way = run.train.lr.at(steps / 2, steps);
+fn set_scalars(work: &Work, update: u32, given: &mut Given) {
+    let train = &work.run().train;
+    let half = train.steps / 2;
+    let half_way = train.lr.at(half, train.steps);
     parameters::set_scalars(given, [("lr", half_way)]);
     parameters::set_scalars(given, corrections(BETA2, update.into()));
-    parameters::set_scalars(given, run.loss_scalars(steps / 2));
+    if let Work::Training(decomposition) | Work::GivenMasks(decomposition) = work {
+        parameters::set_scalars(given, decomposition.loss_scalars(half));
+    }
 }
 
 /// Draws the target's tensors, whose names in the store begin with `prefix`.
@@ -359,7 +362,7 @@ fn batches(preset: &Preset) -> Result<Vec<Vec<Batch>>, Fault> {
 mod tests {
     use std::sync::Arc;
 
-    use spd_engine::Pool;
+    use spd_engine::{Plan, Pool};
 
     use super::*;
     use crate::bench::{Overrides, preset};
@@ -474,8 +477,11 @@ mod tests {
             let [made, streamed] = [false, true].map(|streamed_kl| {
                 let mut preset = preset("tiny-ss-llama", &Overrides::default()).unwrap();
                 preset.run.train.streamed_kl = streamed_kl;
-                after_two_steps(&preset, processor)
+                let flops = Plan::new(&preset.program().unwrap()).flops();
+                (flops, after_two_steps(&preset, processor).1)
             });
+            // One more product by the head for each pass.
+            assert!(streamed.0 > made.0, "{} of {}", streamed.0, made.0);
             let all = made.1.iter().flatten().zip(streamed.1.iter().flatten());
             let off = all.map(|(a, b)| (f32::from_bits(*a) - f32::from_bits(*b)).abs());
             let off = off.fold(0.0, f32::max);

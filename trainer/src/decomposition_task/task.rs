@@ -81,7 +81,7 @@ impl Task for DecompositionTask {
         let run = &self.decomposition.run;
         let steps = run.train.steps;
         let mut scalars = vec![("lr".to_owned(), run.train.lr.at(step, steps))];
-        scalars.extend(run.loss_scalars(step));
+        scalars.extend(self.decomposition.loss_scalars(step));
         let of_muon = run
             .train
             .muon

@@ -112,13 +112,15 @@ pub(crate) fn check_captures(losses: &[Loss], clean_pass: &CleanPass) -> Result<
         if let Some(name) = captures.find(|name| !clean_pass.captures.contains_key(*name)) {
             let known = clean_pass.captures.keys();
             let known: Vec<&str> = known.map(String::as_str).collect();
-            let near = alike(name, &known);
-            let near = near.first().or(known.first()).copied();
+            let advice = match (alike(name, &known).first(), known.first()) {
+                (Some(near), _) => format!("did you mean `{near}`?"),
+                (None, Some(other)) => format!("it has others, such as `{other}`"),
+                (None, None) => "it has none".to_owned(),
+            };
             return Err(Fault::BadInput(format!(
-                "[[loss]] {} auxiliaries: the target has no value `{}`; did you mean `{}`?",
+                "[[loss]] {} auxiliaries: the target has no value `{}`; {advice}",
                 loss.term.name(),
                 name.escape_debug(),
-                near.unwrap_or("out.")
             )));
         }
     }

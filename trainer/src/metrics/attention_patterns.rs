@@ -1,5 +1,5 @@
-//! Does each position still attend to the same ones? `attention_patterns/<mask>` for the masks
-//! `ci_masked` and `stochastic`: the mean over attentions, heads and queries of
+//! `attention_patterns/<mask>`: how far the patterns of attention are from the target's, for the
+//! masks `ci_masked` and `stochastic`. It is the mean over attentions, heads and queries of
 //!
 //! ```text
 //! KL(p || p')     p = softmax(scale q k^T) over the keys that the query attends to

@@ -11,8 +11,8 @@
 //!
 //! Each batch has an adversary of its own, and a rung is the mean over the batches. Joint, one
 //! adversary climbs the sum of the losses of all batches; with `subset` it attacks a random subset
-//! of the sites at each position, drawn anew for each pass. The reference calls it PGD over several
-//! batches.
+//! of the sites at each position, drawn again for each pass. These are the reference's PGD over
+//! several batches.
 //!
 //! # Keys of `[eval]`
 //!

@@ -1,7 +1,6 @@
-//! How far what comes out of each site is from what comes out of it in the target:
-//! `site_outputs/<mask>/<site>` for the masks `ci_masked` and `stochastic`, a mean of squares over
-//! elements; and `site_outputs/<mask>`, the same over the elements of all sites. In slow
-//! evaluations.
+//! `site_outputs/<mask>/<site>`: the squared error of the output of a site from its output in the
+//! target, a mean over elements, for the masks `ci_masked` and `stochastic`; and
+//! `site_outputs/<mask>`, the same over the elements of all sites. In slow evaluations.
 //!
 //! The masked pass is one of all sites, so an error has two causes: the site's own masks, and what
 //! comes in. `hidden_acts` is what comes in alone. Filters have no output of their own and do not

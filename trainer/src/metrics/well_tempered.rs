@@ -1,6 +1,7 @@
-//! Does a higher importance mean a larger effect? `well_tempered/<region>`: of pairs of components
-//! at the same position of text, in which part has the one of the higher logit `z` the larger
-//! effect of its removal. 1 is a perfect order, and a random one has 0.5. In slow evaluations.
+//! `well_tempered/<region>`: the part of pairs of components at the same position of text in which
+//! the one of the higher logit `z` has the larger effect of its removal. It tells whether a higher
+//! importance means a larger effect: 1 is a perfect order, and a random one has 0.5. In slow
+//! evaluations.
 //!
 //! Positions of the first held-out batch are drawn by lot, and at each of them so many components
 //! of all sites from each region of `z`: `below_0` (`z <= 0`), `between_0_and_1` and `above_1`

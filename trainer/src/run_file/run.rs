@@ -114,21 +114,6 @@ impl Run {
         [target].into_iter().chain(nontarget).collect()
     }
 
-    /// The step scalars of the losses of all streams, which share some, at a step.
-    pub(crate) fn loss_scalars(&self, step: u64) -> Vec<(String, f64)> {
-        let at = (step, self.train.steps);
-        let mut scalars: Vec<(String, f64)> = Vec::new();
-        for (stream, _, losses) in self.streams() {
-            let of_losses = losses.iter().flat_map(|loss| loss.step_scalars(at, stream));
-            for (name, value) in of_losses {
-                if scalars.iter().all(|(known, _)| *known != name) {
-                    scalars.push((name, value));
-                }
-            }
-        }
-        scalars
-    }
-
     /// Why its batches, those of evaluations too, cannot be cut into so many shards, if so.
     pub fn refuses_shards(&self, shards: usize) -> Option<String> {
         let of_eval = ("eval", self.eval.batch_size);

@@ -24,8 +24,9 @@
 //!   `"auto"`, where the run would not fit into memory otherwise. It costs up to one more forward
 //!   pass of each kind, and no bit
 //! - `streamed_kl` | false | | whether the divergence makes the target's logits a few rows at a
-//!   time, whenever it needs them: logits of all positions and the whole vocabulary are never
-//!   stored. It costs one more product by the head for each masked pass, and other last bits
+//!   time, whenever it needs them: if the head is no site, logits of all positions and the whole
+//!   vocabulary are never stored. It costs one more product by the head for each masked pass, and
+//!   other last bits
 //! - `faithfulness_warmup` | `{ steps = 0, lr = 1e-3, weight_decay = 0.0 }` |
 //!   `faithfulness_warmup_steps`, `..._lr`, `..._weight_decay` | updates on faithfulness alone,
 //!   first

@@ -45,7 +45,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The same of `pd`.
+/// Keys of `pd` that are not here, and a remedy for each.
 const REFUSED_OF_TRAINING: &[(&str, &str)] = &[(
     "ci_scaled_weight_decay",
     "a decay by importances is of targeted decompositions, which are not read here; leave it out",
