@@ -577,6 +577,8 @@ impl EveryOp {
         let smooth = self.b.average(average, x, 0.25, correction)?;
         self.b.output("average", smooth);
         self.b.keep_average(average, x, 0.25, &[group])?;
+        let kept = self.kept("kept", &[self.sizes.components], 5, |x| x);
+        self.b.keep(kept, x, &[])?;
         let mut on = [Vec::new(), Vec::new()];
         for (index, (&parameter, &gradient)) in leaves.iter().zip(&gradients).enumerate() {
             let dims = self.b.ty(parameter).dims.clone();

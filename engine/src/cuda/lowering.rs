@@ -172,6 +172,19 @@ impl<'a> Lowering<'a> {
         operand(At::Input(index), self.types[index])
     }
 
+    /// An array of the totals that end the inputs from `first` on. Without any it has one zero,
+    /// because C++ has no empty arrays.
+    pub(crate) fn totals(&self, first: usize) -> Argument {
+        let inputs = (first..self.inputs()).map(|index| self.input(index));
+        let totals: Vec<Argument> = inputs
+            .map(|input| Argument::Element(input, input.len - 1))
+            .collect();
+        match totals.is_empty() {
+            true => Argument::List(vec![Argument::F32(0.0)]),
+            false => Argument::List(totals),
+        }
+    }
+
     /// A result.
     pub(crate) fn output(&self, index: usize) -> Operand {
         operand(At::Output(index), &self.outputs[index]).out()

@@ -5,10 +5,7 @@ const KERNELS: Source = Source::new("adamw", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Update, to: &mut Lowering<'_>) {
     let (settings, all) = (&op.settings, op.tensors);
-    let norms = (4 * all..to.inputs()).map(|index| to.input(index));
-    let totals: Vec<Argument> = norms
-        .map(|norms| Argument::Element(norms, norms.len - 1))
-        .collect();
+    let totals = to.totals(4 * all);
     let constants = [
         settings.clip.is_some().into(),
         scalar(settings.lr),
@@ -23,7 +20,7 @@ pub(super) fn value(op: &Update, to: &mut Lowering<'_>) {
         settings.clip.unwrap_or(0.0),
     ];
     let each: Vec<usize> = (0..all).collect();
-    for some in each.chunks((MOST_OPERANDS - 1 - totals.len()) / 4) {
+    for some in each.chunks((MOST_OPERANDS - 1 - (to.inputs() - 4 * all)) / 4) {
         let some = some.iter().map(|&tensor| {
             let [weight, first, second] = [0, 1, 2].map(|kind| to.input(kind * all + tensor).out());
             vec![weight, first, second, to.input(3 * all + tensor)]
@@ -31,7 +28,7 @@ pub(super) fn value(op: &Update, to: &mut Lowering<'_>) {
         let (blocks, updated) = tensors(some);
         let mut arguments: Vec<Argument> = vec![to.parameters().into()];
         arguments.extend(numbers.map(Argument::from));
-        arguments.extend([Argument::List(totals.clone()), updated]);
+        arguments.extend([totals.clone(), updated]);
         to.kernel(KERNELS, "adamw", &constants)
             .blocks(blocks, 1)
             .launch(&arguments);

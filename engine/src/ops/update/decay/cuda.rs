@@ -1,13 +1,11 @@
 use super::{Decay, Lines};
-use crate::cuda::lowering::{Argument, Lowering, Source, scalar};
+use crate::cuda::lowering::{Lowering, Source, scalar};
 
 const KERNELS: Source = Source::new("decay", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Decay, to: &mut Lowering<'_>) {
     let (matrix, needed) = (to.input(0).out(), to.input(1));
-    let guards = (2..to.inputs()).map(|index| to.input(index));
-    let totals = guards.map(|guard| Argument::Element(guard, guard.len - 1));
-    let totals = Argument::List(totals.collect());
+    let totals = to.totals(2);
     let constants = [
         matrix.len.into(),
         to.ty(0).columns().into(),
