@@ -80,6 +80,7 @@ fn compare(comparison: &mut Comparison, case: &Numbers, config: &str, bound: f64
             set(name, value);
         }
         executor.run(&mut store).expect("a processor that works");
+        store.fetch().expect("a processor that works");
         for leaf in &leaves {
             let key = format!("param.{config}.s{step}.{}", leaf.name);
             let theirs = &case.get(&key).values[leaf.at.clone()];
