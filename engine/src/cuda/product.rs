@@ -367,8 +367,8 @@ mod tests {
         }
     }
 
-    // Sums of up to 130 terms below 4 in f32, in another order; a bf16 result is rounded once in
-    // either.
+    // Sums of up to 130 terms below 4 in f32, in another order. A bf16 result is rounded once in
+    // either, and sums that differ in their last bits may round to neighbours: one unit of 2^-7.
     #[test]
     fn our_own_kernels_match_cublaslt() {
         let device = match gpu() {
@@ -393,7 +393,7 @@ mod tests {
             let library = after(&device, &[], &library, &arena).unwrap();
             let [own, library] = [own, library].map(|arena| numbers(&arena, &placed.out));
             let tolerance = match case.types[1] {
-                DType::Bf16 => 1.0 / 256.0,
+                DType::Bf16 => 1.0 / 128.0,
                 DType::F32 | DType::U32 => 1e-5,
             };
             close(&format!("{case:?}"), &own, &library, tolerance);
