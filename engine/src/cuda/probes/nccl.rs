@@ -1,21 +1,25 @@
-//! Probe: NCCL adds up numbers of two ranks, both on one GPU if there is only one.
+//! Probe: NCCL adds up numbers of two ranks, and exchanges others within a captured graph; both
+//! ranks are on one GPU if there is only one.
 //!
 //! NCCL refuses two ranks on one GPU, with two exceptions: since 2.30 an environment variable
 //! allows it; before, each rank claims a host of its own, and they talk over the loopback
-//! interface. Either way shows that the library works, but not its speed. No GPU has run it.
+//! interface. Either way shows that the library works, but not its speed.
 #![expect(unsafe_code, reason = "memory of a device")]
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Place, same};
-use crate::cuda::driver::Stream;
+use crate::cuda::device::{Graph, Memory};
+use crate::cuda::driver::{Argument, LibraryCall, Stream};
 use crate::cuda::libraries::Library;
-use crate::cuda::nccl::{Communicator, Id, Nccl};
+use crate::cuda::nccl::{Communicator, Id, Nccl, Parcel};
 use crate::cuda::replacement::is_installed;
-use crate::cuda::{Fault, Result};
+use crate::cuda::{Device, Fault, Result};
+use crate::value::DType;
 
 pub(super) const RANKS: usize = 2;
 
@@ -69,6 +73,9 @@ pub(super) fn way(version: &str, rank: usize) -> Vec<(&'static str, String)> {
     }
 }
 
+/// Launches of the captured exchange.
+const LAUNCHES: usize = 3;
+
 /// One rank, whose standard input is its end of a socket to the other.
 pub(super) fn rank(place: &Place) -> Result<String> {
     let nccl = Nccl::found()?;
@@ -107,11 +114,69 @@ pub(super) fn rank(place: &Place) -> Result<String> {
         device.download(&mut [(memory.address, &mut found)])?;
     }
     same("the sum over two ranks", &found, &expected)?;
+    let joined = Arc::new(joined);
+    in_a_graph(&device, &joined, &memory, &number)?;
     joined.leave()?;
     Ok(format!(
-        "NCCL {} added up {NUMBERS} numbers of two ranks, bit for bit",
+        "NCCL {} added up {NUMBERS} numbers of two ranks, and {LAUNCHES} launches of a graph exchanged them, bit for bit",
         version().unwrap_or_default()
     ))
+}
+
+/// Captures an exchange between two events, as programs do, and launches the graph several times:
+/// the first half of the memory goes to the other rank, whose first half arrives in the second.
+fn in_a_graph(
+    device: &Arc<Device>,
+    joined: &Arc<Communicator>,
+    memory: &Memory,
+    number: &dyn Fn(usize, usize) -> f32,
+) -> Result<()> {
+    let half = NUMBERS / 2;
+    let (rank, other) = (joined.rank, 1 - joined.rank);
+    let [to, from] = [0, half].map(|first| Parcel {
+        address: memory.address + 4 * first as u64,
+        len: half,
+        rank: other,
+    });
+    let operand = Argument {
+        address: memory.address,
+        dtype: DType::F32,
+        len: NUMBERS,
+        written: true,
+    };
+    let communicator = Arc::clone(joined);
+    let call: LibraryCall = Arc::new(move |stream| {
+        // SAFETY: both halves of the memory, which nothing else uses during a launch.
+        unsafe { communicator.exchange(stream, &[to], &[from]) }
+    });
+    let events = [device.event()?, device.event()?];
+    let graph = Graph::capture(device, || {
+        events[0].record(Stream::Programs)?;
+        events[0].hold(Stream::AllReduce)?;
+        // SAFETY: as above.
+        unsafe { device.driver().call(Stream::AllReduce, &[operand], call) }?;
+        events[1].record(Stream::AllReduce)?;
+        events[1].hold(Stream::Programs)
+    })?;
+    for launch in 0..LAUNCHES {
+        let given = |rank: usize| -> Vec<f32> {
+            let numbers = (0..half).map(|at| number(rank + launch, at));
+            numbers.collect()
+        };
+        let mut found = vec![0.0; half];
+        // SAFETY: as above; each step waits for the one before.
+        unsafe {
+            device.upload(&[(to.address, &given(rank))])?;
+            graph.launch()?;
+            let done = device.event()?;
+            done.record(Stream::Programs)?;
+            device.wait(&done)?;
+            device.download(&mut [(from.address, &mut found)])?;
+        }
+        let what = format!("the exchange of launch {}", launch + 1);
+        same(&what, &found, &given(other))?;
+    }
+    Ok(())
 }
 
 /// Sends the id of rank 0 to the other rank.
