@@ -12,15 +12,16 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
 use super::kernel::Kernel;
-use super::libraries::Library;
+use super::libraries::{Library, is_alone};
 
 /// Options beside the architecture. Templates are instantiated for constants, which makes some of
 /// their code unreachable (warning 128).
 const OPTIONS: [&str; 2] = ["--std=c++20", "--diag-suppress=128"];
 
-/// Prints registers and memory of each kernel.
+/// Prints registers and memory of each kernel. NVRTC keeps machine code beside a driver, and prints
+/// nothing for what it finds there.
 #[cfg(test)]
-const EXPLAIN: &str = "--ptxas-options=-v";
+const EXPLAIN: [&str; 2] = ["--ptxas-options=-v", "--no-cache"];
 
 /// Result of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +33,8 @@ pub struct Compiled {
 }
 
 /// Machine code of `source` for an architecture like `sm_90`, read from the directory `cache` or
-/// else compiled and written there. The key has no version of NVRTC, so a cache that another
-/// machine filled needs no NVRTC.
+/// else compiled and written there. Code of another version of NVRTC than this machine's is
+/// compiled again; without NVRTC, any that another machine compiled is taken.
 ///
 /// # Errors
 ///
@@ -41,7 +42,9 @@ pub struct Compiled {
 pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<Compiled, Fault> {
     let key = [arch, &OPTIONS.join(" "), source].join("\n");
     let path = cache.map(|cache| cache.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes()))));
-    if let Some(cubin) = path.as_deref().and_then(kept) {
+    let version = Library::Nvrtc.found().map(|found| found.version.as_deref());
+    let version = version.map(Option::unwrap_or_default);
+    if let Some(cubin) = path.as_deref().and_then(|path| kept_of(path, version)) {
         return Ok(Compiled {
             cubin,
             was_kept: true,
@@ -50,7 +53,10 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
     let (cubin, _) = ask(source, arch, &OPTIONS)?;
     if let Some(path) = path {
         // If this fails, the next start compiles again.
-        let _ = keep(&path, &cubin);
+        let _ = keep(
+            &path,
+            &[version.unwrap_or_default().as_bytes(), b"\n", &cubin].concat(),
+        );
     }
     Ok(Compiled {
         cubin,
@@ -80,7 +86,15 @@ pub(crate) fn explained(source: &str, arch: &str) -> Result<(Vec<u8>, String), F
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    ask(source, arch, &[&OPTIONS[..], &[EXPLAIN]].concat())
+    ask(source, arch, &[&OPTIONS[..], &EXPLAIN].concat())
+}
+
+/// Machine code of a cached file, if it is of this version of NVRTC, or there is none.
+fn kept_of(path: &Path, version: Option<&str>) -> Option<Vec<u8>> {
+    let bytes = kept(path)?;
+    let end = bytes.iter().position(|&byte| byte == b'\n')?;
+    let is_of = version.is_none_or(|version| version.as_bytes() == &bytes[..end]);
+    is_of.then(|| bytes[end + 1..].to_vec())
 }
 
 /// Reads a cached file, if it is whole: its hash comes first.
@@ -110,6 +124,7 @@ fn ask(source: &str, arch: &str, how: &[&str]) -> Result<(Vec<u8>, String), Faul
     let text = CString::new(source).expect("sources have no zero bytes");
     let program = result::create_program(&text, Some(c"program.cu"))
         .map_err(|error| failed("start", error))?;
+    is_alone(Library::Nvrtc)?;
     let mut options = vec![format!("--gpu-architecture={arch}")];
     options.extend(how.iter().map(|&option| option.to_owned()));
     // SAFETY: `program` was created above and lives until `destroy_program`.

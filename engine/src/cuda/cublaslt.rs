@@ -1,4 +1,4 @@
-//! Matrix products by cublasLt, planned once for each kind. No GPU has run it.
+//! Matrix products by cublasLt, planned once for each kind.
 //!
 //! cublasLt lists several algorithms, of which [`autotune`](super::autotune) chooses by
 //! measurement. An algorithm is 64 opaque bytes, valid for one version of the library.

@@ -1,4 +1,4 @@
-//! CUDA's driver. No GPU has run it.
+//! CUDA's driver.
 #![expect(unsafe_code, reason = "CUDA is a C library")]
 
 use std::ffi::{c_uint, c_void};
@@ -102,8 +102,10 @@ impl Gpu {
         // SAFETY: freed with `self`.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }
             .map_err(failed("allocate memory for matrix products"))?;
+        let products = Mutex::new(CublasLt::new()?);
+        libraries::is_alone(libraries::Library::CublasLt)?;
         Ok(Self {
-            products: Mutex::new(CublasLt::new()?),
+            products,
             workspace: Workspace {
                 address: workspace,
                 context: Arc::clone(&context),

@@ -18,6 +18,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library as Handle, RTLD_LAZY, RTLD_LOCAL};
 
+use super::Fault;
 use super::replacement::{installed, is_installed};
 
 /// Environment variable with directories to search first, separated by colons: of libraries, or
@@ -200,9 +201,11 @@ fn find(library: Library, places: &Places) -> Option<Found> {
             .filter(|path| path.is_file())
             .collect()
     };
+    // cudarc asks the loader for the name without a version first.
+    let unversioned = files().take(1).map(|file| unversioned(file));
     let candidates = in_all(&places.first)
         .into_iter()
-        .chain(files().map(PathBuf::from))
+        .chain(unversioned.chain(files().copied()).map(PathBuf::from))
         .chain(in_all(&places.then));
     for path in candidates {
         // SAFETY: these are NVIDIA's libraries, whose initialisers may run at any time; they stay
@@ -242,20 +245,60 @@ fn open_neighbours(library: Library, path: &Path) {
     }
 }
 
+/// File name of a library without its version: `libcuda.so` for `libcuda.so.1`.
+fn unversioned(file: &str) -> &str {
+    &file[..file.find(".so").map_or(file.len(), |at| at + 3)]
+}
+
+/// Paths of the open copies of a library, in a process's memory map.
+fn copies<'m>(maps: &'m str, file: &str) -> Vec<&'m str> {
+    let stem = unversioned(file);
+    let mut copies: Vec<&str> = Vec::new();
+    for line in maps.lines() {
+        let path = line.find('/').map_or("", |at| &line[at..]);
+        let name = path.rsplit('/').next().unwrap_or_default();
+        // The file name may be longer than the library's: `libcuda.so.580.82.07`.
+        let is_one = name
+            .strip_prefix(stem)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        if is_one && !copies.contains(&path) {
+            copies.push(path);
+        }
+    }
+    copies
+}
+
 /// Path of a library that the dynamic loader found.
 fn loaded(file: &OsStr) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let mut paths = maps
-        .lines()
-        .filter_map(|line| line.find('/').map(|at| &line[at..]));
-    let file = file.to_str()?;
-    // The file name may be longer than the library's: `libcuda.so.580.82.07` for `libcuda.so.1`.
-    let stem = &file[..file.find(".so").map_or(file.len(), |at| at + 3)];
-    let path = paths.find(|path| {
-        let name = Path::new(path).file_name().and_then(OsStr::to_str);
-        name.is_some_and(|name| name == stem || name.starts_with(&format!("{stem}.")))
-    })?;
-    Some(PathBuf::from(path))
+    copies(&maps, file.to_str()?).first().map(PathBuf::from)
+}
+
+/// Refuses a second open copy of a library: calls would go to one, and the version that is shown
+/// and recorded would be the other's.
+pub(super) fn is_alone(library: Library) -> Result<(), Fault> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let found = library.found().map(|found| found.path.as_path());
+    match second(&copies(&maps, library.files()[0]), found) {
+        Some(refusal) => Err(Fault::new(refusal)),
+        None => Ok(()),
+    }
+}
+
+/// The refusal of a second copy, in one line.
+fn second(copies: &[&str], found: Option<&Path>) -> Option<String> {
+    let found = found?;
+    let same = |path: &str| {
+        let whole = |path: &Path| fs::canonicalize(path).unwrap_or(path.to_owned());
+        whole(Path::new(path)) == whole(found)
+    };
+    let other = Path::new(copies.iter().find(|path| !same(path))?);
+    Some(format!(
+        "two copies of a library are open, {} and {}, which the loader prefers; set {DIRECTORIES}={}",
+        found.display(),
+        other.display(),
+        other.parent().unwrap_or(other).display()
+    ))
 }
 
 fn version(library: Library, handle: &Handle) -> Option<String> {
@@ -402,6 +445,31 @@ pub fn free_memory(ordinal: usize) -> Result<usize, String> {
         .map_err(|(call, code)| format!("GPU {ordinal}: the driver failed ({call}: error {code})"))
 }
 
+/// The oldest CUDA of a driver that has all functions that are called:
+/// `cuEventElapsedTime_v2` came with it.
+const OLDEST: [u32; 2] = [12, 8];
+
+/// Why a driver is too old, in one line; machine code of a compiler needs a driver of its major
+/// version.
+fn outdated(driver: &str, compiler: &str) -> Option<String> {
+    let number = |version: &str| -> Option<[u32; 2]> {
+        let (major, minor) = version.split_once('.')?;
+        Some([major.parse().ok()?, minor.parse().ok()?])
+    };
+    let has = number(driver)?;
+    let needs = match number(compiler) {
+        Some([major, _]) if major > OLDEST[0] => [major, 0],
+        _ => OLDEST,
+    };
+    (has < needs).then(|| {
+        let [major, minor] = needs;
+        format!(
+            "the driver is of CUDA {driver}, and CUDA {major}.{minor} or newer is needed: {}",
+            Library::Driver.remedy()
+        )
+    })
+}
+
 /// Everything that this machine lacks to use `gpus` of its GPUs, in one line; `None` if nothing.
 ///
 /// - `joined`: whether the run has several ranks, which need NCCL
@@ -420,6 +488,12 @@ pub fn lacks(gpus: usize, joined: bool) -> Option<String> {
         .collect();
     if !missing.is_empty() {
         return Some(format!("{} not found", missing.join(", ")));
+    }
+    let version = |library: Library| library.found()?.version.as_deref();
+    if let Some(driver) = version(Library::Driver)
+        && let Some(refusal) = outdated(driver, version(Library::Nvrtc).unwrap_or_default())
+    {
+        return Some(refusal);
     }
     match self::gpus() {
         Err(reason) => Some(reason),
@@ -478,6 +552,37 @@ mod tests {
         let expected = (named.join("libnvrtc.so.12"), Some("12.9".into()));
         assert_eq!((found.path, found.version), expected);
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_driver_that_is_too_old_is_refused() {
+        for [driver, compiler] in [["13.0", "13.0"], ["13.1", "13.0"], ["12.8", "12.9"]] {
+            assert_eq!(outdated(driver, compiler), None);
+        }
+        assert_eq!(
+            outdated("12.4", "12.9").unwrap(),
+            "the driver is of CUDA 12.4, and CUDA 12.8 or newer is needed: install NVIDIA's driver, 580 or newer"
+        );
+        assert!(
+            outdated("12.9", "13.0")
+                .unwrap()
+                .contains("CUDA 13.0 or newer")
+        );
+    }
+
+    #[test]
+    fn a_second_copy_of_a_library_is_refused() {
+        let line = |path: &str| format!("7f00-7f01 r-xp 00000000 00:00 1    {path}\n");
+        let [one, other] = ["/one/libnvrtc.so.13.0.88", "/other/lib/libnvrtc.so"];
+        let paths = [one, "/one/libnvrtc-builtins.so.13.0", one, other];
+        let maps = paths.map(line).concat();
+        let found = copies(&maps, "libnvrtc.so.13");
+        assert_eq!(found, [one, other]);
+        assert_eq!(second(&found[..1], Some(Path::new(one))), None);
+        assert_eq!(
+            second(&found, Some(Path::new(one))).unwrap(),
+            "two copies of a library are open, /one/libnvrtc.so.13.0.88 and /other/lib/libnvrtc.so, which the loader prefers; set SPD_CUDA_LIBRARIES=/other/lib"
+        );
     }
 
     #[test]

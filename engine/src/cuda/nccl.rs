@@ -3,8 +3,7 @@
 //! NCCL is not linked: its functions are [found](Library::Nccl) at run time. A communicator does
 //! not block: joining polls until all ranks have come or the time is over. Threads that wait for
 //! the device query NCCL for later failures, such as the loss of a rank ([`Communicator::watch`]);
-//! the communicator is then aborted, which ends kernels that wait for the lost rank. No GPU has run
-//! it.
+//! the communicator is then aborted, which ends kernels that wait for the lost rank.
 #![expect(unsafe_code, reason = "NCCL is a C library")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use super::compiler::{compile, compile_all, explained};
+use super::compiler::{compile, compile_all, explained, keep};
 use super::emulated::{self, Emulated, Operand, Order, is_there, source, test_cache};
 use super::every_op::{EVEN, EveryOp, LARGE, RAGGED, Sizes};
 use super::kernel::Kernel;
@@ -411,6 +411,11 @@ fn a_cached_program_is_not_compiled_again() {
     }
     let third = compile("sm_90");
     assert!(!third.was_kept && third.cubin.len() == first.cubin.len());
+    // Code of another version of the compiler is compiled again.
+    for file in std::fs::read_dir(&cache).unwrap() {
+        keep(&file.unwrap().path(), b"1.0\nold code").unwrap();
+    }
+    assert_eq!(compile("sm_90").cubin.len(), first.cubin.len());
     std::fs::remove_dir_all(&cache).unwrap();
 }
 
