@@ -39,6 +39,8 @@ const SHARE: usize = 8192;
 pub(crate) const MOST_OPERANDS: usize = 512;
 /// Maximum of partial sums over rows.
 const MOST_STRETCHES: usize = 128;
+/// The same of [`short_stretches`].
+const MOST_SHORT_STRETCHES: usize = 256;
 
 /// One launch.
 #[derive(Debug, Clone)]
@@ -311,13 +313,14 @@ impl<'a> Lowering<'a> {
         (to, add): (Operand, bool),
     ) {
         let stretches = parts.len / stride.max(1);
-        let constants = [to.len, stretches, first, stride].map(Constant::from);
+        let lines = lines(stretches);
+        let constants = [to.len, stretches, first, stride, lines].map(Constant::from);
         self.kernel(
             SHARED,
             "add_stretches",
             &[&constants[..], &[add.into()]].concat(),
         )
-        .threads_over(to.len)
+        .blocks((to.len * lines).div_ceil(THREADS), 1)
         .launch(&[parts.into(), to.into()]);
     }
 }
@@ -344,6 +347,20 @@ pub(crate) fn stretches(rows: usize, columns: usize) -> (usize, usize) {
     let wanted = (512 / columns.div_ceil(32).max(1)).clamp(1, MOST_STRETCHES);
     let stretch = rows.div_ceil(wanted).max(32).next_multiple_of(8);
     (stretch, rows.div_ceil(stretch).max(1))
+}
+
+/// Rows of a stretch, and number of stretches, where `across` blocks process each.
+pub(crate) fn short_stretches(rows: usize, across: usize) -> (usize, usize) {
+    // Some 16 blocks for each multiprocessor of a large GPU, and at least 4 rows for each of the 8
+    // lines of a block.
+    let wanted = (2048 / across.max(1)).clamp(1, MOST_SHORT_STRETCHES);
+    let stretch = rows.div_ceil(wanted).max(32).next_multiple_of(16);
+    (stretch, rows.div_ceil(stretch).max(1))
+}
+
+/// Lines of the threads that add up so many stretches.
+pub(crate) fn lines(stretches: usize) -> usize {
+    if stretches < 16 { 1 } else { 8 }
 }
 
 /// Number of blocks for one of many tensors.

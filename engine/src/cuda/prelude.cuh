@@ -110,6 +110,14 @@ DEVICE void store_aligned(Out<bf16> y, i64 at, Four four) {
     *reinterpret_cast<uint2 *>(y + at) =
         make_uint2(two_bf16(four.v[0], four.v[1]), two_bf16(four.v[2], four.v[3]));
 }
+
+// To global memory, by one instruction: where a part of the vector is known earlier than the rest,
+// the compiler may split `store_aligned` into four.
+DEVICE void store_at_once(Out<float> y, i64 at, Four four) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y + at), "f"(four.v[0]), "f"(four.v[1]), "f"(four.v[2]),
+                 "f"(four.v[3])
+                 : "memory");
+}
 #else
 template <class T> DEVICE Four load_vector(In<T> x, i64 at) {
     emulator::must_be_aligned(x.start + at, 4 * sizeof(T));
@@ -125,6 +133,8 @@ DEVICE void store_aligned(OutFloats auto y, i64 at, Four four) {
         y[at + k] = four.v[k];
     }
 }
+
+DEVICE void store_at_once(Out<float> y, i64 at, Four four) { store_aligned(y, at, four); }
 #endif
 
 // Four columns of a row; zeros beyond its end. Written operands may be read.
@@ -345,15 +355,30 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(
     __syncthreads();
 }
 
-// y = [y +] sum over stretches of columns FIRST and on, of STRIDE in all.
-template <i64 COLUMNS, i64 STRETCHES, i64 FIRST, i64 STRIDE, bool ADD>
+// y = [y +] sum over stretches of columns FIRST and on, of STRIDE in all: each of LINES lines of a
+// block has every LINES-th stretch of its columns.
+template <i64 COLUMNS, i64 STRETCHES, i64 FIRST, i64 STRIDE, int LINES, bool ADD>
 DEVICE void add_stretches(In<float> parts, OutFloats auto y) {
-    i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const int WIDTH = 256 / LINES;
+    int lane = threadIdx.x % WIDTH, line = threadIdx.x / WIDTH;
+    i64 column = (i64)blockIdx.x * WIDTH + lane;
+    float total = 0.0f;
     if (column < COLUMNS) {
-        float total = 0.0f;
-        for (i64 stretch = 0; stretch < STRETCHES; ++stretch) {
+#pragma unroll 8
+        for (i64 stretch = line; stretch < STRETCHES; stretch += LINES) {
             total += parts[stretch * STRIDE + FIRST + column];
         }
+    }
+    if (LINES > 1) {
+        SHARED(float, sums, 256);
+        sums[threadIdx.x] = total;
+        __syncthreads();
+        total = 0.0f;
+        for (int other = 0; other < LINES && line == 0; ++other) {
+            total += sums[other * WIDTH + lane];
+        }
+    }
+    if (line == 0 && column < COLUMNS) {
         give<ADD>(y, column, total);
     }
 }
@@ -531,6 +556,25 @@ DEVICE float clamp(float x, float low, float high) {
 DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 DEVICE float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// log2(x) within 2^-22 max(1, |log2(x)|) for normal x > 0, and 2^x within 2^-22 2^x: a GPU's own
+// instructions. Both keep NaN. Subnormal operands and results are zeros.
+#ifndef EMULATED
+DEVICE float fast_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#else
+DEVICE float fast_log2(float x) { return log2f(x); }
+DEVICE float fast_exp2(float x) { return exp2f(x); }
+#endif
 
 // x Phi(x), and its slope Phi(x) + x phi(x).
 DEVICE float normal_below(float x) { return 0.5f * erfcf(-0.70710678118654752f * x); }

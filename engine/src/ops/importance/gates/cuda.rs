@@ -1,5 +1,7 @@
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
-use crate::cuda::lowering::{Argument, Constant, Lowering, Source, scalar, stretches};
+use crate::cuda::lowering::{
+    Argument, Constant, Lowering, Source, THREADS, lines, scalar, short_stretches,
+};
 
 const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
 
@@ -32,9 +34,10 @@ pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let z = to.input(0);
     let given = to.input(op.inputs() - 1);
-    let (stretch, count) = stretches(rows, columns.div_ceil(4));
+    let across = columns.div_ceil(128);
+    let (stretch, count) = short_stretches(rows, across);
     let parts = to.scratch(count * columns);
-    let counts = to.scratch(count * columns.div_ceil(128));
+    let counts = to.scratch(count * across);
     let sizes = [rows, columns, stretch].map(Constant::from);
     let (numbers, what) = numbers(op);
     let constants = [&sizes[..], &numbers[..]].concat();
@@ -43,11 +46,15 @@ pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let numbers = [what, op.alive.into()];
     let arguments = [&operands.map(Argument::from)[..], &numbers].concat();
     to.kernel(KERNELS, "importance_gates", &constants)
-        .blocks(columns.div_ceil(128), count)
+        .blocks(across, count)
         .launch(&arguments);
-    let (sums, active) = (to.output(1), to.output(2));
-    to.add_stretches(parts, (0, columns), (sums, false));
-    to.sum_parts(counts, (active, false), 1.0 / rows as f64);
+    let lines = lines(count);
+    let constants = [columns, count, counts.len, lines].map(Constant::from);
+    let operands = [parts, counts, to.output(1), to.output(2)].map(Argument::from);
+    let each = Argument::from(1.0 / rows as f64);
+    to.kernel(KERNELS, "importance_sums", &constants)
+        .blocks((columns * lines).div_ceil(THREADS) + 1, 1)
+        .launch(&[&operands[..], &[each]].concat());
 }
 
 pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {

@@ -45,19 +45,31 @@ template <int GATES> DEVICE float lower_grad(float z, float gradient) {
     return z <= 1.0f ? gradient : unless_nan(z, 0.0f);
 }
 
-// The penalty's argument, and its slope: the smooth sigmoid counts as zero below zero.
+// The penalty's argument, and its slope: the smooth sigmoid, the only one with negative values,
+// counts as zero below zero.
 template <int GATES> DEVICE float penalised(float z) {
     float y = upper<GATES>(z);
-    return y < 0.0f ? 0.0f : y;
+    return GATES == GATES_SWISH_HARD && y < 0.0f ? 0.0f : y;
 }
 
 template <int GATES> DEVICE float penalised_slope(float z) {
-    return upper<GATES>(z) < 0.0f ? 0.0f : upper_slope<GATES>(z);
+    return GATES == GATES_SWISH_HARD && upper<GATES>(z) < 0.0f ? 0.0f : upper_slope<GATES>(z);
 }
 
-// NaN if `x` is NaN. The exponents 0, 1 and 2 need no logarithm.
-DEVICE float power(float x, float p) {
-    return p == 0.0f ? unless_nan(x, 1.0f) : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p);
+// x^p of four normal x > 0, within ln2 |p| (2^-22 max(1, l) + 2^-24 l) + 2^-22 of it for
+// l = |log2(x)|: `fast_log2`, one rounding and `fast_exp2`. NaN if `x` is NaN. The exponents 0, 1
+// and 2 need no logarithm, and are exact.
+DEVICE Four power(Four x, float p) {
+    if (p == 0.0f) {
+        return map([&](int k) { return unless_nan(x.v[k], 1.0f); });
+    }
+    if (p == 1.0f) {
+        return x;
+    }
+    if (p == 2.0f) {
+        return map([&](int k) { return x.v[k] * x.v[k]; });
+    }
+    return map([&](int k) { return fast_exp2(p * fast_log2(x.v[k])); });
 }
 
 // The number that the smooth penalty nears.
@@ -66,20 +78,27 @@ template <int PENALTY> DEVICE float largest(float gamma) {
 }
 
 // The penalty, and its slope; `parameter` is an exponent or gamma.
-template <int PENALTY> DEVICE float psi(float x, float parameter) {
+template <int PENALTY> DEVICE Four psi(Four x, float parameter) {
     if (PENALTY == PENALTY_POWER) {
-        return power(x + 1e-12f, parameter);
+        return power(map([&](int k) { return x.v[k] + 1e-12f; }), parameter);
     }
-    float u = x * (1.0f / parameter);
-    return largest<PENALTY>(parameter) * (u * u) / fmaf(u, u, 1.0f);
+    float scale = 1.0f / parameter, most = largest<PENALTY>(parameter);
+    return map([&](int k) {
+        float u = x.v[k] * scale;
+        return most * (u * u) / fmaf(u, u, 1.0f);
+    });
 }
 
-template <int PENALTY> DEVICE float psi_slope(float x, float parameter) {
+template <int PENALTY> DEVICE Four psi_slope(Four x, float parameter) {
     if (PENALTY == PENALTY_POWER) {
-        return parameter * power(x + 1e-12f, parameter - 1.0f);
+        Four slope = power(map([&](int k) { return x.v[k] + 1e-12f; }), parameter - 1.0f);
+        return map([&](int k) { return parameter * slope.v[k]; });
     }
-    float scale = 1.0f / parameter, u = x * scale, below = fmaf(u, u, 1.0f);
-    return 2.0f * largest<PENALTY>(parameter) * scale * (u / (below * below));
+    float scale = 1.0f / parameter, most = 2.0f * largest<PENALTY>(parameter) * scale;
+    return map([&](int k) {
+        float u = x.v[k] * scale, below = fmaf(u, u, 1.0f);
+        return most * (u / (below * below));
+    });
 }
 
 template <i64 ROWS, i64 COLUMNS, int NOISE>
@@ -90,6 +109,9 @@ DEVICE Four noisy(In<u32> parameters, u32 what, In<float> given, i64 row, i64 co
     Four u = NOISE == NOISE_DRAWN ? uniforms<ROWS>(parameters, row, column, what) : load<COLUMNS>(given, row, column);
     return map([&](int k) { return fmaf(1.05f, z.v[k], -0.05f * u.v[k]); });
 }
+
+// Rows of a thread whose logits are read before the first of them is processed.
+const int AHEAD = 2;
 
 // Importances, and in the same pass the penalty sums of a stretch of rows and the number of active
 // components: a thread has four columns of every eighth row.
@@ -104,16 +126,31 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
     // The count of a thread, exact.
     float active = 0.0f;
     i64 end = ((i64)blockIdx.y + 1) * STRETCH;
-    for (i64 row = (i64)blockIdx.y * STRETCH + line; row < end && row < ROWS && column < COLUMNS; row += 8) {
-        Four logit = load<COLUMNS>(z, row, column);
-        Four with = noisy<ROWS, COLUMNS, NOISE>(parameters, what, given, row, column, logit);
-        Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
-        store<COLUMNS>(g, row, column, importance);
-        for (int k = 0; k < 4; ++k) {
-            active += column + k < COLUMNS && importance.v[k] > alive ? 1.0f : 0.0f;
+    end = end < ROWS ? end : ROWS;
+    for (i64 first = (i64)blockIdx.y * STRETCH + line; first < end && column < COLUMNS; first += 8 * AHEAD) {
+        Four logits[AHEAD];
+        for (int ahead = 0; ahead < AHEAD; ++ahead) {
+            if (first + 8 * ahead < end) {
+                logits[ahead] = load<COLUMNS>(z, first + 8 * ahead, column);
+            }
         }
-        if (PENALTY != PENALTY_NONE) {
-            sum = map([&](int k) { return sum.v[k] + psi<PENALTY>(penalised<GATES>(logit.v[k]), parameter); });
+        for (int ahead = 0; ahead < AHEAD && first + 8 * ahead < end; ++ahead) {
+            i64 row = first + 8 * ahead;
+            Four logit = logits[ahead];
+            Four with = noisy<ROWS, COLUMNS, NOISE>(parameters, what, given, row, column, logit);
+            Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
+            if (COLUMNS % 4 == 0) {
+                store_at_once(g, row * COLUMNS + column, importance);
+            } else {
+                store<COLUMNS>(g, row, column, importance);
+            }
+            for (int k = 0; k < 4; ++k) {
+                active += (COLUMNS % 4 == 0 || column + k < COLUMNS) && importance.v[k] > alive ? 1.0f : 0.0f;
+            }
+            if (PENALTY != PENALTY_NONE) {
+                Four penalty = psi<PENALTY>(map([&](int k) { return penalised<GATES>(logit.v[k]); }), parameter);
+                sum = map([&](int k) { return sum.v[k] + penalty.v[k]; });
+            }
         }
     }
     for (int k = 0; k < 4; ++k) {
@@ -134,6 +171,16 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
     }
 }
 
+// Penalty sums of all stretches, and in the last block the mean count.
+template <i64 COLUMNS, i64 STRETCHES, i64 PARTS, int LINES>
+DEVICE void importance_sums(In<float> parts, In<float> counts, Out<float> sums, Out<float> active, double each) {
+    if (blockIdx.x + 1 < gridDim.x) {
+        add_stretches<COLUMNS, STRETCHES, 0, COLUMNS, LINES, false>(parts, sums);
+    } else {
+        sum_parts<PARTS, false>(counts, active, each);
+    }
+}
+
 template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, int PENALTY, int PARAMETER, bool OF_G, bool OF_SUMS, bool ADD>
 DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> given, In<float> of_g, In<float> of_sums,
                                   OutFloats auto dz, u32 what) {
@@ -148,10 +195,8 @@ DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> giv
         }
         if (OF_SUMS) {
             Four up = load<COLUMNS>(of_sums, 0, column);
-            total = map([&](int k) {
-                float x = penalised<GATES>(logit.v[k]);
-                return total.v[k] + up.v[k] * psi_slope<PENALTY>(x, parameter) * penalised_slope<GATES>(logit.v[k]);
-            });
+            Four slope = psi_slope<PENALTY>(map([&](int k) { return penalised<GATES>(logit.v[k]); }), parameter);
+            total = map([&](int k) { return total.v[k] + up.v[k] * slope.v[k] * penalised_slope<GATES>(logit.v[k]); });
         }
         give<COLUMNS, ADD>(dz, row, column, total);
     });

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::Store;
     use crate::cpu::{Alone, Pool};
-    use crate::cuda::tests::replay;
+    use crate::cuda::tests::{agree, replay};
     use crate::ops::oracle::{Sample, close, random};
     use crate::step_parameters::StepParameters;
 
@@ -398,6 +398,37 @@ mod tests {
             assert!((f64::from(*dz) / slope - 1.0).abs() < 5e-6, "{dz} {slope}");
         }
         assert_eq!(dz[2].to_bits(), 0f32.to_bits());
+    }
+
+    // The bound of `power` in `kernel.cu`, at the extremes of a GPU's instructions: their results
+    // are off by all that they may be, in either direction.
+    #[test]
+    fn a_power_is_as_close_as_a_gpu_promises() {
+        let unit = 2f64.powi(-22);
+        for p in [-0.99f32, -0.7, -0.1, 0.1, 0.3, 0.7, 0.9, 1.5, 4.0] {
+            for x in [
+                1e-12f32, 1e-9, 1e-6, 1e-3, 0.1, 0.49, 0.51, 0.9, 0.999, 1.0, 1.01, 3.0,
+            ] {
+                let log = f64::from(x).log2();
+                let p = f64::from(p);
+                let size = log.abs();
+                let bound =
+                    std::f64::consts::LN_2 * p.abs() * (unit * size.max(1.0) + unit / 4.0 * size)
+                        + unit;
+                for sign in [-1.0, 1.0] {
+                    let found = log + sign * unit * size.max(1.0);
+                    let product =
+                        p * found * (1.0 + sign * (p * found).signum() * p.signum() * unit / 4.0);
+                    let power = product.exp2() * (1.0 + sign * p.signum() * unit);
+                    let off = (power / f64::from(x).powf(p) - 1.0).abs();
+                    // The second order of the bound.
+                    assert!(
+                        off <= bound * (1.0 + 2.0 * bound),
+                        "{x}^{p}: {off:e} {bound:e}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]
@@ -550,6 +581,57 @@ mod tests {
                     "{kind:?} {name}: {found:?}"
                 );
             }
+        }
+    }
+
+    // Several blocks side by side and many stretches of rows, the last of each shorter. Sums of 600
+    // powers below 1.1 in another order, whose terms a GPU computes within 1e-5.
+    #[test]
+    fn a_device_agrees_on_importances_sums_and_gradients() {
+        for columns in [300, 301] {
+            let dims = [599, columns];
+            let mut store = Store::new();
+            let mut kept = |name: &str, dims: &[usize], seed| {
+                let values = random(dims, seed).values;
+                store.add(name, dims, values)
+            };
+            let slots = [
+                kept("z", &dims, 1),
+                kept("gg", &dims, 2),
+                kept("gs", &dims[1..], 3),
+            ];
+            let mut b = Builder::new();
+            let [z, gg, gs] = slots.map(|slot| b.persistent(&store, slot));
+            let mut parameters = StepParameters::default();
+            for (kind, p) in [
+                (Gates::LeakyHard, 0.3),
+                (Gates::SwishHard, 1.7),
+                (Gates::Normal, 2.0),
+            ] {
+                let forward = ImportanceGates {
+                    gates: kind,
+                    noise: LogitNoise::None,
+                    penalty: Some((Penalty::Power, b.step_scalar(&p.to_string()))),
+                    alive: 0.1,
+                };
+                parameters.scalars.push(p);
+                let found = b.importance_gates(forward, z, None).unwrap();
+                let grad = ImportanceGatesGrad {
+                    forward,
+                    of_importance: true,
+                    of_sums: true,
+                };
+                let dz = b.op1(grad, &[z, gg, gs]).unwrap();
+                for (name, value) in [
+                    ("importance", found.importance),
+                    ("sums", found.penalty_sums),
+                    ("active", found.active),
+                    ("dz", dz),
+                ] {
+                    b.output(format!("{name} {p}"), value);
+                }
+            }
+            agree(&b, &store, &[], &parameters, 1e-5);
         }
     }
 
