@@ -387,6 +387,15 @@ pub(crate) fn tensors(each: impl Iterator<Item = Vec<Operand>>) -> (usize, Argum
     (blocks, each)
 }
 
+/// Columns of a vector of 16 bytes, or fewer if a row is no whole number of these: 8, 4 or 1.
+pub(crate) fn vector(columns: usize, dtype: DType) -> usize {
+    let widths = [16 / dtype.bytes(), 4];
+    let whole = widths
+        .into_iter()
+        .find(|width| columns.is_multiple_of(*width));
+    whole.unwrap_or(1)
+}
+
 /// Number of threads for one row.
 pub(crate) fn row_threads(columns: usize) -> usize {
     columns.div_ceil(4).next_power_of_two().clamp(32, 512)

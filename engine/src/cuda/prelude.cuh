@@ -180,6 +180,54 @@ DEVICE float kept(Out<bf16> y, i64 at, float value) {
     return rounded;
 }
 
+// ---- WIDTH columns of a row: 16 bytes are 8 of bf16 and 4 of f32. One column where no vectors
+// are aligned.
+
+template <int WIDTH> struct Wide {
+    float v[WIDTH];
+};
+
+#ifndef EMULATED
+DEVICE Wide<8> load_eight(In<bf16> x, i64 at) {
+    uint4 eight = *reinterpret_cast<const uint4 *>(x + at);
+    const u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
+    Wide<8> wide;
+    for (int k = 0; k < 4; ++k) {
+        wide.v[2 * k] = f32(words[k] << 16);
+        wide.v[2 * k + 1] = f32(words[k] & 0xffff0000u);
+    }
+    return wide;
+}
+#else
+DEVICE Wide<8> load_eight(In<bf16> x, i64 at) {
+    emulator::must_be_aligned(x.start + at, 16);
+    Wide<8> wide;
+    for (int k = 0; k < 8; ++k) {
+        wide.v[k] = x[at + k];
+    }
+    return wide;
+}
+#endif
+
+template <class P> constexpr bool is_bf16 = requires(P p) { p[0].bits; };
+
+template <int WIDTH> DEVICE Wide<WIDTH> load_wide(auto x, i64 at) {
+    if constexpr (WIDTH == 8 && is_bf16<decltype(x)>) {
+        return load_eight(x, at);
+    } else {
+        Wide<WIDTH> wide;
+        if constexpr (WIDTH == 1) {
+            wide.v[0] = x[at];
+        } else {
+            for (int k = 0; k < WIDTH; k += 4) {
+                Four four = load_aligned(x, at + k);
+                each_of_four([&](int j) { wide.v[k + j] = four.v[j]; });
+            }
+        }
+        return wide;
+    }
+}
+
 // `body(row, column)` for the four columns of this thread, if there are any.
 template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
     const i64 groups = (COLUMNS + 3) / 4;
@@ -353,6 +401,42 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(
     }
     // A second call may then reuse the sums.
     __syncthreads();
+}
+
+// The same for 32 WIDTH columns, of which `term(row, column)` gives WIDTH: a thread reads AHEAD of
+// its rows before it adds the first of them.
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wide_column_parts(Out<float> parts, F term) {
+    const int AHEAD = 2;
+    SHARED(float, sums, 8 * 32 * WIDTH);
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    i64 start = (i64)blockIdx.x * 32 * WIDTH, column = start + lane * WIDTH;
+    Wide<WIDTH> sum = {};
+    i64 end = ((i64)blockIdx.y + 1) * STRETCH;
+    end = end < ROWS ? end : ROWS;
+    for (i64 first = (i64)blockIdx.y * STRETCH + line; first < end && column < COLUMNS; first += 8 * AHEAD) {
+        Wide<WIDTH> rows[AHEAD];
+        for (int ahead = 0; ahead < AHEAD; ++ahead) {
+            if (first + 8 * ahead < end) {
+                rows[ahead] = term(first + 8 * ahead, column);
+            }
+        }
+        for (int ahead = 0; ahead < AHEAD && first + 8 * ahead < end; ++ahead) {
+            for (int k = 0; k < WIDTH; ++k) {
+                sum.v[k] += rows[ahead].v[k];
+            }
+        }
+    }
+    for (int k = 0; k < WIDTH; ++k) {
+        sums[line * 32 * WIDTH + lane * WIDTH + k] = sum.v[k];
+    }
+    __syncthreads();
+    if (threadIdx.x < 32 * WIDTH && start + threadIdx.x < COLUMNS) {
+        float total = 0.0f;
+        for (int other = 0; other < 8; ++other) {
+            total += sums[other * 32 * WIDTH + threadIdx.x];
+        }
+        parts[(i64)blockIdx.y * COLUMNS + start + threadIdx.x] = total;
+    }
 }
 
 // y = [y +] sum over stretches of columns FIRST and on, of STRIDE in all: each of LINES lines of a

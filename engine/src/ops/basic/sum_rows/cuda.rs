@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Lowering, Source, stretches};
+use crate::cuda::lowering::{Lowering, Source, short_stretches, vector};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("sum_rows", include_str!("kernel.cu"));
@@ -12,11 +12,13 @@ impl Lowering<'_> {
     /// Adds the launches `y = [y +] sum of the rows of x`.
     pub(crate) fn sum_rows(&mut self, x: Operand, columns: usize, y: (Operand, bool)) {
         let rows = x.len / columns.max(1);
-        let (stretch, count) = stretches(rows, columns);
+        let width = vector(columns, x.dtype);
+        let across = columns.div_ceil(32 * width);
+        let (stretch, count) = short_stretches(rows, across);
         let parts = self.scratch(count * columns);
-        let constants = [rows, columns, stretch].map(Into::into);
+        let constants = [rows, columns, stretch, width].map(Into::into);
         self.kernel(KERNELS, "sum_rows_parts", &constants)
-            .blocks(columns.div_ceil(32), count)
+            .blocks(across, count)
             .launch(&[x.into(), parts.out().into()]);
         self.add_stretches(parts, (0, columns), y);
     }
