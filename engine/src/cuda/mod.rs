@@ -35,12 +35,7 @@
 //!
 //! | kernel | readings of an element | why |
 //! |---|---|---|
-//! | `layer_norm` | 3 | mean, variance around it, result |
-//! | `layer_norm_grad` | 3 | two means of the gradient, result |
 //! | `layer_norm_parameter_parts` | 2 | weight and bias one after the other |
-//! | `layer_norm_of_sum` | 2 | of the sum that it has written: variance around its mean, result |
-//! | `rms_norm` | 2 | mean square, result |
-//! | `rms_norm_grad` | 2 | a mean of the gradient, result |
 //! | `softmax` | 3 | largest element, sum, result |
 //! | `softmax_grad` | 2 | a sum over the gradient, result |
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence |

@@ -198,6 +198,12 @@ DEVICE Wide<8> load_eight(In<bf16> x, i64 at) {
     }
     return wide;
 }
+
+DEVICE void store_eight(Out<bf16> y, i64 at, const Wide<8> &wide) {
+    const float *v = wide.v;
+    *reinterpret_cast<uint4 *>(y + at) =
+        make_uint4(two_bf16(v[0], v[1]), two_bf16(v[2], v[3]), two_bf16(v[4], v[5]), two_bf16(v[6], v[7]));
+}
 #else
 DEVICE Wide<8> load_eight(In<bf16> x, i64 at) {
     emulator::must_be_aligned(x.start + at, 16);
@@ -206,6 +212,13 @@ DEVICE Wide<8> load_eight(In<bf16> x, i64 at) {
         wide.v[k] = x[at + k];
     }
     return wide;
+}
+
+DEVICE void store_eight(Out<bf16> y, i64 at, const Wide<8> &wide) {
+    emulator::must_be_aligned(y.start + at, 16);
+    for (int k = 0; k < 8; ++k) {
+        y[at + k] = wide.v[k];
+    }
 }
 #endif
 
@@ -226,6 +239,42 @@ template <int WIDTH> DEVICE Wide<WIDTH> load_wide(auto x, i64 at) {
         }
         return wide;
     }
+}
+
+template <int WIDTH> DEVICE void store_wide(OutFloats auto y, i64 at, const Wide<WIDTH> &wide) {
+    if constexpr (WIDTH == 8 && is_bf16<decltype(y)>) {
+        store_eight(y, at, wide);
+    } else if constexpr (WIDTH == 1) {
+        y[at] = wide.v[0];
+    } else {
+        for (int k = 0; k < WIDTH; k += 4) {
+            store_aligned(y, at + k, map([&](int j) { return wide.v[k + j]; }));
+        }
+    }
+}
+
+template <int WIDTH, bool ADD> DEVICE void give_wide(OutFloats auto y, i64 at, Wide<WIDTH> wide) {
+    if (ADD) {
+        Wide<WIDTH> before = load_wide<WIDTH>(y, at);
+        for (int k = 0; k < WIDTH; ++k) {
+            wide.v[k] = before.v[k] + wide.v[k];
+        }
+    }
+    store_wide<WIDTH>(y, at, wide);
+}
+
+// The numbers as an operand holds them.
+template <int WIDTH> DEVICE Wide<WIDTH> as_stored(Out<float>, Wide<WIDTH> wide) { return wide; }
+
+template <int WIDTH> DEVICE Wide<WIDTH> as_stored(Out<bf16>, Wide<WIDTH> wide) {
+    for (int k = 0; k < WIDTH; k += 2) {
+        u32 both = two_bf16(wide.v[k], k + 1 < WIDTH ? wide.v[k + 1] : 0.0f);
+        wide.v[k] = f32(both << 16);
+        if (k + 1 < WIDTH) {
+            wide.v[k + 1] = f32(both & 0xffff0000u);
+        }
+    }
+    return wide;
 }
 
 // `body(row, column)` for the four columns of this thread, if there are any.

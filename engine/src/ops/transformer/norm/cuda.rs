@@ -1,12 +1,28 @@
 use super::{Kind, Norm, NormParameterGrad};
-use crate::cuda::lowering::{Argument, Lowering, Source, row_threads, stretches};
+use crate::cuda::lowering::{Argument, Constant, Lowering, Source, stretches, vector};
+use crate::value::DType;
 
 const KERNELS: Source = Source::new("norm", include_str!("kernel.cu"));
+
+/// Threads of a block that has several rows: few enough that short tensors fill a large GPU.
+const BLOCK: usize = 128;
+
+/// The constants of a `Row` of the kernels, and the numbers of blocks and threads. A thread has at
+/// most four vectors of a row, unless the row has more than 2048 of these.
+fn shape(rows: usize, columns: usize, dtype: DType) -> ([Constant; 4], usize, usize) {
+    let width = vector(columns, dtype);
+    let vectors = columns.div_ceil(width);
+    let least = vectors.next_power_of_two().min(32);
+    let threads = vectors.div_ceil(4).next_power_of_two().clamp(least, 512);
+    let block = if threads > 32 { threads } else { BLOCK };
+    let constants = [rows, columns, threads, width].map(Constant::from);
+    (constants, (rows * threads).div_ceil(block), block)
+}
 
 /// The norm of `x`, or of a sum, which is a result too.
 pub(super) fn value(op: &Norm, of_sum: bool, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
-    let threads = row_threads(columns);
+    let (constants, blocks, threads) = shape(rows, columns, to.ty(0).dtype);
     let kernel = match (op.kind, of_sum) {
         (Kind::Layer, false) => "layer_norm",
         (Kind::Layer, true) => "layer_norm_of_sum",
@@ -16,8 +32,8 @@ pub(super) fn value(op: &Norm, of_sum: bool, to: &mut Lowering<'_>) {
     let mut arguments: Vec<Argument> = (0..to.inputs()).map(|i| to.input(i).into()).collect();
     arguments.extend((0..to.outputs()).map(|i| Argument::from(to.output(i))));
     arguments.push(op.eps.into());
-    to.kernel(KERNELS, kernel, &[threads.into(), columns.into()])
-        .blocks(rows, 1)
+    to.kernel(KERNELS, kernel, &constants)
+        .blocks(blocks, 1)
         .threads(threads)
         .launch(&arguments);
 }
@@ -27,10 +43,10 @@ pub(super) fn gradient(kernel: &'static str, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let [x, weight, statistics, g] = [0, 1, 2, 3].map(|index| to.input(index));
     let out = to.output(0);
-    let threads = row_threads(columns);
-    let constants = [threads.into(), columns.into(), to.adds(0).into()];
+    let (constants, blocks, threads) = shape(rows, columns, to.ty(0).dtype);
+    let constants = [&constants[..], &[to.adds(0).into()]].concat();
     to.kernel(KERNELS, kernel, &constants)
-        .blocks(rows, 1)
+        .blocks(blocks, 1)
         .threads(threads)
         .launch(&[x, weight, statistics, g, out].map(Into::into));
 }

@@ -1,49 +1,132 @@
-// A block for each row: mean, for which `entry(at)` gives each of its elements once, then variance
-// around it, then the row.
-template <int THREADS, i64 COLUMNS, class F>
-DEVICE void layer_norm_row(F entry, auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
-    i64 row = blockIdx.x, first = row * COLUMNS;
-    float mean = row_sum<THREADS, COLUMNS>([&](i64 column) { return entry(first + column); }) / (float)COLUMNS;
-    float variance = row_sum<THREADS, COLUMNS>([&](i64 column) {
-        float from_mean = x[first + column] - mean;
-        return from_mean * from_mean;
-    }) / (float)COLUMNS;
+// The row of this thread. THREADS threads share it: each has WIDTH columns of every THREADS-th group
+// of these, and keeps them in registers. Rows of at most 32 threads share a block.
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH> struct Row {
+    using Columns = Wide<WIDTH>;
+    static const int GROUPS = (int)((COLUMNS + THREADS * WIDTH - 1) / (THREADS * WIDTH));
+
+    i64 row;
+    int thread;
+
+    DEVICE_MEMBER Row() : row((i64)blockIdx.x * (blockDim.x / THREADS) + threadIdx.x / THREADS), thread(threadIdx.x % THREADS) {}
+
+    // The threads of a row that is not there take part in sums alone.
+    DEVICE_MEMBER bool leads() const { return row < ROWS && thread == 0; }
+
+    // `body(group, column, at)` for each group of this thread.
+    template <class F> DEVICE_MEMBER void each(F body) const {
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group) {
+            i64 column = ((i64)group * THREADS + thread) * WIDTH;
+            if (row < ROWS && column < COLUMNS) {
+                body(group, column, row * COLUMNS + column);
+            }
+        }
+    }
+
+    DEVICE_MEMBER float sum(float x) const {
+        if constexpr (THREADS > 32) {
+            return block_sum<THREADS>(x);
+        }
+        for (int lanes = THREADS / 2; lanes > 0; lanes /= 2) {
+            x += __shfl_xor_sync(0xffffffffu, x, lanes);
+        }
+        return x;
+    }
+};
+
+// `entry(at)` gives each group of columns of a row: mean, then variance around it, then the row.
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, class F>
+DEVICE void layer_norm_row(F entry, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
+    using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
+    R of;
+    typename R::Columns x[R::GROUPS], w[R::GROUPS], b[R::GROUPS];
+    float mean = 0.0f, variance = 0.0f;
+    of.each([&](int group, i64 column, i64 at) {
+        x[group] = entry(at);
+        w[group] = load_wide<WIDTH>(weight, column);
+        b[group] = load_wide<WIDTH>(bias, column);
+    });
+    of.each([&](int group, i64, i64) {
+        for (int k = 0; k < WIDTH; ++k) {
+            mean += x[group].v[k];
+        }
+    });
+    mean = of.sum(mean) / (float)COLUMNS;
+    of.each([&](int group, i64, i64) {
+        for (int k = 0; k < WIDTH; ++k) {
+            float from_mean = x[group].v[k] - mean;
+            variance += from_mean * from_mean;
+        }
+    });
+    variance = of.sum(variance) / (float)COLUMNS;
     float rstd = 1.0f / sqrtf(variance + eps);
-    if (threadIdx.x == 0) {
-        stats[2 * row] = mean;
-        stats[2 * row + 1] = rstd;
+    if (of.leads()) {
+        stats[2 * of.row] = mean;
+        stats[2 * of.row + 1] = rstd;
     }
-    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
-        y[first + column] = fmaf((x[first + column] - mean) * rstd, weight[column], bias[column]);
-    }
+    of.each([&](int group, i64, i64 at) {
+        for (int k = 0; k < WIDTH; ++k) {
+            x[group].v[k] = fmaf((x[group].v[k] - mean) * rstd, w[group].v[k], b[group].v[k]);
+        }
+        store_wide<WIDTH>(y, at, x[group]);
+    });
 }
 
-template <int THREADS, i64 COLUMNS>
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
 DEVICE void layer_norm(InFloats auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
-    auto entry = [&](i64 at) { return (float)x[at]; };
-    layer_norm_row<THREADS, COLUMNS>(entry, x, weight, bias, y, stats, eps);
+    auto entry = [&](i64 at) { return load_wide<WIDTH>(x, at); };
+    layer_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, bias, y, stats, eps);
 }
 
-template <int THREADS, i64 COLUMNS>
+// The sum of two groups of columns, as it is kept.
+template <int WIDTH> DEVICE Wide<WIDTH> kept_sum(InFloats auto x, InFloats auto other, OutFloats auto sum, i64 at) {
+    Wide<WIDTH> both = load_wide<WIDTH>(x, at), added = load_wide<WIDTH>(other, at);
+    for (int k = 0; k < WIDTH; ++k) {
+        both.v[k] += added.v[k];
+    }
+    both = as_stored<WIDTH>(sum, both);
+    store_wide<WIDTH>(sum, at, both);
+    return both;
+}
+
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
 DEVICE void layer_norm_of_sum(InFloats auto x, InFloats auto other, In<float> weight, In<float> bias, OutFloats auto sum,
                               OutFloats auto y, Out<float> stats, float eps) {
-    auto entry = [&](i64 at) { return kept(sum, at, x[at] + other[at]); };
-    layer_norm_row<THREADS, COLUMNS>(entry, sum, weight, bias, y, stats, eps);
+    auto entry = [&](i64 at) { return kept_sum<WIDTH>(x, other, sum, at); };
+    layer_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, bias, y, stats, eps);
 }
 
-template <int THREADS, i64 COLUMNS, bool ADD>
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool ADD>
 DEVICE void layer_norm_grad(InFloats auto x, In<float> weight, In<float> stats, InFloats auto g, OutFloats auto out) {
-    i64 row = blockIdx.x, first = row * COLUMNS;
-    float mean = stats[2 * row], rstd = stats[2 * row + 1];
-    float shift = row_sum<THREADS, COLUMNS>([&](i64 column) { return g[first + column] * weight[column]; });
-    float slope = row_sum<THREADS, COLUMNS>(
-        [&](i64 column) { return g[first + column] * weight[column] * ((x[first + column] - mean) * rstd); });
-    shift /= (float)COLUMNS;
-    slope /= (float)COLUMNS;
-    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
-        float normal = (x[first + column] - mean) * rstd;
-        give<ADD>(out, first + column, rstd * (g[first + column] * weight[column] - shift - normal * slope));
-    }
+    using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
+    R of;
+    // Normal numbers, and the gradients of `y` times the weight.
+    typename R::Columns normal[R::GROUPS], up[R::GROUPS];
+    float mean = of.row < ROWS ? stats[2 * of.row] : 0.0f, rstd = of.row < ROWS ? stats[2 * of.row + 1] : 0.0f;
+    float shift = 0.0f, slope = 0.0f;
+    of.each([&](int group, i64 column, i64 at) {
+        Wide<WIDTH> w = load_wide<WIDTH>(weight, column);
+        normal[group] = load_wide<WIDTH>(x, at);
+        up[group] = load_wide<WIDTH>(g, at);
+        for (int k = 0; k < WIDTH; ++k) {
+            up[group].v[k] *= w.v[k];
+        }
+    });
+    of.each([&](int group, i64, i64) {
+        for (int k = 0; k < WIDTH; ++k) {
+            normal[group].v[k] = (normal[group].v[k] - mean) * rstd;
+            shift += up[group].v[k];
+            slope += up[group].v[k] * normal[group].v[k];
+        }
+    });
+    shift = of.sum(shift) / (float)COLUMNS;
+    slope = of.sum(slope) / (float)COLUMNS;
+    of.each([&](int group, i64, i64 at) {
+        for (int k = 0; k < WIDTH; ++k) {
+            up[group].v[k] = rstd * (up[group].v[k] - shift - normal[group].v[k] * slope);
+        }
+        give_wide<WIDTH, ADD>(out, at, up[group]);
+    });
 }
 
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH>
@@ -54,46 +137,74 @@ DEVICE void layer_norm_parameter_parts(InFloats auto x, In<float> stats, InFloat
     column_parts<ROWS, COLUMNS, STRETCH>(of_bias, [&](i64 row, i64 column) { return g[row * COLUMNS + column]; });
 }
 
-// A block for each row, after `entry(at)` has given each of its elements once.
-template <int THREADS, i64 COLUMNS, class F>
-DEVICE void rms_norm_row(F entry, auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
-    i64 row = blockIdx.x, first = row * COLUMNS;
-    float square = row_sum<THREADS, COLUMNS>([&](i64 column) {
-        float a = entry(first + column);
-        return a * a;
+// `entry(at)` gives each group of columns of a row.
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, class F>
+DEVICE void rms_norm_row(F entry, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
+    using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
+    R of;
+    typename R::Columns x[R::GROUPS], w[R::GROUPS];
+    float square = 0.0f;
+    of.each([&](int group, i64 column, i64 at) {
+        x[group] = entry(at);
+        w[group] = load_wide<WIDTH>(weight, column);
     });
-    float factor = 1.0f / sqrtf(square / (float)COLUMNS + eps);
-    if (threadIdx.x == 0) {
-        factors[row] = factor;
+    of.each([&](int group, i64, i64) {
+        for (int k = 0; k < WIDTH; ++k) {
+            square += x[group].v[k] * x[group].v[k];
+        }
+    });
+    float factor = 1.0f / sqrtf(of.sum(square) / (float)COLUMNS + eps);
+    if (of.leads()) {
+        factors[of.row] = factor;
     }
-    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
-        y[first + column] = x[first + column] * factor * weight[column];
-    }
+    of.each([&](int group, i64, i64 at) {
+        for (int k = 0; k < WIDTH; ++k) {
+            x[group].v[k] = x[group].v[k] * factor * w[group].v[k];
+        }
+        store_wide<WIDTH>(y, at, x[group]);
+    });
 }
 
-template <int THREADS, i64 COLUMNS>
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
 DEVICE void rms_norm(InFloats auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
-    auto entry = [&](i64 at) { return (float)x[at]; };
-    rms_norm_row<THREADS, COLUMNS>(entry, x, weight, y, factors, eps);
+    auto entry = [&](i64 at) { return load_wide<WIDTH>(x, at); };
+    rms_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, y, factors, eps);
 }
 
-template <int THREADS, i64 COLUMNS>
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
 DEVICE void rms_norm_of_sum(InFloats auto x, InFloats auto other, In<float> weight, OutFloats auto sum, OutFloats auto y,
                             Out<float> factors, float eps) {
-    auto entry = [&](i64 at) { return kept(sum, at, x[at] + other[at]); };
-    rms_norm_row<THREADS, COLUMNS>(entry, sum, weight, y, factors, eps);
+    auto entry = [&](i64 at) { return kept_sum<WIDTH>(x, other, sum, at); };
+    rms_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, y, factors, eps);
 }
 
-template <int THREADS, i64 COLUMNS, bool ADD>
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool ADD>
 DEVICE void rms_norm_grad(InFloats auto x, In<float> weight, In<float> factors, InFloats auto g, OutFloats auto out) {
-    i64 row = blockIdx.x, first = row * COLUMNS;
-    float factor = factors[row];
-    float slope = row_sum<THREADS, COLUMNS>(
-        [&](i64 column) { return g[first + column] * weight[column] * x[first + column]; });
-    slope *= factor * factor / (float)COLUMNS;
-    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
-        give<ADD>(out, first + column, factor * (g[first + column] * weight[column] - x[first + column] * slope));
-    }
+    using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
+    R of;
+    // The row, and the gradients of `y` times the weight.
+    typename R::Columns entry[R::GROUPS], up[R::GROUPS];
+    float factor = of.row < ROWS ? factors[of.row] : 0.0f, slope = 0.0f;
+    of.each([&](int group, i64 column, i64 at) {
+        Wide<WIDTH> w = load_wide<WIDTH>(weight, column);
+        entry[group] = load_wide<WIDTH>(x, at);
+        up[group] = load_wide<WIDTH>(g, at);
+        for (int k = 0; k < WIDTH; ++k) {
+            up[group].v[k] *= w.v[k];
+        }
+    });
+    of.each([&](int group, i64, i64) {
+        for (int k = 0; k < WIDTH; ++k) {
+            slope += up[group].v[k] * entry[group].v[k];
+        }
+    });
+    slope = of.sum(slope) * (factor * factor / (float)COLUMNS);
+    of.each([&](int group, i64, i64 at) {
+        for (int k = 0; k < WIDTH; ++k) {
+            up[group].v[k] = factor * (up[group].v[k] - entry[group].v[k] * slope);
+        }
+        give_wide<WIDTH, ADD>(out, at, up[group]);
+    });
 }
 
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH>

@@ -33,11 +33,17 @@ fn rms(v: &[Tensor]) -> candle_core::Result<Tensor> {
 #[test]
 fn values_and_gradients_agree_with_candle() {
     for (count, ours, theirs) in NORMS {
-        // One row, short rows, and rows in several chunks.
-        for dims in [&[1, 5][..], &[2, 3, 33], &[700, 100]] {
+        // One row, short rows, and rows in several chunks; on a GPU also rows of one thread, of part
+        // of a warp, of a warp and of several, with one vector or more for each thread.
+        let of_gpu = [[130, 8], [5, 120], [3, 768], [3, 2056]];
+        let of_gpu = of_gpu.iter().map(|dims| &dims[..]);
+        for dims in [&[1, 5][..], &[2, 3, 33], &[700, 100]]
+            .into_iter()
+            .chain(of_gpu)
+        {
             let d = dims[dims.len() - 1];
             let samples = [random(dims, 1), random(&[d], 2), random(&[d], 3)];
-            // Means of d numbers, and sums over 700 rows in the parameters' gradients.
+            // Means of up to 2056 numbers, and sums over 700 rows in the parameters' gradients.
             Oracle::new(&samples[..count])
                 .ours(ours)
                 .candle(theirs)
