@@ -197,7 +197,10 @@ fn check_one(
 ) -> Result<(), String> {
     let stored = &checked.run;
     let results = match node.op.name() {
-        "cast" => vec![rounded(&known[&node.inputs[0]])],
+        "cast" => {
+            let operands = node.inputs.iter();
+            operands.map(|input| rounded(&known[input])).collect()
+        }
         "head_divergence" => head_divergence(stored, node, known),
         "site" | "site_grad" | "site_sums" => site(checked, node, (known, routes), parameters),
         _ => repeated(stored, &[node], &node.outputs, (known, routes), parameters),

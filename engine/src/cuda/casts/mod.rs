@@ -11,8 +11,9 @@
 //! - **Values that an update, a norm, an importance or the host reads** are f32: gradients of
 //!   parameters and of an adversary's sources, logits of importances, values for a whole row,
 //!   outputs of the program. So are vectors and scalars.
-//! - **A weight** that products read is rounded once in a replay for all readers. A frozen weight
-//!   ([`Store::freeze`]) is also kept in bf16 on the device, and costs a replay nothing.
+//! - **A weight** that products read is rounded once in a replay for all readers, in one launch with
+//!   all other weights. A frozen weight ([`Store::freeze`]) is also kept in bf16 on the device, and
+//!   costs a replay nothing.
 //!
 //! Values that are added in place have one type; anything added to an f32 is f32.
 //!
@@ -24,17 +25,18 @@
 
 mod cast;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cast::Cast;
 
 use crate::cuda::device_op::{DeviceGraph, DeviceNode, DeviceOp};
-use crate::graph::Home;
-use crate::op::Builder;
+use crate::graph::{self, Home};
+use crate::op::{Builder, Op};
 use crate::precision::Format::{AsResult, Either, Factor, Full};
 use crate::precision::{Format, Precision};
 use crate::rounding::{at, of_batch, operands};
+use crate::schedule;
 use crate::value::{DType, Type, Value};
 
 /// Whether each value must keep its type; `depends` says which values may be rounded at all.
@@ -122,11 +124,11 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
     for (ty, _) in to.types.iter_mut().zip(exact).filter(|(_, exact)| !**exact) {
         ty.dtype = DType::Bf16;
     }
-    let mut rounded: BTreeMap<Value, Value> = BTreeMap::new();
-    for node in &from.nodes {
+    // Operands of a node, and whether it takes them rounded.
+    let wanted = |node: &graph::Node<Arc<dyn Op>>| {
         let product =
             operands(node).any(|(value, format)| format == Factor && rounds(value, format));
-        let inputs = operands(node).map(|(value, format)| {
+        let wanted = operands(node).map(|(value, format)| {
             let wanted = match format {
                 Full => false,
                 // Labels are u32.
@@ -138,12 +140,18 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
                 }
                 AsResult => !exact[node.outputs[0].index()],
             };
-            if !wanted || !exact[value.index()] {
-                return value;
+            (value, wanted && exact[value.index()])
+        });
+        wanted.collect::<Vec<_>>()
+    };
+    let mut rounded = round_weights(&mut to, from, wanted);
+    for node in &from.nodes {
+        let inputs = wanted(node).into_iter().map(|(value, wanted)| {
+            let mut round = || round(&mut to, value, node.part);
+            match wanted {
+                true => *rounded.entry(value).or_insert_with(&mut round),
+                false => value,
             }
-            *rounded
-                .entry(value)
-                .or_insert_with(|| round(&mut to, value, node.part))
         });
         let inputs = inputs.collect();
         to.append(DeviceNode {
@@ -152,6 +160,38 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
         });
     }
     to
+}
+
+/// Rounds in one op all weights that the program reads in bf16, except frozen ones: a launch for
+/// each would take longer than most weights do.
+fn round_weights(
+    to: &mut DeviceGraph,
+    from: &Builder,
+    wanted: impl Fn(&graph::Node<Arc<dyn Op>>) -> Vec<(Value, bool)>,
+) -> BTreeMap<Value, Value> {
+    let results = from.nodes.iter().flat_map(|node| &node.outputs);
+    // Results in the store are rounded after they are made.
+    let mut seen: BTreeSet<Value> = results.copied().collect();
+    let is_weight = |value: Value| match from.homes[value.index()] {
+        Home::Persistent(slot) => !from.frozen.contains(&slot),
+        Home::Input | Home::Node(_) => false,
+    };
+    let mut part = None;
+    let mut weights: Vec<Value> = Vec::new();
+    for node in schedule::order(from) {
+        let node = &from.nodes[node];
+        for (value, _) in wanted(node).into_iter().filter(|(_, wanted)| *wanted) {
+            if is_weight(value) && seen.insert(value) {
+                part.get_or_insert(node.part);
+                weights.push(value);
+            }
+        }
+    }
+    let Some(part) = part else {
+        return BTreeMap::new();
+    };
+    let rounded = casts(to, &weights, DType::Bf16, part);
+    weights.into_iter().zip(rounded).collect()
 }
 
 /// A value in bf16: itself, or its [`Cast`].
@@ -168,18 +208,27 @@ fn round(to: &mut DeviceGraph, value: Value, part: &'static str) -> Value {
     }
 }
 
+/// A value in another type.
 pub(crate) fn cast(to: &mut DeviceGraph, value: Value, dtype: DType, part: &'static str) -> Value {
-    let dims = to.ty(value).dims.clone();
-    let cast = to.value(Type { dtype, dims }, Home::Node(to.nodes.len()));
+    casts(to, &[value], dtype, part)[0]
+}
+
+/// Values in another type, by one op.
+fn casts(to: &mut DeviceGraph, values: &[Value], dtype: DType, part: &'static str) -> Vec<Value> {
+    let casts = values.iter().map(|&value| {
+        let dims = to.ty(value).dims.clone();
+        to.value(Type { dtype, dims }, Home::Node(to.nodes.len()))
+    });
+    let casts: Vec<Value> = casts.collect();
     to.append(DeviceNode {
         op: DeviceOp::rewritten(Cast),
-        inputs: vec![value],
+        inputs: values.to_vec(),
         into: Vec::new(),
-        outputs: vec![cast],
+        outputs: casts.clone(),
         eager: false,
         part,
     });
-    cast
+    casts
 }
 
 #[cfg(test)]

@@ -196,22 +196,40 @@ fn site(freeze: bool) -> (Builder, Store) {
     (b, store)
 }
 
-fn count(b: &DeviceGraph, name: &str) -> usize {
-    b.nodes.iter().filter(|node| node.op.name() == name).count()
+/// Number of operands of each of the casts.
+fn casts(b: &DeviceGraph) -> Vec<usize> {
+    let casts = b.nodes.iter().filter(|node| node.op.name() == "cast");
+    casts.map(|node| node.inputs.len()).collect()
 }
 
 #[test]
-fn a_weight_is_rounded_once_and_a_frozen_one_never() {
-    // The batch, V, U and W; each is read more than once.
-    assert_eq!(count(&stored(&site(false).0), "cast"), 4);
+fn weights_are_rounded_once_together_and_frozen_ones_never() {
+    // V, U and W, and the batch; each is read more than once.
+    assert_eq!(casts(&stored(&site(false).0)), [3, 1]);
     let (b, _) = site(true);
     let b = stored(&b);
-    assert_eq!(count(&b, "cast"), 3);
+    assert_eq!(casts(&b), [2, 1]);
     let frozen = b.frozen.first().copied().unwrap();
     let homes = b.homes.iter().zip(&b.types);
     let kept = homes.filter(|(home, _)| **home == Home::Persistent(frozen));
     let kept: Vec<DType> = kept.map(|(_, ty)| ty.dtype).collect();
     assert_eq!(kept, [DType::F32, DType::Bf16]);
+}
+
+#[test]
+fn a_weight_that_no_result_needs_is_not_rounded_with_the_others() {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let [old, w, v] = ["old", "w", "v"].map(|name| {
+        let slot = store.add(name, &[8, 8], random(&[8, 8], 3).values);
+        b.persistent(&store, slot)
+    });
+    let x = b.input("x", &Type::f32(&[6, 8])).unwrap();
+    let (a, c) = (b.matmul(x, w).unwrap(), b.matmul(x, v).unwrap());
+    // Nothing needs this product: its own cast does not run.
+    b.matmul(x, old).unwrap();
+    b.output("a", a);
+    b.output("c", c);
+    assert_eq!(casts(&stored(&b)), [2, 1, 1]);
 }
 
 #[test]
