@@ -153,6 +153,7 @@ impl EveryOp {
         self.losses(x)?;
         self.sites(x)?;
         self.spectral(x)?;
+        self.thin(x)?;
         self.update()
     }
 
@@ -441,6 +442,15 @@ impl EveryOp {
         let sum = self.b.add(one, ones)?;
         let product = self.b.matmul(sum, matrix)?;
         self.count(product)
+    }
+
+    /// A layer with one result for each component.
+    fn thin(&mut self, x: Value) -> Result<()> {
+        let Sizes { heads, size, .. } = self.sizes;
+        let w = self.leaf(&[2 * heads, size / 2, 1]);
+        let bias = self.leaf(&[2 * heads]);
+        let each = self.b.parallel_linear(x, w, bias)?;
+        self.count(each)
     }
 
     /// Ops of spectral networks.

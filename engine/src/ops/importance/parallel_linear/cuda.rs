@@ -1,8 +1,17 @@
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Constant, Lowering, Source, short_stretches, vector};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 
 const KERNELS: Source = Source::new("parallel_linear", include_str!("kernel.cu"));
+
+/// Whether the kernels of one result for each component compute it; a product with a side of 1 would
+/// fill a sixteenth of a tile at most.
+fn is_thin(i: usize, o: usize) -> bool {
+    o == 1 && i <= 32
+}
+
+/// Threads of a block of `parallel_dots`.
+const DOTS: usize = 128;
 
 /// An operand as a matrix: `each` columns for each component, in rows of `pitch`.
 fn columns(operand: Operand, pitch: usize, each: usize, transposed: bool) -> Matrix {
@@ -29,6 +38,15 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let [c, i, o] = dims(&to.ty(1).dims);
     let [x, w, bias] = [0, 1, 2].map(|index| to.input(index));
     let y = to.output(0);
+    if is_thin(i, o) {
+        let stretch = rows.div_ceil(1024).max(8);
+        let constants = [rows, c, i, vector(i, to.ty(0).dtype), stretch].map(Constant::from);
+        return to
+            .kernel(KERNELS, "parallel_dots", &constants)
+            .blocks(c.div_ceil(DOTS), rows.div_ceil(stretch))
+            .threads(DOTS)
+            .launch(&[x, w, bias, y].map(Into::into));
+    }
     let constants = [rows.into(), (c * o).into()];
     to.kernel(KERNELS, "rows_of_bias", &constants)
         .fours(rows, c * o)
@@ -51,6 +69,14 @@ pub(super) fn input_gradient(to: &mut Lowering<'_>) {
     let rows = to.ty(0).rows();
     let [c, i, o] = dims(&to.ty(1).dims);
     let (g, w, out) = (to.input(0), to.input(1), to.output(0));
+    if is_thin(i, o) {
+        let constants = [rows, c * i, i].map(Constant::from);
+        let constants = [&constants[..], &[to.adds(0).into()]].concat();
+        return to
+            .kernel(KERNELS, "parallel_outer", &constants)
+            .fours(rows, c * i)
+            .launch(&[g, w, out].map(Into::into));
+    }
     to.product(Product {
         m: rows,
         n: i,
@@ -68,6 +94,19 @@ pub(super) fn input_gradient(to: &mut Lowering<'_>) {
 pub(super) fn weight_gradient([c, i, o]: [usize; 3], to: &mut Lowering<'_>) {
     let rows = to.ty(0).rows();
     let (g, x, out) = (to.input(0), to.input(1), to.output(0));
+    if is_thin(i, o) {
+        let columns = c * i;
+        let width = vector(columns, to.ty(1).dtype);
+        let across = columns.div_ceil(32 * width);
+        let (stretch, count) = short_stretches(rows, across);
+        let parts = to.scratch(count * columns);
+        let constants = [rows, columns, stretch, i, width].map(Constant::from);
+        to.kernel(KERNELS, "parallel_weight_parts", &constants)
+            .blocks(across, count)
+            .launch(&[g, x, parts.out()].map(Into::into));
+        let out = (out, to.adds(0));
+        return to.add_stretches(parts, (0, columns), out);
+    }
     to.product(Product {
         m: i,
         n: o,
