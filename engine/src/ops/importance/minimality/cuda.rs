@@ -12,6 +12,7 @@ pub(super) fn value(op: &ImportanceMinimality, to: &mut Lowering<'_>) {
     let (sums, y) = (to.input(0), to.output(0));
     let arguments = [&[sums.into(), y.into()], &settings(op)[..]].concat();
     to.kernel(KERNELS, "importance_minimality", &[sums.len.into()])
+        .threads(512)
         .launch(&arguments);
 }
 
