@@ -48,6 +48,10 @@ const SUMMED: f64 = 1e-5;
 /// activations round differently.
 const MASKED: f64 = STORED / 8.0;
 
+/// Bound for the results of attention, which rounds weights and their slopes before it adds them up,
+/// and rotated queries and keys before it multiplies them.
+const ATTENDED: f64 = 2.0 * STORED;
+
 /// Bound for a divergence, a sum of numbers that nearly cancel.
 const CANCELLED: f64 = 2e-3;
 
@@ -210,6 +214,7 @@ fn check_one(
         let off = distance(&known[output], &expected);
         let bound = match (node.op.name(), stored.ty(*output).dtype) {
             ("head_divergence", DType::F32) => CANCELLED,
+            ("attention" | "attention_grad", _) => ATTENDED,
             (_, DType::Bf16) => STORED,
             ("site" | "site_grad" | "site_sums", _) => MASKED,
             (_, DType::F32 | DType::U32) => SUMMED,

@@ -1,3 +1,7 @@
+// Several sources include this, and one program may have them all.
+#ifndef TENSOR_CORES
+#define TENSOR_CORES
+
 // Products of bf16 tiles by the warps of a block, summed in f32. Tiles are copied asynchronously to
 // shared memory, loaded as matrices of 8 x 8, and multiplied 16 x 8 x 16 at a time by `mma.sync`.
 //
@@ -6,9 +10,7 @@
 
 #ifndef EMULATED
 DEVICE u32 shared_address(Shared<bf16> memory, int at) {
-    u32 address;
-    asm("{ .reg .u64 whole; cvta.to.shared.u64 whole, %1; cvt.u32.u64 %0, whole; }" : "=r"(address) : "l"(memory + at));
-    return address;
+    return (u32)__cvta_generic_to_shared(memory + at);
 }
 
 // Starts an asynchronous copy of eight elements; zeros if not `there`. See `await_copies`.
@@ -199,3 +201,5 @@ template <int M, int N> struct Sums {
 // Row and column of those four, in their 16 x 8.
 DEVICE int row_of_four() { return threadIdx.x % 32 / 4 + threadIdx.x % 2 * 8; }
 DEVICE int column_of_four() { return threadIdx.x % 4 / 2 * 4; }
+
+#endif

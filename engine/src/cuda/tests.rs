@@ -349,11 +349,15 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
             let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
             let kernel = kernel.expect("a kernel of the program");
             // Two blocks of 256 threads leave 128 registers for each thread, of which all but the
-            // widest kernels take half. Spills are what ptxas moves out of a loop; the stack is
+            // widest kernels take half; blocks of half as many threads may have twice as many. Spills are what ptxas moves out of a loop; the stack is
             // that of the trigonometry of large angles. Two blocks of 100 KiB of shared memory fit
             // on a multiprocessor.
             let what = format!("{arch} {}: {used:?}", kernel.call);
-            assert!(used.registers * kernel.threads <= 96 * 256, "{what}");
+            let most = match kernel.function().starts_with("attention_tiles") {
+                true => 128,
+                false => 96,
+            };
+            assert!(used.registers * kernel.threads <= most * 256, "{what}");
             assert!(used.spills <= 16 && used.stack <= 64, "{what}");
             assert!(used.shared + kernel.shared <= 100 << 10, "{what}");
         }
@@ -443,8 +447,11 @@ fn the_program_of_all_ops_launches_every_kernel() {
     let mut every_op = EveryOp::new(EVEN, false);
     every_op.b.precision = Precision::Bf16;
     let [products, sites] = [false, true].map(|one| Program::new(&every_op.b, |_, _| one));
-    let kernels = products.kernels.iter().chain(&sites.kernels);
-    let launched: Vec<&str> = kernels.map(Kernel::function).collect();
+    every_op.b.precision = Precision::F32;
+    let full = Program::new(&every_op.b, |_, _| false);
+    let kernels = [products, sites, full].into_iter();
+    let kernels: Vec<Kernel> = kernels.flat_map(|program| program.kernels).collect();
+    let launched: Vec<&str> = kernels.iter().map(Kernel::function).collect();
     // Parts of kernels.
     let parts = [
         "load_heads",
@@ -457,6 +464,16 @@ fn the_program_of_all_ops_launches_every_kernel() {
         "layer_norm_row",
         "make_masks",
         "store_masked",
+        "store_some",
+        "copy_head",
+        "turn_head",
+        "store_head",
+        "add_two",
+        "add_dots",
+        "add_rows",
+        "scale_sums",
+        "multiply_sums",
+        "mask_scores",
     ];
     let mut folders = ["ops", "cuda"]
         .map(|part| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(part))

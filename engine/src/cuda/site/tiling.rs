@@ -24,6 +24,8 @@
 //! sums        64x64  61 KiB  64x64 111 KiB  64x64 211 KiB  32x32 160 KiB
 //! ```
 
+use crate::cuda::tensor_cores::room;
+
 /// Shared memory of a block on Hopper.
 pub(crate) const MOST_SHARED: usize = 227 << 10;
 
@@ -45,11 +47,6 @@ pub(crate) struct Tiling {
     pub(super) lines: usize,
     /// Components.
     pub(super) width: usize,
-}
-
-/// f32s of shared memory for a bf16 tile.
-fn room(lines: usize, columns: usize) -> usize {
-    lines * (columns + 8) / 2
 }
 
 /// `n` rounded up to the warps' shares, of 32 lines each.

@@ -1,7 +1,17 @@
 use super::Attention;
-use crate::cuda::lowering::{Argument, Lowering, Source};
+use super::tiles::{Blocks, Tiles};
+use crate::cuda::lowering::{Argument, Lowering, Pending, Source, THREADS};
 
-const KERNELS: Source = Source::new("attention", include_str!("kernel.cu"));
+const KERNELS: Source = Source {
+    name: "attention",
+    text: concat!(
+        include_str!("../../../cuda/tensor_cores.cuh"),
+        "\n",
+        include_str!("kernel.cu"),
+        "\n",
+        include_str!("tiles/kernel.cu")
+    ),
+};
 
 /// Queries and keys of a tile, as in `kernel.cu`.
 const TILE: usize = 32;
@@ -12,17 +22,18 @@ struct Problem {
     heads: String,
     units: usize,
     kv_units: usize,
-    tiles: usize,
     /// Batch rows, positions and heads.
     shape: [usize; 3],
     /// f32s of a tile in shared memory.
     tile: usize,
     operands: [Argument; 5],
     scale: Argument,
+    tiles: Option<Tiles>,
 }
 
 impl Problem {
-    fn new(op: &Attention, to: &Lowering<'_>) -> Self {
+    /// The problem of an op; `further` is the operand that tensor cores multiply too.
+    fn new(op: &Attention, to: &Lowering<'_>, further: Option<usize>) -> Self {
         let sizes = op.sizes(&[to.ty(0)]);
         let [q, k, v] = op.indices().map(|index| to.input(index));
         let [of_q, of_k, of_v] = op.columns(sizes.size);
@@ -52,28 +63,49 @@ impl Problem {
             heads: format!("Heads<{numbers}>"),
             units: sizes.batch * op.heads.count,
             kv_units: sizes.batch * op.heads.kv,
-            tiles: sizes.positions.div_ceil(TILE),
             shape: [sizes.batch, sizes.positions, op.heads.count],
             tile: TILE * (sizes.size + 1),
             operands: [q.into(), k.into(), v.into(), table.into(), documents.into()],
             scale: op.scale(sizes.size).into(),
+            tiles: Tiles::of(op, to, further),
         }
     }
 
-    /// A kernel function for these heads.
-    fn function(&self, name: &str, constants: &[usize]) -> String {
+    /// A launch for these heads, of blocks for each of `units`: the function on tensor cores, if
+    /// they can, or else `name` with so many tiles of vectors and of scores in shared memory.
+    fn launch<'l, 'a>(
+        &self,
+        to: &'l mut Lowering<'a>,
+        (name, constants): (&str, &[usize]),
+        units: usize,
+        (on_tensor_cores, [vectors, scores]): (impl Fn(Tiles) -> Blocks, [usize; 2]),
+    ) -> Pending<'l, 'a> {
+        let (kind, blocks) = match self.tiles {
+            Some(tiles) => ("attention_tiles", on_tensor_cores(tiles)),
+            None => (
+                "attention",
+                Blocks {
+                    rows: TILE,
+                    threads: THREADS,
+                    shared: vectors * self.tile + scores * TILE * 33,
+                },
+            ),
+        };
         let constants: String = constants.iter().map(|c| format!(", {c}")).collect();
-        format!("{name}<{}{constants}>", self.heads)
+        let function = format!("{kind}{name}<{}{constants}>", self.heads);
+        to.kernel(KERNELS, &function, &[])
+            .blocks(self.shape[1].div_ceil(blocks.rows) * units, 1)
+            .threads(blocks.threads)
+            .shared(blocks.shared)
     }
 }
 
 pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
-    let problem = Problem::new(op, to);
+    let problem = Problem::new(op, to, None);
     let [q, k, v, table, documents] = problem.operands.clone();
     let (y, lse) = (to.output(0), to.output(1));
-    to.kernel(KERNELS, &problem.function("attention", &[]), &[])
-        .blocks(problem.tiles * problem.units, 1)
-        .shared(2 * problem.tile + TILE * 33)
+    problem
+        .launch(to, ("", &[]), problem.units, (Tiles::forward, [2, 1]))
         .launch(&[
             q,
             k,
@@ -82,23 +114,23 @@ pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
             documents,
             y.into(),
             lse.into(),
-            problem.scale,
+            problem.scale.clone(),
         ]);
 }
 
 pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
-    let problem = Problem::new(op, to);
-    let [q, k, v, table, documents] = problem.operands.clone();
     let first = op.all_operands();
+    let problem = Problem::new(op, to, Some(first + 2));
+    let [q, k, v, table, documents] = problem.operands.clone();
     let [y, lse, g] = [0, 1, 2].map(|index| to.input(first + index));
     let [of_q, of_k, of_v] = op.indices();
     let dots = to.head_dots([y, g], problem.shape);
     let operands = [q, k, v, table, documents, lse.into(), g.into(), dots.into()];
     let adds = [of_k, of_v].map(|index| usize::from(to.adds(index)));
     let out = [of_k, of_v].map(|index| to.output(index));
-    to.kernel(KERNELS, &problem.function("attention_grad_kv", &adds), &[])
-        .blocks(problem.tiles * problem.kv_units, 1)
-        .shared(4 * problem.tile + 2 * TILE * 33)
+    let kind = ("_grad_kv", &adds[..]);
+    problem
+        .launch(to, kind, problem.kv_units, (Tiles::of_keys, [4, 2]))
         .launch(
             &[
                 &operands[..],
@@ -108,8 +140,8 @@ pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
         );
     let add = usize::from(to.adds(of_q));
     let out = to.output(of_q);
-    to.kernel(KERNELS, &problem.function("attention_grad_q", &[add]), &[])
-        .blocks(problem.tiles * problem.units, 1)
-        .shared(4 * problem.tile + TILE * 33)
-        .launch(&[&operands[..], &[out.into(), problem.scale]].concat());
+    let kind = ("_grad_q", &[add][..]);
+    problem
+        .launch(to, kind, problem.units, (Tiles::of_queries, [4, 1]))
+        .launch(&[&operands[..], &[out.into(), problem.scale.clone()]].concat());
 }

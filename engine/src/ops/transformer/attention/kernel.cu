@@ -4,36 +4,55 @@
 
 const int TILE = 32;
 
+// Positions `first` to `end - 1`.
+struct Range {
+    int first, end;
+};
+
 // The first TURNED columns of each head of SIZE are rotated; heads begin STEP columns apart. A
 // causal query attends to WINDOW keys; with DOCUMENTS, any query to those of its document.
-template <i64 POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, i64 WINDOW, bool DOCUMENTS, int TURNED, int STEP,
+template <int POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, int WINDOW, bool DOCUMENTS, int TURNED, int STEP,
           i64 Q_STRIDE, i64 K_STRIDE, i64 K_FIRST, i64 V_FIRST>
 struct Heads {
-    static const i64 positions = POSITIONS, q_stride = Q_STRIDE, k_stride = K_STRIDE, k_first = K_FIRST, v_first = V_FIRST;
-    static const int heads = HEADS, kv_heads = KV_HEADS, size = SIZE, group = HEADS / KV_HEADS;
+    static const i64 q_stride = Q_STRIDE, k_stride = K_STRIDE, k_first = K_FIRST, v_first = V_FIRST;
+    static const int positions = POSITIONS, heads = HEADS, kv_heads = KV_HEADS, size = SIZE, step = STEP, group = HEADS / KV_HEADS;
     static const int pitch = SIZE + 1, columns = (SIZE + 31) / 32;
     static const i64 tiles = (POSITIONS + TILE - 1) / TILE;
-    static const bool causal = CAUSAL, documents = DOCUMENTS, rotary = TURNED > 0;
+    static const bool documents = DOCUMENTS, rotary = TURNED > 0;
     static const int turned = TURNED;
     // Whether a query does not attend to the first key.
     static const bool local = CAUSAL && WINDOW < POSITIONS;
-    static const i64 window = WINDOW;
 
     // Offsets of a query, of a row of its size without neighbors, and of a key of a batch row.
     DEVICE_MEMBER static i64 query(i64 b, int head, i64 t) { return (b * POSITIONS + t) * Q_STRIDE + head * STEP; }
     DEVICE_MEMBER static i64 key(i64 b, int head, i64 t) { return (b * POSITIONS + t) * K_STRIDE + head * STEP; }
     DEVICE_MEMBER static i64 output(i64 b, int head, i64 t) { return (b * POSITIONS + t) * (HEADS * SIZE) + head * SIZE; }
 
-    // The tiles of keys that a tile of queries attends to, first and end; and the tiles of queries
-    // that attend to a tile of keys.
-    DEVICE_MEMBER static i64 first_keys(i64 tile) {
-        return local && tile * TILE >= WINDOW ? (tile * TILE - WINDOW + 1) / TILE : 0;
+    // The keys that some of `rows` queries from `query` on attend to; and the queries that attend to
+    // some of so many keys.
+    DEVICE_MEMBER static Range keys_of(int query, int rows) {
+        int end = query + rows;
+        return {local && query >= WINDOW ? query - WINDOW + 1 : 0, CAUSAL && end < POSITIONS ? end : POSITIONS};
     }
-    DEVICE_MEMBER static i64 end_keys(i64 tile) { return CAUSAL ? tile + 1 : tiles; }
-    DEVICE_MEMBER static i64 first_queries(i64 tile) { return CAUSAL ? tile : 0; }
-    DEVICE_MEMBER static i64 end_queries(i64 tile) {
-        i64 end = (tile * TILE + TILE + WINDOW - 2) / TILE + 1;
-        return local && end < tiles ? end : tiles;
+    DEVICE_MEMBER static Range queries_of(int key, int rows) {
+        int end = key + rows - 1 + WINDOW;
+        return {CAUSAL ? key : 0, local && end < POSITIONS ? end : POSITIONS};
+    }
+
+    // Whether a query attends to a key, documents aside.
+    DEVICE_MEMBER static bool sees(int query, int key) {
+        return key < POSITIONS && (!CAUSAL || (key <= query && (!local || query - key < WINDOW)));
+    }
+
+    // Whether any of `queries` queries attends to any of `keys` keys; and whether all attend to all,
+    // queries beyond the last position included. Documents aside.
+    DEVICE_MEMBER static bool sees_any(int query, int queries, int key, int keys) {
+        return query < POSITIONS && key < POSITIONS && (!CAUSAL || key < query + queries) &&
+               (!local || query - (key + keys - 1) < WINDOW);
+    }
+    DEVICE_MEMBER static bool sees_all(int query, int queries, int key, int keys) {
+        return key + keys <= POSITIONS && (!CAUSAL || key + keys - 1 <= query) &&
+               (!local || query + queries - 1 - key < WINDOW);
     }
 };
 
@@ -86,8 +105,8 @@ template <class H> DEVICE float tile_dot(Shared<float> a, int row, Shared<float>
     return sum;
 }
 
-template <class H> DEVICE bool sees(In<float> documents, i64 b, i64 query, i64 key) {
-    return key < H::positions && query < H::positions && (!H::causal || (key <= query && (!H::local || query - key < H::window))) &&
+template <class H> DEVICE bool sees(In<float> documents, i64 b, int query, int key) {
+    return query < H::positions && H::sees(query, key) &&
            (!H::documents || documents[b * H::positions + query] == documents[b * H::positions + key]);
 }
 
@@ -111,15 +130,14 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
             sum[i][c] = 0.0f;
         }
     }
-    i64 end = H::end_keys(tile);
-    for (i64 other = H::first_keys(tile); other < end; ++other) {
-        i64 first = other * TILE;
+    Range range = H::keys_of((int)position, TILE);
+    for (int first = range.first / TILE * TILE; first < range.end; first += TILE) {
         __syncthreads();
         load_tile<H, H::rotary>(keys, k, table, H::k_first + H::key(b, kv, first), H::k_stride, first);
         __syncthreads();
         for (int i = 0; i < 4; ++i) {
             int row = line + 8 * i;
-            bool seen = sees<H>(documents, b, position + row, first + lane);
+            bool seen = sees<H>(documents, b, (int)position + row, first + lane);
             float score = scale * tile_dot<H>(queries, row, keys, lane);
             float most = larger(largest[i], warp_max(seen ? score : -f32(INFINITE)));
             // A row without any of these keys, or beyond the last position, is unchanged.
@@ -171,7 +189,7 @@ DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<
     for (int i = 0; i < 4; ++i) {
         int row = line + 8 * i;
         float p = 0.0f, slope = 0.0f;
-        if (sees<H>(documents, unit / H::heads, position + row, first + lane)) {
+        if (sees<H>(documents, unit / H::heads, (int)position + row, (int)first + lane)) {
             i64 at = unit * H::positions + position + row;
             p = expf(scale * tile_dot<H>(queries, row, keys, lane) - lse[at]);
             slope = p * (tile_dot<H>(gradients, row, values, lane) - dots[at]) * scale;
@@ -205,10 +223,10 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
             sum_k[j][c] = sum_v[j][c] = 0.0f;
         }
     }
+    Range range = H::queries_of((int)first, TILE);
     for (int index = 0; index < H::group; ++index) {
         int head = kv * H::group + index;
-        for (i64 other = H::first_queries(tile); other < H::end_queries(tile); ++other) {
-            i64 position = other * TILE;
+        for (int position = range.first / TILE * TILE; position < range.end; position += TILE) {
             __syncthreads();
             load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
             load_tile<H, false>(gradients, g, table, H::output(b, head, position), H::heads * H::size, position);
@@ -263,9 +281,8 @@ DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, 
             sum[i][c] = 0.0f;
         }
     }
-    i64 end = H::end_keys(tile);
-    for (i64 other = H::first_keys(tile); other < end; ++other) {
-        i64 first = other * TILE;
+    Range range = H::keys_of((int)position, TILE);
+    for (int first = range.first / TILE * TILE; first < range.end; first += TILE) {
         __syncthreads();
         load_tile<H, H::rotary>(keys, k, table, H::k_first + H::key(b, kv, first), H::k_stride, first);
         load_tile<H, false>(values, v, table, H::v_first + H::key(b, kv, first), H::k_stride, first);

@@ -31,6 +31,7 @@
 
 mod cpu;
 mod cuda;
+mod tiles;
 
 use crate::cpu::Frame;
 use crate::cpu::pool::{chunks, rows_with_scratch};

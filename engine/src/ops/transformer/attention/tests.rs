@@ -8,6 +8,9 @@ use crate::value::Type;
 // Sums of up to 150 products of probabilities, and of 8 products in an exponent.
 const TOLERANCE: f32 = 1e-5;
 
+// In bf16, operands, y, its gradient and theirs; on tensor cores, weights and their slopes too.
+const ROUNDINGS: f32 = 6.0;
+
 /// Attention of `q`, `k` and `v`, f32 `[b, heads, t, size]`, with as many heads each, to
 /// `[b, t, heads size]`.
 fn reference(q: &Tensor, k: &Tensor, v: &Tensor, of: &Heads) -> candle_core::Result<Tensor> {
@@ -45,6 +48,7 @@ fn check_joined(b: usize, t: usize, d: usize, heads: Heads) {
     Oracle::new(&[random(&[b, t, 3 * d], 1)])
         .ours(|b, v| b.attention(Qkv::Joined(v[0]), heads, None))
         .candle(|v| joined_reference(&v[0], &heads))
+        .roundings(ROUNDINGS)
         .agree(TOLERANCE);
 }
 
@@ -93,6 +97,7 @@ fn check_grouped([b, t]: [usize; 2], of: Heads, size: usize, rotary: bool) {
             let [k, v] = [k, split(&v[2], kv_heads)?].map(|x| repeated(&x, heads / kv_heads));
             reference(&q, &k?, &v?, &of)
         })
+        .roundings(ROUNDINGS)
         .agree(TOLERANCE);
 }
 
@@ -165,6 +170,7 @@ fn partly_rotated_heads_agree_with_candle() {
                 let x = attend(&v[0])?;
                 attend(&x)? + x
             })
+            .roundings(ROUNDINGS)
             .agree(TOLERANCE);
     }
 }
@@ -193,6 +199,7 @@ fn queries_keys_and_values_joined_by_head_agree_with_candle() {
                 let [turned_q, turned_k] = [partly_turned(&q, 2)?, partly_turned(&k, 2)?];
                 reference(&turned_q, &turned_k, &v, &of)? + reference(&q, &k, &v, &of)?
             })
+            .roundings(ROUNDINGS)
             .agree(TOLERANCE);
     }
 }
@@ -209,6 +216,7 @@ fn a_second_use_adds_to_the_gradient() {
             let causal = joined_reference(&v[0], &Heads::causal(2, 2))?;
             causal + joined_reference(&v[0], &Heads::full(2, 2))?
         })
+        .roundings(ROUNDINGS)
         .agree(TOLERANCE);
 }
 
@@ -229,6 +237,7 @@ fn one_value_as_queries_keys_and_values_gets_the_sum_of_gradients() {
             let turned = turned(&heads, base)?;
             reference(&turned, &turned, &heads, &Heads::full(2, 2))? + x
         })
+        .roundings(ROUNDINGS)
         .agree(TOLERANCE);
 }
 
@@ -256,6 +265,7 @@ fn without_masks_every_query_sees_every_key() {
             };
             joined_reference(&v[0], &full)? + joined_reference(&v[0], &scaled)?
         })
+        .roundings(ROUNDINGS)
         .agree(TOLERANCE);
 }
 
@@ -294,6 +304,7 @@ fn documents_are_apart() {
                 let row = |index: usize| apart(&v[0].narrow(0, index, 1)?, &heads, rows[index]);
                 Tensor::cat(&[row(0)?, row(1)?], 0)
             })
+            .roundings(ROUNDINGS)
             .agree(TOLERANCE);
     }
 }
@@ -337,6 +348,7 @@ fn rotated_heads_that_share_keys_have_documents_apart() {
             1,
         )
     })
+    .roundings(ROUNDINGS)
     // Rotated at other positions: angles of up to 70 rounded to f32.
     .agree(4.0 * TOLERANCE);
 }
