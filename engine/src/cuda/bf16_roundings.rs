@@ -48,8 +48,8 @@ const SUMMED: f64 = 1e-5;
 /// activations round differently.
 const MASKED: f64 = STORED / 8.0;
 
-/// Bound for the results of attention, which rounds weights and their slopes before it adds them up,
-/// and rotated queries and keys before it multiplies them.
+/// Bound for the results of attention, which rounds weights and their slopes before it adds them
+/// up, and rotated queries and keys before it multiplies them. Measured: 2^-8.
 const ATTENDED: f64 = 2.0 * STORED;
 
 /// Bound for a divergence, a sum of numbers that nearly cancel.

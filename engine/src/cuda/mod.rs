@@ -47,9 +47,9 @@
 //! A product of our own (`multiply_tiles`) reads a factor once for each tile of the result along
 //! the other factor. Tiles are 64 by 64, or 256 by 16 for a side of at most 16.
 //!
-//! Attention reads keys and values once for each tile of 32 queries, or of 128 in bf16. The launch of a residual
-//! stream's norm includes the addition before it. One launch updates up to 127 tensors of a group
-//! with equal weight decay, and two compute the norms of a group.
+//! Attention reads keys and values once for each tile of 32 queries, or of 128 in bf16. The launch
+//! of a residual stream's norm includes the addition before it. One launch updates up to 127 tensors
+//! of a group with equal weight decay, and two compute the norms of a group.
 //!
 //! # On a GPU
 //!

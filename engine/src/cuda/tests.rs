@@ -349,9 +349,9 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
             let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
             let kernel = kernel.expect("a kernel of the program");
             // Two blocks of 256 threads leave 128 registers for each thread, of which all but the
-            // widest kernels take half; blocks of half as many threads may have twice as many. Spills are what ptxas moves out of a loop; the stack is
-            // that of the trigonometry of large angles. Two blocks of 100 KiB of shared memory fit
-            // on a multiprocessor.
+            // widest kernels take half; blocks of half as many threads may have twice as many.
+            // Spills are what ptxas moves out of a loop; the stack is that of the trigonometry of
+            // large angles. Two blocks of 100 KiB of shared memory fit on a multiprocessor.
             let what = format!("{arch} {}: {used:?}", kernel.call);
             let most = match kernel.function().starts_with("attention_tiles") {
                 true => 128,

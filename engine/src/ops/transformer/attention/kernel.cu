@@ -28,8 +28,8 @@ struct Heads {
     DEVICE_MEMBER static i64 key(i64 b, int head, i64 t) { return (b * POSITIONS + t) * K_STRIDE + head * STEP; }
     DEVICE_MEMBER static i64 output(i64 b, int head, i64 t) { return (b * POSITIONS + t) * (HEADS * SIZE) + head * SIZE; }
 
-    // The keys that some of `rows` queries from `query` on attend to; and the queries that attend to
-    // some of so many keys.
+    // The keys that some of `rows` queries from `query` on attend to; and the queries that attend
+    // to some of so many keys.
     DEVICE_MEMBER static Range keys_of(int query, int rows) {
         int end = query + rows;
         return {local && query >= WINDOW ? query - WINDOW + 1 : 0, CAUSAL && end < POSITIONS ? end : POSITIONS};
@@ -44,8 +44,8 @@ struct Heads {
         return key < POSITIONS && (!CAUSAL || (key <= query && (!local || query - key < WINDOW)));
     }
 
-    // Whether any of `queries` queries attends to any of `keys` keys; and whether all attend to all,
-    // queries beyond the last position included. Documents aside.
+    // Whether any of `queries` queries attends to any of `keys` keys; and whether all attend to
+    // all, queries beyond the last position included. Documents aside.
     DEVICE_MEMBER static bool sees_any(int query, int queries, int key, int keys) {
         return query < POSITIONS && key < POSITIONS && (!CAUSAL || key < query + queries) &&
                (!local || query - (key + keys - 1) < WINDOW);

@@ -17,9 +17,9 @@ use crate::value::{Type, Value};
 
 /// Bound of `|found - expected| / |expected|` in the 2-norm. A rounding changes a number by at most
 /// 2^-9 of it, and by `2^-9 / sqrt(3)` in the root mean square. There are at most seven on the way
-/// to a result: of rotated queries and keys, weights, slopes, `y` before its dot, and stored sums of
-/// two uses; `sqrt(7 / 3) 2^-9 = 1.5 2^-9` if independent, twice that where terms cancel. Measured:
-/// 2.0, and 1.4 without a rotation, where heads on no tensor cores have 0.9.
+/// to a result: of rotated queries and keys, weights, slopes, `y` before its dot, and stored sums
+/// of two uses; `sqrt(7 / 3) 2^-9 = 1.5 2^-9` if independent, twice that where terms cancel.
+/// Measured: 2.0, and 1.4 without a rotation, where heads on no tensor cores have 0.9.
 const BOUND: f64 = 3.0 / 512.0;
 
 /// How queries, keys and values lie in memory.
