@@ -71,6 +71,8 @@ pub struct Graph<P> {
     pub(crate) blocks: usize,
     /// Order in which GPUs add up the blocks.
     pub(crate) reduction: Reduction,
+    /// Types without padding of values that a device pads.
+    pub(crate) unpadded: BTreeMap<Value, Type>,
     /// Values that are sums over all blocks.
     pub(crate) all_reduced: BTreeSet<Value>,
     /// For each bypassed value, the products that depend on it without reading it.
@@ -116,6 +118,7 @@ impl<P> Default for Graph<P> {
             in_bf16: BTreeSet::new(),
             blocks: 1,
             reduction: Reduction::Exact,
+            unpadded: BTreeMap::new(),
             all_reduced: BTreeSet::new(),
             bypassed: BTreeMap::new(),
             persistent: BTreeMap::new(),
@@ -137,6 +140,11 @@ impl<P> Graph<P> {
         &self.types[value.index()]
     }
 
+    /// Type of a value without padding.
+    pub(crate) fn unpadded(&self, value: Value) -> &Type {
+        self.unpadded.get(&value).unwrap_or_else(|| self.ty(value))
+    }
+
     /// Names a value as an output, which can be read after a replay.
     pub fn output(&mut self, name: impl Into<String>, value: Value) {
         self.outputs.push((name.into(), value));
@@ -156,6 +164,7 @@ impl<P> Graph<P> {
             in_bf16: self.in_bf16.clone(),
             blocks: self.blocks,
             reduction: self.reduction,
+            unpadded: self.unpadded.clone(),
             all_reduced: self.all_reduced.clone(),
             precision: self.precision,
             ..Graph::default()

@@ -34,6 +34,7 @@
 #[cfg(any(test, feature = "compare-emulated"))]
 extern crate self as spd_engine;
 
+mod alike;
 mod alone;
 mod association;
 pub mod blocks;
@@ -62,6 +63,7 @@ mod step_parameters;
 mod store;
 mod value;
 
+pub use alike::Alike;
 pub use blocks::{Ranks, SharedMemory, Sockets, Stages, Sum};
 pub use builder::BACKWARD;
 pub use cpu::{Frame, Pool, TooManyThreads, bf16_is_slower, has_bf16_products, instructions};

@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::alike::Alike;
 use crate::cpu::Frame;
 use crate::cuda::lowering::Lowering;
 use crate::derivation::Derivation;
@@ -141,6 +142,12 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
     /// all that follow.
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Format::Full], &[Format::Full]]
+    }
+
+    /// Dimensions that a device may pad with zeros: its kernels then compute the same results, with
+    /// zeros in those that are padded. By default none.
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        Vec::new()
     }
 
     /// Whether its result is as exact as its operands: where they are stored exactly, so is it.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::lowering::Lowering;
+use crate::alike::Alike;
 use crate::graph::{self, Graph};
 use crate::op::{Builder, Computes, ExpensiveOps, Op};
 use crate::precision::Format;
@@ -33,6 +34,11 @@ pub(crate) trait Rewritten: Debug + Send + Sync {
 
     /// Lowers it.
     fn cuda(&self, to: &mut Lowering<'_>);
+
+    /// As [`Op::alike`].
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        Vec::new()
+    }
 
     /// Multiplications and additions of one run, for rooflines.
     fn flops(&self, _inputs: &[&Type]) -> u64 {
@@ -72,6 +78,14 @@ impl DeviceOp {
         match self {
             Self::Op(op) => op.cuda(to),
             Self::Rewritten(op) => op.cuda(to),
+        }
+    }
+
+    /// As [`Op::alike`].
+    pub(super) fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
+        match self {
+            Self::Op(op) => op.alike(inputs, outputs),
+            Self::Rewritten(op) => op.alike(inputs, outputs),
         }
     }
 }

@@ -18,7 +18,7 @@ use super::device_op::DeviceGraph;
 use super::driver::{Argument, Module, Stream};
 use super::enqueue::enqueue;
 use super::inputs::Inputs;
-use super::placed::{self, Placed};
+use super::placed::{self, Placed, Rounded};
 use super::program::Program;
 use super::sites::Found;
 use crate::given::Given;
@@ -78,7 +78,7 @@ pub struct Executor {
     uses: Vec<Slot>,
     writes: Vec<Slot>,
     /// Tensors of the store that the program reads in bf16.
-    rounded: Vec<Slot>,
+    rounded: Vec<Rounded>,
     /// First step that writes to the store.
     first_write: Option<usize>,
     loaded: Option<Loaded>,
@@ -537,9 +537,7 @@ impl Executor {
     fn argument(&self, placed: &Placed, (store, arena): On<'_>) -> Argument {
         let start = match placed.memory {
             placed::Memory::Arena(offset) => arena.memory.address + offset as u64,
-            placed::Memory::Store(slot) if placed.dtype == DType::Bf16 => {
-                store.mirror().rounded(slot)
-            }
+            placed::Memory::Rounded(rounded) => store.mirror().rounded(rounded),
             placed::Memory::Store(slot) => store.mirror().address(slot),
             placed::Memory::Given(offset) => self.loaded().inputs.place.address + offset as u64,
         };

@@ -128,6 +128,8 @@ pub struct Lowering<'a> {
     types: &'a [&'a Type],
     outputs: &'a [Type],
     adds: &'a [bool],
+    /// Types of inputs and results without padding.
+    unpadded: [Vec<&'a Type>; 2],
     scratch: usize,
     commands: Vec<Command>,
 }
@@ -139,9 +141,15 @@ impl<'a> Lowering<'a> {
             types,
             outputs,
             adds,
+            unpadded: [types.to_vec(), outputs.iter().collect()],
             scratch: 0,
             commands: Vec::new(),
         }
+    }
+
+    /// The types of inputs and results without padding.
+    pub(crate) fn padded_from(self, unpadded: [Vec<&'a Type>; 2]) -> Self {
+        Self { unpadded, ..self }
     }
 
     /// Commands, and bytes of scratch.
@@ -167,6 +175,16 @@ impl<'a> Lowering<'a> {
     /// Type of a result.
     pub(crate) fn output_ty(&self, index: usize) -> &'a Type {
         &self.outputs[index]
+    }
+
+    /// Type of an input without padding.
+    pub(crate) fn unpadded_ty(&self, index: usize) -> &'a Type {
+        self.unpadded[0][index]
+    }
+
+    /// Type of a result without padding.
+    pub(crate) fn unpadded_output_ty(&self, index: usize) -> &'a Type {
+        self.unpadded[1][index]
     }
 
     /// An input.
@@ -267,6 +285,32 @@ impl<'a> Lowering<'a> {
         if product.m > 0 && product.n > 0 {
             self.commands.push(Command::Product(product));
         }
+    }
+
+    /// Adds a product that is the first result. Where its factors are padded and the result is not,
+    /// the result gets its own rows and columns.
+    pub(crate) fn trimmed_product(&mut self, product: Product) {
+        let ty = self.output_ty(0);
+        let columns = ty.columns();
+        let product = Product {
+            m: product.m.min(ty.rows()),
+            ..product
+        };
+        let Product { m, n, add, .. } = product;
+        if n == columns {
+            return self.product(product);
+        }
+        let y = product.out.operand;
+        let padded = self.scratch_of(y.dtype, m * n);
+        self.product(Product {
+            out: Self::matrix(padded.out(), n, false),
+            add: false,
+            ..product
+        });
+        let constants = [m.into(), columns.into(), n.into(), add.into()];
+        self.kernel(SHARED, "trim", &constants)
+            .fours(m, columns)
+            .launch(&[padded.into(), y.into()]);
     }
 
     /// An operand as a matrix with rows of `columns` elements.

@@ -16,8 +16,9 @@ use half::bf16;
 use super::Fault;
 use super::device::{ALIGN, Device, Memory};
 use super::driver::{Stream, Transfer, Way};
+use super::placed::Rounded;
 use super::staging::{Load, Staged, Staging, Values};
-use crate::store::{Elsewhere, Slot, Store};
+use crate::store::{Elsewhere, Slot, Store, Tensor};
 
 /// Holder of a tensor's newest values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub(crate) struct Mirror {
     starts: Vec<usize>,
     newest: Vec<Newest>,
     /// Frozen tensors in bf16, and whether they match the host's values.
-    rounded: BTreeMap<Slot, (Memory, bool)>,
+    rounded: BTreeMap<Rounded, (Memory, bool)>,
     staging: Staging,
     id: u64,
 }
@@ -55,6 +56,29 @@ fn layout(sizes: impl Iterator<Item = usize>) -> (Vec<usize>, usize) {
 /// Bytes on a device of tensors of these sizes.
 fn bytes(sizes: impl Iterator<Item = usize>) -> usize {
     layout(sizes).1
+}
+
+/// Rounds to bf16, two in each word.
+fn two_by_two(values: &[f32]) -> Vec<u32> {
+    let bits = |x: &f32| u32::from(bf16::from_f32(*x).to_bits());
+    let words = values
+        .chunks(2)
+        .map(|pair| bits(&pair[0]) | pair.get(1).map_or(0, bits) << 16);
+    words.collect()
+}
+
+/// Values of a tensor with zeros behind its rows and columns.
+fn padded(tensor: &Tensor, [rows, columns]: [usize; 2]) -> Cow<'_, [f32]> {
+    let (values, ty) = (tensor.read(), &tensor.ty);
+    if [rows, columns] == [ty.rows(), ty.columns()] {
+        return values;
+    }
+    let mut padded = vec![0.0; rows * columns];
+    let lines = padded.chunks_mut(columns);
+    for (line, values) in lines.zip(values.chunks(ty.columns())) {
+        line[..values.len()].copy_from_slice(values);
+    }
+    padded.into()
 }
 
 impl Mirror {
@@ -99,18 +123,14 @@ impl Mirror {
     }
 
     /// Copies those of `slots` that the host has changed to the device.
-    pub(crate) fn send<'v>(
-        &mut self,
-        slots: &[Slot],
-        values: impl Fn(Slot) -> Cow<'v, [f32]>,
-    ) -> Result<(), Fault> {
+    pub(crate) fn send(&mut self, slots: &[Slot], of_host: &[Tensor]) -> Result<(), Fault> {
         let new = |slot: &&Slot| self.newest[slot.index()] == Newest::Host;
         if !slots.iter().any(|slot| new(&slot)) {
             return Ok(());
         }
         let sent = slots.iter().filter(new);
         let sent: Vec<(u64, Cow<'_, [f32]>)> = sent
-            .map(|&slot| (self.address(slot), values(slot)))
+            .map(|&slot| (self.address(slot), of_host[slot.index()].read()))
             .collect();
         let sent: Vec<(u64, &[f32])> = sent.iter().map(|(at, values)| (*at, &**values)).collect();
         self.staging.left().hold(Stream::Programs)?;
@@ -124,28 +144,23 @@ impl Mirror {
         Ok(())
     }
 
-    /// Copies those of `slots` that the host has changed to the device in bf16; no program writes
+    /// Copies frozen tensors that the host has changed to the device in bf16; no program writes
     /// them.
-    pub(crate) fn send_rounded<'v>(
+    pub(crate) fn send_rounded(
         &mut self,
-        slots: &[Slot],
-        values: impl Fn(Slot) -> Cow<'v, [f32]>,
+        tensors: &[Rounded],
+        of_host: &[Tensor],
     ) -> Result<(), Fault> {
-        for &slot in slots {
-            if self.rounded.get(&slot).is_some_and(|(_, newest)| *newest) {
+        for tensor in tensors {
+            if self.rounded.get(tensor).is_some_and(|(_, newest)| *newest) {
                 continue;
             }
-            let bits = |x: &f32| u32::from(bf16::from_f32(*x).to_bits());
-            let values = values(slot);
-            let words = values
-                .chunks(2)
-                .map(|pair| bits(&pair[0]) | pair.get(1).map_or(0, bits) << 16);
-            let words: Vec<u32> = words.collect();
-            if !self.rounded.contains_key(&slot) {
+            let words = two_by_two(&padded(&of_host[tensor.slot.index()], tensor.dims));
+            if !self.rounded.contains_key(tensor) {
                 let memory = self.device.allocate(4 * words.len(), "frozen parameters")?;
-                self.rounded.insert(slot, (memory, false));
+                self.rounded.insert(*tensor, (memory, false));
             }
-            let (memory, is_newest) = self.rounded.get_mut(&slot).expect("made above");
+            let (memory, is_newest) = self.rounded.get_mut(tensor).expect("made above");
             // SAFETY: allocated for this many bytes when the tensor was first sent.
             unsafe {
                 let words = bytemuck::cast_slice(&words);
@@ -157,8 +172,8 @@ impl Mirror {
     }
 
     /// Address of a tensor in bf16.
-    pub(crate) fn rounded(&self, slot: Slot) -> u64 {
-        self.rounded[&slot].0.address
+    pub(crate) fn rounded(&self, tensor: Rounded) -> u64 {
+        self.rounded[&tensor].0.address
     }
 
     /// Copies to the host, which writes on the device wait for.
@@ -194,8 +209,8 @@ impl Elsewhere for Mirror {
         if let Some(newest) = self.newest.get_mut(slot.index()) {
             *newest = Newest::Host;
         }
-        if let Some((_, is_newest)) = self.rounded.get_mut(&slot) {
-            *is_newest = false;
+        for (tensor, (_, is_newest)) in &mut self.rounded {
+            *is_newest &= tensor.slot != slot;
         }
     }
 
@@ -290,14 +305,14 @@ impl Store {
             let sizes = self.tensors.iter().map(|tensor| tensor.ty.bytes());
             self.elsewhere = Some(Box::new(Mirror::new(device, sizes)?));
         }
-        let (mirror, values) = self.mirror_mut();
-        mirror.send(slots, values)
+        let (mirror, of_host) = self.mirror_mut();
+        mirror.send(slots, of_host)
     }
 
-    /// Sends frozen `slots` in bf16 to the device of the last [`Self::send`], if changed.
-    pub(crate) fn send_rounded(&mut self, slots: &[Slot]) -> Result<(), Fault> {
-        let (mirror, values) = self.mirror_mut();
-        mirror.send_rounded(slots, values)
+    /// Sends frozen tensors in bf16 to the device of the last [`Self::send`], if changed.
+    pub(crate) fn send_rounded(&mut self, tensors: &[Rounded]) -> Result<(), Fault> {
+        let (mirror, of_host) = self.mirror_mut();
+        mirror.send_rounded(tensors, of_host)
     }
 
     /// Records that a program on the device writes tensors.
@@ -316,8 +331,8 @@ impl Store {
         elsewhere.downcast_ref()
     }
 
-    /// The mirror, mutable, and the host's values.
-    fn mirror_mut<'s>(&'s mut self) -> (&'s mut Mirror, impl Fn(Slot) -> Cow<'s, [f32]>) {
+    /// The mirror, mutable, and the host's tensors.
+    fn mirror_mut(&mut self) -> (&mut Mirror, &[Tensor]) {
         let Self {
             tensors, elsewhere, ..
         } = self;
@@ -327,7 +342,7 @@ impl Store {
         };
         let mirror = elsewhere.and_then(|there| there.downcast_mut());
         let mirror = mirror.expect("tensors are sent before a program reads them");
-        (mirror, |slot: Slot| tensors[slot.index()].read())
+        (mirror, tensors)
     }
 
     /// Bytes of all tensors on a device.

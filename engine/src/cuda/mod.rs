@@ -1,7 +1,7 @@
 //! The CUDA side: a program as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Precision (casts)  ->  sites (chosen)  ->  Op::cuda (launches, products)
+//! Builder  ->  Precision (casts)  ->  padding  ->  sites (chosen)  ->  Op::cuda (launches, products)
 //!          ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
@@ -18,7 +18,9 @@
 //!   have the same bits on any number of GPUs. Tests run ranks as threads, each on an emulated
 //!   device, and as processes with an emulated NCCL; no GPU has run it.
 //! - A program may be stored in bf16 where possible ([`Precision`](crate::Precision)): a kernel
-//!   takes operands of either type, and computes in f32.
+//!   takes operands of either type, and computes in f32. Dimensions of its products that are no
+//!   multiple of 8 are then padded with zeros (`padding`), because cublasLt is several times slower
+//!   otherwise.
 //! - Kernels need no headers and no atomics, and sum in one order. Tests run them on this machine's
 //!   processor, thread by thread, check every access, and compare with CPU kernels; on a GPU they
 //!   are unmeasured.
@@ -104,6 +106,9 @@ pub(crate) mod nccl;
 #[cfg(test)]
 pub(crate) mod nccl_tests;
 pub(crate) mod operand;
+mod padding;
+#[cfg(test)]
+mod padding_tests;
 mod placed;
 pub mod probes;
 #[doc(hidden)]

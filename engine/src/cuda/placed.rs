@@ -16,12 +16,20 @@ pub(crate) fn numbers(scalars: usize) -> usize {
     FIXED_PARAMETERS + scalars
 }
 
+/// A frozen tensor in bf16, of so many rows and columns: there are zeros behind its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rounded {
+    pub(crate) slot: Slot,
+    pub(crate) dims: [usize; 2],
+}
+
 /// Memory that an operand lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Memory {
     /// Bytes from the start of the arena.
     Arena(usize),
     Store(Slot),
+    Rounded(Rounded),
     /// Bytes from the start of what the program is given: inputs, then the numbers of the step.
     Given(usize),
 }
@@ -46,7 +54,7 @@ impl Placed {
     /// Its tensor of the store, if it is in the store.
     pub(crate) fn slot(&self) -> Option<Slot> {
         match self.memory {
-            Memory::Store(slot) => Some(slot),
+            Memory::Store(slot) | Memory::Rounded(Rounded { slot, .. }) => Some(slot),
             Memory::Arena(_) | Memory::Given(_) => None,
         }
     }

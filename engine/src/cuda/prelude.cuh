@@ -294,6 +294,13 @@ template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
     }
 }
 
+// y = [y +] the first columns of rows of PITCH.
+template <i64 ROWS, i64 COLUMNS, i64 PITCH, bool ADD> DEVICE void trim(InFloats auto x, OutFloats auto y) {
+    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+        give<COLUMNS, ADD>(y, row, column, load<PITCH>(x, row, column));
+    });
+}
+
 // ---- Sums and maxima over the threads of a block; every thread gets the same bits.
 
 DEVICE float larger(float a, float b) { return b > a ? b : a; }
@@ -354,19 +361,58 @@ template <int THREADS, i64 COLUMNS, class F> DEVICE float row_sum(F term) {
     return block_sum<THREADS>(sum);
 }
 
+// ---- Rows of COLUMNS elements that are PITCH apart, by the threads of a block: each thread takes
+// a vector at a time if rows begin at vectors, and one element otherwise.
+
+template <i64 PITCH> constexpr int AT_ONCE = PITCH % 4 == 0 ? 4 : 1;
+
+// `of(k)` for those elements of a vector that lie before the end of the row.
+template <i64 COLUMNS, i64 PITCH, class F> DEVICE void each_of_vector(i64 column, F of) {
+    each_of_four([&](int k) {
+        if (k < AT_ONCE<PITCH> && column + k < COLUMNS) {
+            of(k);
+        }
+    });
+}
+
+// `body(column)` for the first column of each vector of this thread.
+template <int THREADS, i64 COLUMNS, i64 PITCH, class F> DEVICE void each_vector(F body) {
+    for (i64 column = AT_ONCE<PITCH> * (i64)threadIdx.x; column < COLUMNS; column += AT_ONCE<PITCH> * THREADS) {
+        body(column);
+    }
+}
+
+// Only the first AT_ONCE elements are read.
+template <i64 PITCH> DEVICE Four load_vector_of_row(auto x, i64 row, i64 column) {
+    i64 at = row * PITCH + column;
+    return AT_ONCE<PITCH> == 4 ? load_aligned(x, at) : fill(x[at]);
+}
+
+// Writes the elements before the end of the row, and zeros behind it.
+template <i64 COLUMNS, i64 PITCH> DEVICE void store_vector_of_row(OutFloats auto y, i64 row, i64 column, Four four) {
+    i64 at = row * PITCH + column;
+    if (AT_ONCE<PITCH> == 4) {
+        store_aligned(y, at, map([&](int k) { return column + k < COLUMNS ? four.v[k] : 0.0f; }));
+    } else {
+        y[at] = four.v[0];
+    }
+}
+
 // Log-sum-exp of a row in one pass: each thread keeps its maximum, and rescales its sum.
-template <int THREADS, i64 COLUMNS, class F> DEVICE float row_log_sum_exp(F logit) {
+template <int THREADS, i64 COLUMNS, i64 PITCH> DEVICE float row_log_sum_exp(auto logits, i64 row) {
     const float least = -f32(INFINITE);
     float largest = least, sum = 0.0f;
-    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
-        float x = logit(column);
-        if (x > largest) {
-            sum *= expf(largest - x);
-            largest = x;
+    each_vector<THREADS, COLUMNS, PITCH>([&](i64 column) {
+        Four x = load_vector_of_row<PITCH>(logits, row, column);
+        float most = least;
+        each_of_vector<COLUMNS, PITCH>(column, [&](int k) { most = larger(most, x.v[k]); });
+        if (most > largest) {
+            sum *= expf(largest - most);
+            largest = most;
         }
         // Includes NaN, which the sum keeps.
-        sum += x == least ? 0.0f : expf(x - largest);
-    }
+        each_of_vector<COLUMNS, PITCH>(column, [&](int k) { sum += x.v[k] == least ? 0.0f : expf(x.v[k] - largest); });
+    });
     float all = block_max<THREADS>(largest);
     sum = block_sum<THREADS>(largest == least && sum == 0.0f ? 0.0f : sum * expf(largest - all));
     return all + logf(sum);

@@ -333,7 +333,9 @@ mod tests {
         let argument = |placed: &Placed| Operands {
             address: match placed.memory {
                 Memory::Arena(at) => memory.address + at as u64,
-                Memory::Store(_) | Memory::Given(_) => unreachable!("all lies in the arena"),
+                Memory::Store(_) | Memory::Rounded(_) | Memory::Given(_) => {
+                    unreachable!("all lies in the arena")
+                }
             },
             dtype: placed.dtype,
             len: placed.len,

@@ -10,7 +10,8 @@ use super::fusion::fused;
 use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
-use super::placed::{Memory, Placed, PlacedOp, PlacedProduct, Step, Way, numbers};
+use super::padding::padded;
+use super::placed::{Memory, Placed, PlacedOp, PlacedProduct, Rounded, Step, Way, numbers};
 use super::sites::{self, Found};
 use crate::cuda::casts::stored;
 use crate::given::Given;
@@ -50,7 +51,7 @@ impl Program {
     pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&DeviceGraph, &Found) -> bool) -> Self {
         match builder.precision {
             Precision::F32 | Precision::Tf32 => Self::of(&on_device(builder), chosen),
-            Precision::Bf16 => Self::of(&stored(builder), chosen),
+            Precision::Bf16 => Self::of(&padded(stored(builder)), chosen),
         }
     }
 
@@ -81,7 +82,9 @@ impl Program {
             let first = steps.len();
             let placed = |operand: Operand| Placed {
                 memory: match operand.at {
-                    At::Input(index) => memory(planned.inputs[index]),
+                    At::Input(index) => {
+                        memory(planned.inputs[index], builder.ty(node.inputs[index]))
+                    }
                     At::Output(index) => Memory::Arena(planned.outputs[index]),
                     At::Scratch(first) => Memory::Arena(planned.scratch + first),
                     At::Parameters => Memory::Given(plan.input_bytes()),
@@ -208,25 +211,31 @@ impl Program {
     }
 
     /// Frozen tensors of the store that the program reads in bf16.
-    pub(crate) fn rounded(&self) -> Vec<Slot> {
+    pub(crate) fn rounded(&self) -> Vec<Rounded> {
         let operands = self.steps.iter().flat_map(Step::operands);
-        let rounded = operands.filter(|placed| placed.dtype == DType::Bf16);
-        let slots: BTreeSet<Slot> = rounded.filter_map(|placed| placed.slot()).collect();
-        slots.into_iter().collect()
+        let rounded = operands.filter_map(|placed| match placed.memory {
+            Memory::Rounded(rounded) => Some(rounded),
+            Memory::Arena(_) | Memory::Store(_) | Memory::Given(_) => None,
+        });
+        rounded.collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 
-fn memory(place: Place) -> Memory {
+fn memory(place: Place, ty: &Type) -> Memory {
     match place {
         Place::Input(offset) => Memory::Given(offset),
         Place::Arena(offset) => Memory::Arena(offset),
+        Place::Store(slot) if ty.dtype == DType::Bf16 => Memory::Rounded(Rounded {
+            slot,
+            dims: [ty.rows(), ty.columns()],
+        }),
         Place::Store(slot) => Memory::Store(slot),
     }
 }
 
 pub(crate) fn value(place: Place, ty: &Type) -> Placed {
     Placed {
-        memory: memory(place),
+        memory: memory(place, ty),
         dtype: ty.dtype,
         first: 0,
         len: ty.len(),
@@ -242,7 +251,13 @@ fn lower(builder: &DeviceGraph, node: &DeviceNode) -> Lowered {
         .map(|&output| builder.ty(output).clone());
     let outputs: Vec<Type> = outputs.collect();
     let adds: Vec<bool> = node.into.iter().map(Option::is_some).collect();
-    let mut lowering = Lowering::new(&types, &outputs, &adds);
+    let unpadded = [&node.inputs, &node.outputs].map(|values| {
+        values
+            .iter()
+            .map(|&value| builder.unpadded(value))
+            .collect()
+    });
+    let mut lowering = Lowering::new(&types, &outputs, &adds).padded_from(unpadded);
     node.op.cuda(&mut lowering);
     let (commands, scratch) = lowering.finish();
     Lowered { commands, scratch }

@@ -117,8 +117,15 @@ impl<'a> Readers<'a> {
         Self { from, of, kept }
     }
 
+    /// Its part, except of an op that makes f32 of padded values: the fused ops do not trim.
     fn part(&self, index: usize) -> Option<SitePart> {
         let node = &self.from.nodes[index];
+        let mut outputs = node.outputs.iter();
+        let is_full = outputs.any(|&output| self.from.ty(output).dtype == DType::F32);
+        let mut inputs = node.inputs.iter();
+        if is_full && inputs.any(|input| self.from.unpadded.contains_key(input)) {
+            return None;
+        }
         part(&node.op, &types(self.from, &node.inputs))
     }
 

@@ -203,7 +203,9 @@ impl<'d> Trial<'d> {
         let offset = match placed.memory {
             placed::Memory::Arena(offset) => offset,
             placed::Memory::Given(offset) => self.arena + offset,
-            placed::Memory::Store(_) => unreachable!("a trial has inputs alone"),
+            placed::Memory::Store(_) | placed::Memory::Rounded(_) => {
+                unreachable!("a trial has inputs alone")
+            }
         };
         Argument {
             address: self.memory.address + (copy * self.bytes + offset + placed.skipped()) as u64,

@@ -4,12 +4,14 @@
 //! A device that stores in bf16 ([`crate::Precision`]) inserts it after gradients were made; the
 //! gradient of the result is that of the operand.
 
+use crate::alike::{Alike, Of, Side};
 use crate::cuda::device_op::Rewritten;
 use crate::cuda::lowering::{Lowering, MOST_OPERANDS, Source, tensors};
+use crate::value::Type;
 
 const KERNELS: Source = Source::new("cast", include_str!("kernel.cu"));
 
-/// The operands in bf16; a single one in either type.
+/// The operands in bf16; a single one in either type. A longer result ends in zeros.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cast;
 
@@ -19,26 +21,47 @@ impl Rewritten for Cast {
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        if to.inputs() > 1 {
-            return round_all(to);
+        let all = 0..to.inputs();
+        let (padded, rest): (Vec<usize>, Vec<usize>) =
+            all.partition(|&tensor| to.ty(tensor).dims != to.output_ty(tensor).dims);
+        for tensor in padded {
+            pad(to, tensor);
         }
-        let (x, y) = (to.input(0), to.output(0));
-        to.kernel(KERNELS, "cast", &[y.len.into()])
-            .fours(1, y.len)
-            .launch(&[x.into(), y.into()]);
+        if let &[tensor] = &rest[..] {
+            let (x, y) = (to.input(tensor), to.output(tensor));
+            to.kernel(KERNELS, "cast", &[y.len.into()])
+                .fours(1, y.len)
+                .launch(&[x.into(), y.into()]);
+            return;
+        }
+        // Launches for as many tensors as a kernel takes.
+        for some in rest.chunks(MOST_OPERANDS / 2) {
+            let operands = some
+                .iter()
+                .map(|&tensor| vec![to.input(tensor), to.output(tensor)]);
+            let (blocks, rounded) = tensors(operands);
+            to.kernel(KERNELS, "round_all", &[])
+                .blocks(blocks, 1)
+                .launch(&[rounded]);
+        }
+    }
+
+    fn alike(&self, _inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
+        let each = (0..outputs.len()).flat_map(|index| {
+            let sides = [Side::Rows, Side::Columns];
+            sides.map(|side| Alike::of([(Of::Output(index), side)]))
+        });
+        each.collect()
     }
 }
 
-/// Launches for as many tensors as a kernel takes.
-fn round_all(to: &mut Lowering<'_>) {
-    let all: Vec<usize> = (0..to.inputs()).collect();
-    for some in all.chunks(MOST_OPERANDS / 2) {
-        let operands = some
-            .iter()
-            .map(|&tensor| vec![to.input(tensor), to.output(tensor)]);
-        let (blocks, rounded) = tensors(operands);
-        to.kernel(KERNELS, "round_all", &[])
-            .blocks(blocks, 1)
-            .launch(&[rounded]);
-    }
+/// Casts one tensor to a longer one.
+fn pad(to: &mut Lowering<'_>, tensor: usize) {
+    let (x, y) = (to.input(tensor), to.output(tensor));
+    let (from, ty) = (to.ty(tensor), to.output_ty(tensor));
+    let (rows, columns) = (ty.rows(), ty.columns());
+    let sizes = [from.rows(), from.columns(), rows, columns];
+    to.kernel(KERNELS, "padded_cast", &sizes.map(Into::into))
+        .fours(rows, columns)
+        .launch(&[x.into(), y.into()]);
 }

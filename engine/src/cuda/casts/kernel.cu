@@ -13,3 +13,11 @@ template <int TENSORS> DEVICE void round_all(const Rounded (&tensors)[TENSORS]) 
         store_until(tensor.y, at, tensor.len, load_until(tensor.x, at, tensor.len));
     });
 }
+
+// Zeros behind the rows and columns of x.
+template <i64 ROWS, i64 COLUMNS, i64 ROWS_OF_Y, i64 COLUMNS_OF_Y> DEVICE void padded_cast(InFloats auto x, OutFloats auto y) {
+    each_four<ROWS_OF_Y, COLUMNS_OF_Y>([&](i64 row, i64 column) {
+        Four four = row < ROWS && column < COLUMNS ? load<COLUMNS>(x, row, column) : fill(0.0f);
+        store<COLUMNS_OF_Y>(y, row, column, four);
+    });
+}

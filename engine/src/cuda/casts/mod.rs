@@ -190,7 +190,11 @@ fn round_weights(
     let Some(part) = part else {
         return BTreeMap::new();
     };
-    let rounded = casts(to, &weights, DType::Bf16, part);
+    let types = weights.iter().map(|&weight| Type {
+        dtype: DType::Bf16,
+        dims: from.ty(weight).dims.clone(),
+    });
+    let rounded = casts(to, &weights, types.collect(), part);
     weights.into_iter().zip(rounded).collect()
 }
 
@@ -210,16 +214,26 @@ fn round(to: &mut DeviceGraph, value: Value, part: &'static str) -> Value {
 
 /// A value in another type.
 pub(crate) fn cast(to: &mut DeviceGraph, value: Value, dtype: DType, part: &'static str) -> Value {
-    casts(to, &[value], dtype, part)[0]
+    let dims = to.ty(value).dims.clone();
+    cast_to(to, value, Type { dtype, dims }, part)
 }
 
-/// Values in another type, by one op.
-fn casts(to: &mut DeviceGraph, values: &[Value], dtype: DType, part: &'static str) -> Vec<Value> {
-    let casts = values.iter().map(|&value| {
-        let dims = to.ty(value).dims.clone();
-        to.value(Type { dtype, dims }, Home::Node(to.nodes.len()))
-    });
-    let casts: Vec<Value> = casts.collect();
+/// A value in another type, whose dimensions may be longer.
+pub(super) fn cast_to(to: &mut DeviceGraph, value: Value, ty: Type, part: &'static str) -> Value {
+    casts(to, &[value], vec![ty], part)[0]
+}
+
+/// Values in other types, by one op.
+fn casts(
+    to: &mut DeviceGraph,
+    values: &[Value],
+    types: Vec<Type>,
+    part: &'static str,
+) -> Vec<Value> {
+    let types = types.into_iter();
+    let casts: Vec<Value> = types
+        .map(|ty| to.value(ty, Home::Node(to.nodes.len())))
+        .collect();
     to.append(DeviceNode {
         op: DeviceOp::rewritten(Cast),
         inputs: values.to_vec(),

@@ -189,7 +189,9 @@ fn place(matrix: &Matrix, (batch, row, column): (usize, usize, usize)) -> usize 
 fn start(of: &Placed, at: usize) -> usize {
     match of.memory {
         Memory::Arena(first) => first + at * of.dtype.bytes(),
-        Memory::Store(_) | Memory::Given(_) => unreachable!("it lies in the arena"),
+        Memory::Store(_) | Memory::Rounded(_) | Memory::Given(_) => {
+            unreachable!("it lies in the arena")
+        }
     }
 }
 

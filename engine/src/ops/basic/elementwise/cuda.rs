@@ -2,15 +2,17 @@ use super::Elementwise;
 use super::expr::{Function, GeluKind, Operator};
 use super::steps::{Action, Fill, From, To};
 use crate::cuda::lowering::{Argument, Lowering, Source, parts};
+use crate::value::Type;
 
 const KERNELS: Source = Source::new("elementwise", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Elementwise, to: &mut Lowering<'_>) {
-    let len = to.output_ty(0).len();
+    let sizes = Sizes::new(to.output_ty(0), to.unpadded_output_ty(0));
+    let Sizes { rows, columns, .. } = sizes;
     let mut text = "[&](i64 row, i64 column) { ".to_owned();
     for (index, is_scalar) in op.is_scalar.iter().enumerate() {
         if !is_scalar {
-            text += &format!("Four v{index} = load<{len}>(a{index}, row, column); ");
+            text += &format!("Four v{index} = load<{columns}>(a{index}, row, column); ");
         }
     }
     for index in 0..to.outputs() {
@@ -19,25 +21,69 @@ pub(super) fn value(op: &Elementwise, to: &mut Lowering<'_>) {
     text += "each_of_four([&](int k) { ";
     text += &steps(op, 0, |index| format!("v{index}.v[k]"));
     for index in 0..to.outputs() {
-        text += &format!("y{index}.v[k] = z{index}; ");
+        let number = sizes.unless_padding(["row", "column + k"], &format!("z{index}"));
+        text += &format!("y{index}.v[k] = {number}; ");
     }
     text += "}); ";
     for index in 0..to.outputs() {
         let (add, at) = (to.adds(index), to.inputs() + index);
-        text += &format!("give<{len}, {add}>(a{at}, row, column, y{index}); ");
+        text += &format!("give<{columns}, {add}>(a{at}, row, column, y{index}); ");
     }
     let mut arguments = vec![Argument::Code(text + "}")];
     arguments.extend((0..to.inputs()).map(|index| Argument::from(to.input(index))));
     arguments.extend((0..to.outputs()).map(|index| Argument::from(to.output(index))));
-    to.kernel(KERNELS, "elementwise", &[len.into()])
-        .fours(1, len)
+    to.kernel(KERNELS, "elementwise", &[rows.into(), columns.into()])
+        .fours(rows, columns)
         .launch(&arguments);
 }
 
-/// `factor` times the sum over all of `len` elements of the first result.
-pub(super) fn sum(op: &Elementwise, len: usize, factor: f64, to: &mut Lowering<'_>) {
+/// Rows and columns of elements, and those of them that are no padding.
+#[derive(Clone, Copy)]
+struct Sizes {
+    rows: usize,
+    columns: usize,
+    unpadded: Option<[usize; 2]>,
+}
+
+impl Sizes {
+    /// Without padding, all elements are one row.
+    fn new(ty: &Type, unpadded: &Type) -> Self {
+        if ty == unpadded {
+            return Self {
+                rows: 1,
+                columns: ty.len(),
+                unpadded: None,
+            };
+        }
+        Self {
+            rows: ty.rows(),
+            columns: ty.columns(),
+            unpadded: Some([unpadded.rows(), unpadded.columns()]),
+        }
+    }
+
+    /// A number at some row and column, or 0 in the padding.
+    fn unless_padding(self, [row, column]: [&str; 2], number: &str) -> String {
+        match self.unpadded {
+            None => number.to_owned(),
+            Some([rows, columns]) => {
+                format!("{row} < {rows} && {column} < {columns} ? {number} : 0.0f")
+            }
+        }
+    }
+}
+
+/// `factor` times the sum over all elements of the first result.
+pub(super) fn sum(op: &Elementwise, factor: f64, to: &mut Lowering<'_>) {
     let steps = steps(op, 1, |index| format!("a{}[at]", index + 1));
-    let of = format!("[&](i64 at) {{ {steps}return z0; }}");
+    let index = op.of_each().next().unwrap_or(0);
+    let sizes = Sizes::new(to.ty(index), to.unpadded_ty(index));
+    let (len, columns) = (sizes.rows * sizes.columns, sizes.columns);
+    // A 32-bit division by a constant compiles to a multiplication.
+    let short = if len < 1 << 31 { "(u32)" } else { "" };
+    let place = ["/", "%"].map(|by| format!("{short}at {by} {columns}"));
+    let number = sizes.unless_padding([&place[0], &place[1]], "z0");
+    let of = format!("[&](i64 at) {{ {steps}return {number}; }}");
     let sums = to.scratch(parts(len));
     let mut arguments = vec![sums.out().into(), Argument::Code(of)];
     arguments.extend((0..to.inputs()).map(|index| Argument::from(to.input(index))));

@@ -18,6 +18,7 @@ use expr::{Function, Term};
 use steps::{Action, REGISTERS, Steps};
 pub use sum::ElementwiseSum;
 
+use crate::alike::{Alike, Of};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::derivation::Derivation;
@@ -278,6 +279,11 @@ impl Op for Elementwise {
         }
     }
 
+    fn alike(&self, _inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
+        let outputs = (0..outputs.len()).map(Of::Output);
+        Alike::of_elements(self.of_each().map(Of::Input).chain(outputs))
+    }
+
     fn is_constant(&self) -> bool {
         self.is_constant
     }
@@ -365,6 +371,14 @@ impl Op for Elementwise {
 }
 
 impl Elementwise {
+    /// Operands with an element for each of the result.
+    fn of_each(&self) -> impl Iterator<Item = usize> + Clone {
+        let operands = self.is_scalar.iter().enumerate();
+        operands
+            .filter(|(_, is_scalar)| !**is_scalar)
+            .map(|(index, _)| index)
+    }
+
     /// Sum over its steps and elements.
     fn count(&self, inputs: &[&Type], of: impl Fn(Action) -> u64) -> u64 {
         let len = inputs.iter().map(|ty| ty.len() as u64).max();

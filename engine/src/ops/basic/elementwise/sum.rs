@@ -2,6 +2,7 @@
 //! element by element.
 
 use super::{Elementwise, Expr, Operand, cpu, cuda};
+use crate::alike::{Alike, Of};
 use crate::cpu::pool::chunks;
 use crate::cpu::{Frame, Output};
 use crate::cuda::Lowering;
@@ -50,6 +51,10 @@ impl Op for ElementwiseSum {
         [&[Either], &[Full]]
     }
 
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        Alike::of_elements(self.of.of_each().map(Of::Input))
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.of.outputs(inputs)?;
         Ok(vec![Type::scalar()])
@@ -91,8 +96,7 @@ impl Op for ElementwiseSum {
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        let len = (0..to.inputs()).map(|index| to.ty(index).len()).max();
-        cuda::sum(&self.of, len.unwrap_or(0), self.factor, to);
+        cuda::sum(&self.of, self.factor, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

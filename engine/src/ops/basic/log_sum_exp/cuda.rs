@@ -1,16 +1,21 @@
 use crate::cuda::lowering::{Constant, Lowering, Source};
 use crate::cuda::operand::Operand;
+use crate::value::Type;
 
 const KERNELS: Source = Source::new("log_sum_exp", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
-    let columns = to.ty(0).columns();
+    let sizes = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
     let (x, y) = (to.input(0), to.output(0));
-    rows(to, (x, columns), y);
+    rows(to, (x, sizes), y);
 }
 
-/// The log-sum-exps `y` of the rows of `x`, with so many columns.
-pub(in crate::ops) fn rows(to: &mut Lowering<'_>, (x, columns): (Operand, usize), y: Operand) {
+/// The log-sum-exps `y` of the rows of `x`, of so many columns, so many elements apart.
+pub(in crate::ops) fn rows(
+    to: &mut Lowering<'_>,
+    (x, [columns, pitch]): (Operand, [usize; 2]),
+    y: Operand,
+) {
     // A row of two vectors or more has a whole one, wherever it starts.
     let width = 16 / x.dtype.bytes();
     let width = if columns < 2 * width || !x.first.is_multiple_of(width) {
@@ -22,7 +27,7 @@ pub(in crate::ops) fn rows(to: &mut Lowering<'_>, (x, columns): (Operand, usize)
         .div_ceil(4 * width)
         .next_power_of_two()
         .clamp(32, 256);
-    let constants = [threads, columns, width].map(Constant::from);
+    let constants = [threads, columns, pitch, width].map(Constant::from);
     to.kernel(KERNELS, "log_sum_exp", &constants)
         .blocks(y.len, 1)
         .threads(threads)

@@ -23,12 +23,12 @@ struct Powers {
 
 // Log-sum-exp of a row by a block, in one pass: each thread keeps its maximum, and rescales its sum.
 // Vectors of WIDTH columns start at multiples of WIDTH in memory, and so not at the row's start if
-// COLUMNS is no such multiple: threads have the columns before and after them one by one.
-template <int THREADS, i64 COLUMNS, int WIDTH> DEVICE void log_sum_exp(InFloats auto x, Out<float> y) {
+// PITCH is no such multiple: threads have the columns before and after them one by one.
+template <int THREADS, i64 COLUMNS, i64 PITCH, int WIDTH> DEVICE void log_sum_exp(InFloats auto x, Out<float> y) {
     // Vectors of a thread that are read before the first of them is processed.
     const int AHEAD = 4;
     const float least = -f32(INFINITE);
-    i64 first = (i64)blockIdx.x * COLUMNS, last = first + COLUMNS;
+    i64 first = (i64)blockIdx.x * PITCH, last = first + COLUMNS;
     i64 start = (first + WIDTH - 1) / WIDTH * WIDTH, end = last / WIDTH * WIDTH;
     Powers powers = {least, 0.0f};
     for (i64 at = start + (i64)threadIdx.x * WIDTH; at < end; at += THREADS * WIDTH * AHEAD) {

@@ -6,6 +6,7 @@ mod cuda;
 
 pub(in crate::ops) use cuda::rows as log_sum_exp_rows;
 
+use crate::alike::{Alike, Of, Side};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Op, Result};
@@ -34,6 +35,10 @@ impl Op for LogSumExp {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Either], &[Full]]
+    }
+
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        vec![Alike::of([(Of::Input(0), Side::Columns)])]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

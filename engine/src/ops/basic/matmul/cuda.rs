@@ -6,7 +6,7 @@ use crate::cuda::product::Product;
 pub(super) fn value(op: &MatMul, to: &mut Lowering<'_>) {
     let Shape { m, n, k } = op.shape(to.ty(0), to.ty(1));
     let (a, b) = (to.input(0), to.input(1));
-    to.product(Product {
+    to.trimmed_product(Product {
         m,
         n,
         k,

@@ -13,6 +13,7 @@ mod cpu;
 mod cuda;
 
 use super::SumRows;
+use crate::alike::{Alike, Of, Side};
 use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
@@ -114,6 +115,22 @@ impl Op for MatMul {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Factor, Factor, AsResult], &[Either]]
+    }
+
+    fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
+        let types = [inputs[0], inputs[1]];
+        let shape = self.shape(types[0], types[1]);
+        match (self.a_transposed, self.b_transposed) {
+            (false, transposed) => {
+                let mut alike = Alike::of_rows(shape, types, outputs[0], transposed);
+                if let (Some(columns), true) = (alike.last_mut(), inputs.len() > 2) {
+                    columns.dimensions.push((Of::Input(2), Side::Columns));
+                }
+                alike
+            }
+            (true, false) => Alike::of_sums(shape, types, outputs[0]),
+            (true, true) => Vec::new(),
+        }
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -1,14 +1,17 @@
-use crate::cuda::lowering::{Lowering, Source, row_threads};
+use crate::cuda::lowering::{Constant, Lowering, Source, row_threads};
+use crate::value::Type;
 
 const KERNELS: Source = Source::new("cross_entropy", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
-    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let rows = to.ty(0).rows();
+    let [columns, pitch] = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
     let (logits, labels) = (to.input(0), to.input(1));
     let (y, lse) = (to.output(0), to.output(1));
     let losses = to.scratch(rows);
     let threads = row_threads(columns);
-    to.kernel(KERNELS, "cross_entropy", &[threads.into(), columns.into()])
+    let constants = [threads, columns, pitch].map(Into::into);
+    to.kernel(KERNELS, "cross_entropy", &constants)
         .blocks(rows, 1)
         .threads(threads)
         .launch(&[logits, labels, lse, losses.out()].map(Into::into));
@@ -17,14 +20,16 @@ pub(super) fn value(to: &mut Lowering<'_>) {
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {
-    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let rows = to.ty(0).rows();
+    let [columns, pitch] = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
     let [logits, labels, lse, g] = [0, 1, 2, 3].map(|index| to.input(index));
     let out = to.output(0);
     let scale = to.scratch(1);
     to.kernel(KERNELS, "cross_entropy_scale", &[rows.into()])
         .launch(&[labels, g, scale.out()].map(Into::into));
-    let constants = [rows.into(), columns.into(), to.adds(0).into()];
+    let sizes = [rows, columns, pitch].map(Constant::from);
+    let constants = [&sizes[..], &[to.adds(0).into()]].concat();
     to.kernel(KERNELS, "cross_entropy_grad", &constants)
-        .fours(rows, columns)
+        .fours(rows, pitch)
         .launch(&[logits, labels, lse, scale, out].map(Into::into));
 }

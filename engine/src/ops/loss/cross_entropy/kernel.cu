@@ -1,14 +1,14 @@
 const u32 IGNORED = 0xffffffffu;
 
 // A block for each row. A label beyond the columns gives NaN, which the guard of the update finds.
-template <int THREADS, i64 COLUMNS>
+template <int THREADS, i64 COLUMNS, i64 PITCH>
 DEVICE void cross_entropy(InFloats auto logits, In<u32> labels, Out<float> lse, Out<float> losses) {
-    i64 row = blockIdx.x, first = row * COLUMNS;
-    float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
+    i64 row = blockIdx.x;
+    float all = row_log_sum_exp<THREADS, COLUMNS, PITCH>(logits, row);
     if (threadIdx.x == 0) {
         u32 label = labels[row];
         lse[row] = all;
-        losses[row] = label == IGNORED ? 0.0f : label < COLUMNS ? all - logits[first + label] : f32(0x7fc00000u);
+        losses[row] = label == IGNORED ? 0.0f : label < COLUMNS ? all - logits[row * PITCH + label] : f32(0x7fc00000u);
     }
 }
 
@@ -38,16 +38,16 @@ template <i64 ROWS> DEVICE void cross_entropy_scale(In<u32> labels, In<float> g,
     }
 }
 
-template <i64 ROWS, i64 COLUMNS, bool ADD>
+template <i64 ROWS, i64 COLUMNS, i64 PITCH, bool ADD>
 DEVICE void cross_entropy_grad(InFloats auto logits, In<u32> labels, In<float> lse, In<float> scale, OutFloats auto out) {
     float by = scale[0];
-    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        Four x = load<COLUMNS>(logits, row, column);
+    each_four<ROWS, PITCH>([&](i64 row, i64 column) {
+        Four x = load<PITCH>(logits, row, column);
         u32 label = labels[row];
         float all = lse[row];
-        give<COLUMNS, ADD>(out, row, column, map([&](int k) {
+        give<PITCH, ADD>(out, row, column, map([&](int k) {
             float q = expf(x.v[k] - all) - (column + k == label ? 1.0f : 0.0f);
-            return label == IGNORED ? 0.0f : by * q;
+            return label == IGNORED || column + k >= COLUMNS ? 0.0f : by * q;
         }));
     });
 }

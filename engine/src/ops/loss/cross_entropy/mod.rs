@@ -7,6 +7,7 @@
 pub(super) mod cpu;
 mod cuda;
 
+use crate::alike::{Alike, Of, Side};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
@@ -51,6 +52,10 @@ impl Op for CrossEntropy {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Either, Full], &[Full]]
+    }
+
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        vec![Alike::of([(Of::Input(0), Side::Columns)])]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -102,6 +107,11 @@ impl Op for CrossEntropyGrad {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Either, Full], &[Either]]
+    }
+
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let logits_and_gradient = [Of::Input(0), Of::Output(0)];
+        vec![Alike::of(logits_and_gradient.map(|of| (of, Side::Columns)))]
     }
 
     fn accumulates(&self) -> bool {

@@ -3,7 +3,7 @@
 //! size, and so one kernel. Unmeasured.
 
 use super::{HeadDivergence, Sizes};
-use crate::cuda::lowering::{Lowering, Source, row_threads};
+use crate::cuda::lowering::{Constant, Lowering, Source, row_threads};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 use crate::ops::basic::log_sum_exp_rows;
@@ -15,6 +15,8 @@ const CHUNK: usize = if cfg!(test) { 1 << 12 } else { 1 << 23 };
 const LEAST: usize = if cfg!(test) { 32 } else { 128 };
 
 pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
+    // Rows of logits are as far apart as the padded head makes them long.
+    let columns = op.sizes(|index| to.unpadded_ty(index)).vocabulary;
     let Sizes {
         rows,
         d,
@@ -37,7 +39,7 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
     };
     let [lse, losses] = [0, 1].map(|_| to.scratch(rows));
     let labels = op.labels().map(|index| (to.input(index), to.scratch(rows)));
-    let threads = row_threads(vocabulary);
+    let threads = row_threads(columns);
     let matrix = |operand: Operand, columns| Lowering::matrix(operand, columns, false);
     let head = |transposed: bool| Matrix {
         transposed,
@@ -69,12 +71,13 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
                 let made = streamed.part(0, count * vocabulary);
                 product(to, target, made);
                 let lse = part(target_lse, 1);
-                log_sum_exp_rows(to, (made, vocabulary), lse.out());
+                log_sum_exp_rows(to, (made, [columns, vocabulary]), lse.out());
                 made
             }
         };
         if let Some((labels, found)) = labels {
-            to.kernel(KERNELS, "head_labels", &[count.into(), vocabulary.into()])
+            let constants = [count, columns, vocabulary].map(Into::into);
+            to.kernel(KERNELS, "head_labels", &constants)
                 .threads_over(count)
                 .launch(&[own, part(labels, 1), part(found, 1).out()].map(Into::into));
         }
@@ -85,7 +88,8 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
             part(lse, 1).out(),
             part(losses, 1).out(),
         ];
-        let constants = [threads.into(), vocabulary.into(), op.gradient.into()];
+        let sizes = [threads, columns, vocabulary].map(Constant::from);
+        let constants = [&sizes[..], &[op.gradient.into()]].concat();
         to.kernel(KERNELS, "head_divergence", &constants)
             .blocks(count, 1)
             .threads(threads)

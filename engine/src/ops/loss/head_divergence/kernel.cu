@@ -1,20 +1,25 @@
 // A block for each row of a chunk's logits: the log-sum-exp; then the losses, and if needed `Q - P`
 // over the logits. The second read of the row hits a cache.
-template <int THREADS, i64 COLUMNS, bool GRADIENT>
+template <int THREADS, i64 COLUMNS, i64 PITCH, bool GRADIENT>
 DEVICE void head_divergence(InFloats auto target, In<float> target_lse, OutFloats auto logits, Out<float> lse, Out<float> losses) {
-    i64 row = blockIdx.x, first = row * COLUMNS;
-    float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
+    i64 row = blockIdx.x;
+    float all = row_log_sum_exp<THREADS, COLUMNS, PITCH>(logits, row);
     float of_target = target_lse[row];
     // Close logits are subtracted from each other first, which is exact.
     float shift = of_target - all;
-    float loss = row_sum<THREADS, COLUMNS>([&](i64 column) {
-        float t = target[first + column], x = logits[first + column];
-        float p = expf(t - of_target);
+    float loss = 0.0f;
+    each_vector<THREADS, COLUMNS, PITCH>([&](i64 column) {
+        Four t = load_vector_of_row<PITCH>(target, row, column), x = load_vector_of_row<PITCH>(logits, row, column);
+        each_of_vector<COLUMNS, PITCH>(column, [&](int k) {
+            float p = expf(t.v[k] - of_target);
+            loss += p * (t.v[k] - x.v[k] - shift);
+            x.v[k] = expf(x.v[k] - all) - p;
+        });
         if (GRADIENT) {
-            logits[first + column] = expf(x - all) - p;
+            store_vector_of_row<COLUMNS, PITCH>(logits, row, column, x);
         }
-        return p * (t - x - shift);
     });
+    loss = block_sum<THREADS>(loss);
     if (threadIdx.x == 0) {
         lse[row] = all;
         losses[row] = loss;
@@ -24,11 +29,11 @@ DEVICE void head_divergence(InFloats auto target, In<float> target_lse, OutFloat
 // A thread for each row of a chunk, before its logits are replaced: the label's logit, which the
 // cross-entropy subtracts from the log-sum-exp. A label beyond the columns gives NaN, which the
 // guard of the update finds.
-template <i64 ROWS, i64 COLUMNS> DEVICE void head_labels(InFloats auto logits, In<u32> labels, Out<float> found) {
+template <i64 ROWS, i64 COLUMNS, i64 PITCH> DEVICE void head_labels(InFloats auto logits, In<u32> labels, Out<float> found) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row < ROWS) {
         u32 label = labels[row];
-        found[row] = label == 0xffffffffu ? 0.0f : label < COLUMNS ? logits[row * COLUMNS + label] : f32(0x7fc00000u);
+        found[row] = label == 0xffffffffu ? 0.0f : label < COLUMNS ? logits[row * PITCH + label] : f32(0x7fc00000u);
     }
 }
 

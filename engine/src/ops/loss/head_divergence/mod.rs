@@ -31,7 +31,9 @@ use std::slice;
 use std::sync::Arc;
 
 use super::{CrossEntropy, KlDivergence};
+use crate::alike::{Alike, Of, Side};
 use crate::cpu::Frame;
+use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
 use crate::derivation::{Derivation, Right};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
@@ -254,6 +256,29 @@ impl Op for HeadDivergence {
             true => [&[Factor], &[Full, Either]],
             false => [&[Either, Full, Factor], &[Full, Either]],
         }
+    }
+
+    /// The vocabulary.
+    fn alike(&self, inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let Sizes {
+            rows,
+            d,
+            vocabulary,
+        } = self.sizes(|index| inputs[index]);
+        let shape = Shape {
+            m: rows,
+            n: vocabulary,
+            k: d,
+        };
+        let w = match self.transposed {
+            true => (self.h() + 1, Side::Rows),
+            false => (self.h() + 1, Side::Columns),
+        };
+        let target = (!self.streamed).then_some((0, Side::Columns));
+        let bias = self.bias().map(|index| (index, Side::Columns));
+        let all = [w].into_iter().chain(target).chain(bias);
+        let all = all.map(|(index, side)| (Of::Input(index), side));
+        vec![Alike::of_product(shape, all)]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

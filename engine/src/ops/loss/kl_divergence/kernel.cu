@@ -1,42 +1,48 @@
 // A block for each row: the log-sum-exp of the logits, then the divergence; the second read of the
 // row hits a cache.
-template <int THREADS, i64 COLUMNS>
+template <int THREADS, i64 COLUMNS, i64 PITCH>
 DEVICE void kl_divergence(InFloats auto target, In<float> target_lse, InFloats auto logits, Out<float> lse, Out<float> losses) {
-    i64 row = blockIdx.x, first = row * COLUMNS;
-    float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
+    i64 row = blockIdx.x;
+    float all = row_log_sum_exp<THREADS, COLUMNS, PITCH>(logits, row);
     float of_target = target_lse[row];
     // Close logits are subtracted from each other first, which is exact.
     float shift = of_target - all;
-    float loss = row_sum<THREADS, COLUMNS>([&](i64 column) {
-        float t = target[first + column];
-        return expf(t - of_target) * (t - logits[first + column] - shift);
+    float loss = 0.0f;
+    each_vector<THREADS, COLUMNS, PITCH>([&](i64 column) {
+        Four t = load_vector_of_row<PITCH>(target, row, column), x = load_vector_of_row<PITCH>(logits, row, column);
+        each_of_vector<COLUMNS, PITCH>(column, [&](int k) {
+            loss += expf(t.v[k] - of_target) * (t.v[k] - x.v[k] - shift);
+        });
     });
+    loss = block_sum<THREADS>(loss);
     if (threadIdx.x == 0) {
         lse[row] = all;
         losses[row] = loss;
     }
 }
 
-template <i64 ROWS, i64 COLUMNS, bool ADD>
+template <i64 ROWS, i64 COLUMNS, i64 PITCH, bool ADD>
 DEVICE void kl_divergence_grad(InFloats auto target, In<float> target_lse, InFloats auto logits, In<float> lse, In<float> g,
                                OutFloats auto out) {
     float scale = g[0] / (float)ROWS;
-    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        Four t = load<COLUMNS>(target, row, column), x = load<COLUMNS>(logits, row, column);
+    each_four<ROWS, PITCH>([&](i64 row, i64 column) {
+        Four t = load<PITCH>(target, row, column), x = load<PITCH>(logits, row, column);
         float of_target = target_lse[row], all = lse[row];
-        give<COLUMNS, ADD>(out, row, column,
-                           map([&](int k) { return scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)); }));
+        give<PITCH, ADD>(out, row, column, map([&](int k) {
+            return column + k < COLUMNS ? scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)) : 0.0f;
+        }));
     });
 }
 
 // `out` holds the logits before.
-template <i64 ROWS, i64 COLUMNS>
+template <i64 ROWS, i64 COLUMNS, i64 PITCH>
 DEVICE void kl_divergence_grad_in_place(InFloats auto target, In<float> target_lse, In<float> lse, In<float> g, OutFloats auto out) {
     float scale = g[0] / (float)ROWS;
-    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        Four t = load<COLUMNS>(target, row, column), x = load<COLUMNS>(out, row, column);
+    each_four<ROWS, PITCH>([&](i64 row, i64 column) {
+        Four t = load<PITCH>(target, row, column), x = load<PITCH>(out, row, column);
         float of_target = target_lse[row], all = lse[row];
-        store<COLUMNS>(out, row, column,
-                       map([&](int k) { return scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)); }));
+        store<PITCH>(out, row, column, map([&](int k) {
+            return column + k < COLUMNS ? scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)) : 0.0f;
+        }));
     });
 }

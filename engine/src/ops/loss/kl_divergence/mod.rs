@@ -11,6 +11,7 @@ mod cuda;
 
 use std::sync::Arc;
 
+use crate::alike::{Alike, Of, Side};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
@@ -60,6 +61,11 @@ impl Op for KlDivergence {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Either, Full, Either], &[Full]]
+    }
+
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let logits = [0, 2].map(|index| (Of::Input(index), Side::Columns));
+        vec![Alike::of(logits)]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -123,6 +129,12 @@ impl Op for KlDivergenceGrad {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Either, Full, Full, Full, Either], &[Either]]
+    }
+
+    fn alike(&self, inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let logits = (inputs.len() > 4).then_some(Of::Input(4));
+        let others = [Of::Input(0), Of::Output(0)].into_iter().chain(logits);
+        vec![Alike::of(others.map(|of| (of, Side::Columns)))]
     }
 
     fn accumulates(&self) -> bool {

@@ -27,6 +27,7 @@
 mod cpu;
 mod cuda;
 
+use crate::alike::{Alike, Of, Side};
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cpu::shape::Shape;
@@ -35,7 +36,7 @@ use crate::derivation::{Derivation, SiteInputs};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::{MatMul, RoutedMatMul, grain_rows};
 use crate::precision::Format::{self, Either, Factor, Full};
-use crate::value::{Type, Value};
+use crate::value::{DType, Type, Value};
 
 /// `y = h U + s c + (1 - s) b`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -129,6 +130,21 @@ impl Op for SiteOutput {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Factor, Factor, Either, Full], &[Either]]
+    }
+
+    fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
+        let types = [inputs[0], inputs[1]];
+        let mut alike = Alike::of_rows(shape(inputs), types, outputs[0], false);
+        if let Some(columns) = alike.last_mut() {
+            let clean_and_bias = 2..3 + usize::from(self.bias);
+            let others = clean_and_bias.map(|index| (Of::Input(index), Side::Columns));
+            columns.dimensions.extend(others);
+            // In f32 it is not trimmed.
+            if outputs[0].dtype != DType::Bf16 {
+                alike.pop();
+            }
+        }
+        alike
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -234,6 +250,11 @@ impl Op for Share {
         [&[Either, Full], &[Either]]
     }
 
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let columns = [Of::Input(0), Of::Output(0)].map(|of| (of, Side::Columns));
+        vec![Alike::of(columns)]
+    }
+
     fn accumulates(&self) -> bool {
         true
     }
@@ -273,6 +294,10 @@ impl Op for BiasGrad {
         [&[Either, Full], &[Full]]
     }
 
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        vec![Alike::of([(Of::Input(0), Side::Columns)])]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![Type::f32(&[inputs[0].columns()])])
     }
@@ -306,6 +331,12 @@ impl Op for DeltaGrad {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Either, Either, Full], &[Full]]
+    }
+
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let gradient_clean_and_bias = 0..2 + usize::from(self.0.bias);
+        let columns = gradient_clean_and_bias.map(|index| (Of::Input(index), Side::Columns));
+        vec![Alike::of(columns)]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

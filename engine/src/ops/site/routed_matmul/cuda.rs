@@ -21,7 +21,7 @@ pub(super) fn value(op: RoutedMatMul, to: &mut Lowering<'_>) {
         a = routed;
     }
     let [a_transposed, b_transposed] = op.stored();
-    to.product(Product {
+    to.trimmed_product(Product {
         m,
         n,
         k,

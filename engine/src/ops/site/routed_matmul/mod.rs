@@ -25,6 +25,7 @@ mod cuda;
 
 pub(super) use cpu::scatter;
 
+use crate::alike::{Alike, Of, Side};
 use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
@@ -157,6 +158,11 @@ impl Op for CompactRows {
         [&[Either, Full], &[Either]]
     }
 
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let columns = [Of::Input(0), Of::Output(0)].map(|of| (of, Side::Columns));
+        vec![Alike::of(columns)]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let (x, route) = (inputs[0], inputs[1]);
         if x.dims.is_empty() || x.rows() != route.len() {
@@ -198,6 +204,14 @@ impl Op for RoutedMatMul {
 
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Factor, Factor, Full], &[Either]]
+    }
+
+    fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
+        let (shape, types) = (self.shape(inputs), [inputs[0], inputs[1]]);
+        match self.kind {
+            Kind::Rows { transposed } => Alike::of_rows(shape, types, outputs[0], transposed),
+            Kind::Sums => Alike::of_sums(shape, types, outputs[0]),
+        }
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

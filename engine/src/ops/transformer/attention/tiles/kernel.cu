@@ -23,7 +23,7 @@ template <class H> using GradTiles = Tiles<H, narrow<H> ? 2 : 1, 32>;
 // The first row of this warp.
 template <int M> DEVICE int warp_row() { return threadIdx.x / 32 * (16 * M); }
 
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOG2_OF_E = 1.4426950408889634f, LN_OF_2 = 0.6931471805599453f;
 
 // 2^x, within 2^-22 of it; 0 below 2^-126.
 #ifndef EMULATED
@@ -324,7 +324,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
     int unit = blockIdx.x / T::count, b = unit / H::heads, head = unit % H::heads, kv = head / H::group;
     // Of causal tiles, the last have the most keys; they start first.
     int position = (T::count - 1 - (int)(blockIdx.x % T::count)) * T::rows, lane = threadIdx.x % 32;
-    const float factor = scale * LOG2_E;
+    const float factor = scale * LOG2_OF_E;
     auto passing = [&](int stage, int which) { return bf16_part(memory, T::own_room + (2 * stage + which) * T::passing_room); };
     auto copy = [&](int first, int stage) {
         copy_head<H, KEYS>(passing(stage, 0), k, k_columns<H>(kv), b, first);
@@ -417,7 +417,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             int t = position + warp_row<M>() + 16 * m + 8 * half + lane / 4;
             if (lane % 4 == 0 && t < H::positions) {
-                lse[(i64)unit * H::positions + t] = fmaf(largest[m][half], LN_2, logf(sum));
+                lse[(i64)unit * H::positions + t] = fmaf(largest[m][half], LN_OF_2, logf(sum));
             }
             float share = 1.0f / sum;
 #pragma unroll
@@ -445,7 +445,7 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
     Shared<float> numbers = part_of(memory, numbers_at);
     int b = blockIdx.x / T::count / H::kv_heads, kv = blockIdx.x / T::count % H::kv_heads;
     int first = blockIdx.x % T::count * T::rows, lane = threadIdx.x % 32;
-    const float factor = scale * LOG2_E;
+    const float factor = scale * LOG2_OF_E;
     auto passing = [&](int stage, int which) { return bf16_part(memory, 2 * T::own_room + (2 * stage + which) * T::passing_room); };
     auto copy = [&](int head, int position, int stage) {
         copy_head<H, QUERIES>(passing(stage, 0), q, q_columns<H>(head), b, position);
@@ -459,7 +459,7 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
             return 0.0f;
         }
         i64 at = (i64)(b * H::heads + head) * H::positions + t;
-        return threadIdx.x % 2 == 0 ? lse[at] * LOG2_E : dots[at];
+        return threadIdx.x % 2 == 0 ? lse[at] * LOG2_OF_E : dots[at];
     };
     auto keep_number = [&](int stage, float number) {
         if (threadIdx.x < 2 * QUERIES) {
@@ -546,7 +546,7 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
     Shared<bf16> queries = bf16_part(memory, 0), gradients = bf16_part(memory, T::own_room);
     int unit = blockIdx.x / T::count, b = unit / H::heads, head = unit % H::heads, kv = head / H::group;
     int position = (T::count - 1 - (int)(blockIdx.x % T::count)) * T::rows, lane = threadIdx.x % 32;
-    const float factor = scale * LOG2_E;
+    const float factor = scale * LOG2_OF_E;
     auto passing = [&](int stage, int which) { return bf16_part(memory, 2 * T::own_room + (2 * stage + which) * T::passing_room); };
     auto copy = [&](int first, int stage) {
         copy_head<H, KEYS>(passing(stage, 0), k, k_columns<H>(kv), b, first);
@@ -564,7 +564,7 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
         for (int half = 0; half < 2; ++half) {
             int t = position + warp_row<M>() + 16 * m + 8 * half + lane / 4;
             i64 at = (i64)unit * H::positions + t;
-            of_lse[m][half] = t < H::positions ? lse[at] * LOG2_E : 0.0f;
+            of_lse[m][half] = t < H::positions ? lse[at] * LOG2_OF_E : 0.0f;
             of_dots[m][half] = t < H::positions ? dots[at] : 0.0f;
         }
     }
