@@ -16,14 +16,14 @@
 //! - All-reduces run in buckets on a separate stream of the graph (`all_reduce`). GPUs exchange
 //!   parts by NCCL (`nccl`) and add them along the tree of [`blocks`](crate::blocks), so results
 //!   have the same bits on any number of GPUs. Tests run ranks as threads, each on an emulated
-//!   device, and as processes with an emulated NCCL; no GPU has run it.
+//!   device, and as processes with an emulated NCCL; no machine with several GPUs has run it.
 //! - A program may be stored in bf16 where possible ([`Precision`](crate::Precision)): a kernel
 //!   takes operands of either type, and computes in f32. Dimensions of its products that are no
 //!   multiple of 8 are then padded with zeros (`padding`), because cublasLt is several times slower
 //!   otherwise.
 //! - Kernels need no headers and no atomics, and sum in one order. Tests run them on this machine's
-//!   processor, thread by thread, check every access, and compare with CPU kernels; on a GPU they
-//!   are unmeasured.
+//!   processor, thread by thread, check every access, and compare with CPU kernels, and on a GPU
+//!   where there is one.
 //! - Programs, copies of inputs, and copies of staged tensors have a stream each: a step does not
 //!   wait for data, and only its updates wait for a staged state
 //!   ([`Store::stage`](crate::Store::stage)).
