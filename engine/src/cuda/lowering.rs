@@ -39,7 +39,7 @@ const SHARE: usize = 8192;
 pub(crate) const MOST_OPERANDS: usize = 512;
 /// Maximum of partial sums over rows.
 const MOST_STRETCHES: usize = 128;
-/// The same of [`short_stretches`].
+/// Maximum of partial sums over rows, of [`short_stretches`].
 const MOST_SHORT_STRETCHES: usize = 256;
 
 /// One launch.
@@ -287,8 +287,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Adds a product that is the first result. Where its factors are padded and the result is not,
-    /// the result gets its own rows and columns.
+    /// Adds a product that is the first result. If its factors are padded and the result is not, the
+    /// result gets its own rows and columns.
     pub(crate) fn trimmed_product(&mut self, product: Product) {
         let ty = self.output_ty(0);
         let columns = ty.columns();

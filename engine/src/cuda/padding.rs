@@ -1,11 +1,11 @@
 //! Pads dimensions of a bf16 program that are no multiple of 8 with zeros, where this makes a
 //! product faster.
 //!
-//! cublasLt's kernels for bf16 read and write 16 bytes at a time. Where the contiguous dimension of
-//! a result, or the dimension of the sums, is no multiple of 8, it takes others, which run four to
-//! six times slower whatever the distance of the rows is (on an H200: 140 us for 341 columns, 33 us
-//! for 344). So these dimensions themselves become multiples of 8 on the device, and what is
-//! computed beyond their ends is zero:
+//! cublasLt's kernels for bf16 read and write 16 bytes at a time. If the contiguous dimension of a
+//! result, or the dimension of the sums, is no multiple of 8, it takes others, which run four to six
+//! times slower whatever the distance of the rows is (on an H200: 140 us for 341 columns, 33 us for
+//! 344). So these dimensions themselves become multiples of 8 on the device, and what is computed
+//! beyond their ends is zero:
 //!
 //! ```text
 //! x [16384, 128] W^T [344, 128]  ->  [16384, 344], of which 3 columns are zeros
@@ -71,8 +71,7 @@ impl<'a> Classes<'a> {
         classes
     }
 
-    /// Joins the dimensions that a node takes alike. Those of which it says nothing keep their
-    /// length.
+    /// Joins the dimensions that a node takes alike. All others keep their length.
     fn read(&mut self, node: &DeviceNode) {
         let groups = alike(self.from, node);
         for group in &groups {
@@ -192,7 +191,7 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// What a node says of its operands.
+/// Dimensions that a node takes alike.
 fn alike(from: &DeviceGraph, node: &DeviceNode) -> Vec<Alike> {
     let types = |values: &[Value]| {
         values
