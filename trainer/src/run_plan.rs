@@ -134,19 +134,44 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Resul
         components: site.components,
         parameters,
     });
+    let sites: Vec<SitePlan> = sites.collect();
+    let mut rows = rows(run, &*network, (threads, world), on_gpu)?;
+    if on_gpu && run.precision == Precision::Bf16 {
+        rows.extend(slow_components(&sites).map(|slow| ("slow sites".to_owned(), slow)));
+    }
     let frozen = store.slots().filter(|&slot| store.is_frozen(slot));
     let frozen_bytes = frozen
         .map(|slot| store.ty(slot).bytes() / (1 + usize::from(store.is_in_bf16(slot))))
         .sum();
     Ok(RunPlan {
-        rows: rows(run, &*network, (threads, world), on_gpu)?,
-        sites: sites.collect(),
+        rows,
+        sites,
         shared_importance,
         state_bytes: store.bytes() - frozen_bytes,
         frozen_bytes,
         memory,
         gpu_memory,
     })
+}
+
+/// Fewest components of a site whose products on a GPU are worth a hint.
+const MANY_COMPONENTS: usize = 64;
+
+/// Sites whose number of components makes their products in bf16 slow on a GPU, if there are any.
+fn slow_components(sites: &[SitePlan]) -> Option<String> {
+    let mut slow = sites
+        .iter()
+        .filter(|site| site.components >= MANY_COMPONENTS && site.components % 8 != 0);
+    let first = slow.next()?;
+    let (components, path) = (first.components, &first.path);
+    let more = match slow.count() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "C = {components} of {path}{more}: products with a C that is no multiple of 8 take a GPU several times as long; {} is one",
+        components.next_multiple_of(8)
+    ))
 }
 
 /// Layers that the losses of a step pass through, at most: such a plan takes some five seconds. All
@@ -350,6 +375,27 @@ mod tests {
         let mut run = preset.unwrap().run;
         run.precision = precision;
         run
+    }
+
+    #[test]
+    fn components_that_slow_a_gpu_down_are_named() {
+        let sites = |components: &[usize]| -> Vec<SitePlan> {
+            let sites = components.iter().zip(["a", "b", "c"]);
+            let sites = sites.map(|(&components, path)| SitePlan {
+                path: path.to_owned(),
+                d_in: 64,
+                d_out: 64,
+                components,
+                parameters: 0,
+            });
+            sites.collect()
+        };
+        // A toy's few components take no time.
+        assert_eq!(slow_components(&sites(&[1200, 20, 64])), None);
+        assert_eq!(
+            slow_components(&sites(&[64, 300, 65])).unwrap(),
+            "C = 300 of b and 1 more: products with a C that is no multiple of 8 take a GPU several times as long; 304 is one"
+        );
     }
 
     #[test]
