@@ -11,7 +11,6 @@ template <class H, int M, int PASSING> struct Tiles {
     static const int own_room = room(rows, width), passing_room = room(PASSING, width);
     static const int count = (H::positions + rows - 1) / rows;
     typedef Sums<M, width / 8> Result;
-
 };
 
 // Sums of wide heads take more registers.
@@ -24,17 +23,6 @@ template <class H> using GradTiles = Tiles<H, narrow<H> ? 2 : 1, 32>;
 template <int M> DEVICE int warp_row() { return threadIdx.x / 32 * (16 * M); }
 
 constexpr float LOG2_OF_E = 1.4426950408889634f, LN_OF_2 = 0.6931471805599453f;
-
-// 2^x, within 2^-22 of it; 0 below 2^-126.
-#ifndef EMULATED
-DEVICE float two_to(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#else
-DEVICE float two_to(float x) { return exp2f(x); }
-#endif
 
 // Four of COLUMNS columns from `column` on, which lie at `at`; zeros beyond the last.
 template <int COLUMNS> DEVICE Four load_some(auto x, i64 at, int column) {
@@ -388,13 +376,13 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
                 most = fmaxf(largest[m][half], factor * most);
                 // A row that has seen no key has no weights.
                 float base = most == -f32(INFINITE) ? 0.0f : most;
-                float rescale = two_to(largest[m][half] - base), sum = 0.0f;
+                float rescale = fast_exp2(largest[m][half] - base), sum = 0.0f;
                 largest[m][half] = most;
 #pragma unroll
                 for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
                     for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                        scores.v[m][n][i] = two_to(fmaf(scores.v[m][n][i], factor, -base));
+                        scores.v[m][n][i] = fast_exp2(fmaf(scores.v[m][n][i], factor, -base));
                         sum += scores.v[m][n][i];
                     }
                 }
@@ -518,7 +506,7 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
                 for (int m = 0; m < M; ++m) {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
-                        weights.v[m][n][i] = two_to(fmaf(weights.v[m][n][i], factor, -of.v[i % 2 * 2]));
+                        weights.v[m][n][i] = fast_exp2(fmaf(weights.v[m][n][i], factor, -of.v[i % 2 * 2]));
                         slopes.v[m][n][i] = -of.v[i % 2 * 2 + 1];
                     }
                 }
@@ -605,7 +593,7 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
             for (int m = 0; m < M; ++m) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    weights.v[m][n][i] = two_to(fmaf(weights.v[m][n][i], factor, -of_lse[m][i / 2]));
+                    weights.v[m][n][i] = fast_exp2(fmaf(weights.v[m][n][i], factor, -of_lse[m][i / 2]));
                     slopes.v[m][n][i] = -of_dots[m][i / 2];
                 }
             }
