@@ -24,8 +24,8 @@
 //!   tensors that stay.
 //! - On a GPU the same program is a list of launches and products ([`cuda`]), which every op
 //!   provides. An [`Executor`] runs on the [`Processor`] that it was planned for, in an [`Arena`]
-//!   that other programs run in too. Kernels and replays are tested on an emulated device; no GPU
-//!   has run them yet.
+//!   that other programs run in too. Kernels and replays are tested on an emulated device, and on a GPU
+//!   where there is one.
 //! - With [`Precision::Bf16`], a GPU stores values in bf16 where that is exact enough; a CPU with
 //!   bf16 instructions ([`has_bf16_products`]) rounds the factors of products to bf16.
 //!
