@@ -3,27 +3,25 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rustix::io::retry_on_intr;
-use rustix::process::{WaitId, WaitIdOptions, waitid};
 use spd_trainer::bench::{
     OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
 };
 use spd_trainer::cuda;
 use spd_trainer::{Fault, SharedMemory, World};
 
+use crate::children::Children;
 use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
 use crate::gpus::gpu;
 use crate::rank::inherited;
-use crate::ranks::{command, die_with_launcher, own_program, share_memory};
+use crate::ranks::{command, own_program, share_memory};
+use crate::screen;
 use crate::table::{Align, Table};
-use crate::{screen, stop};
 
 /// The defaults of the implementations that we compare with.
 const STEPS: usize = 50;
@@ -102,7 +100,7 @@ fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
     let program = own_program().context("this program's own file cannot be found")?;
     for name in &asked.names {
         let memory = SharedMemory::file().context("memory for ranks to share")?;
-        let mut ranks = Ranks(Vec::new());
+        let mut ranks = Children::default();
         for rank in 0..asked.cpus {
             let mut command = command(&program);
             command.args(words(asked, name, rank));
@@ -110,11 +108,8 @@ fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
             if rank > 0 {
                 command.stdout(Stdio::null());
             }
-            die_with_launcher(&mut command);
-            let started = command.spawn();
-            ranks
-                .0
-                .push(started.with_context(|| format!("bench {name}: rank {rank}"))?);
+            let started = ranks.start(&mut command);
+            started.with_context(|| format!("bench {name}: rank {rank}"))?;
         }
         ranks.wait().with_context(|| format!("bench {name}"))?;
     }
@@ -164,50 +159,6 @@ fn words(asked: &BenchArgs, name: &str, rank: usize) -> Vec<OsString> {
         words.push(word);
     }
     words
-}
-
-/// The ranks of a workload, in order. Dropping them kills those still running.
-struct Ranks(Vec<Child>);
-
-impl Ranks {
-    /// Waits until all have exited or one has failed.
-    fn wait(&mut self) -> anyhow::Result<()> {
-        let count = self.0.len();
-        loop {
-            let mut left = 0;
-            for (rank, child) in self.0.iter_mut().enumerate() {
-                match child.try_wait()? {
-                    Some(status) if status.success() => {}
-                    Some(status) => anyhow::bail!("rank {rank} of {count} {}", end(status)),
-                    None => left += 1,
-                }
-            }
-            if left == 0 {
-                return Ok(());
-            }
-            // The loop above finds out which.
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-            retry_on_intr(|| waitid(WaitId::All, options))?;
-        }
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // It fails only for a process that has exited.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// How a process ended, in words.
-fn end(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exited with code {code}"),
-        (None, signal) => format!("was killed by {}", stop::name(signal.unwrap_or(0))),
-    }
 }
 
 fn overrides(asked: &BenchArgs) -> Overrides<'_> {

@@ -2,6 +2,7 @@
 //! in `runs`, parsers of values in `values`.
 
 mod check;
+mod harvest;
 #[cfg(test)]
 mod page;
 mod runs;
@@ -13,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use spd_configs::Destination;
 
 pub(crate) use self::check::CheckArgs;
+pub(crate) use self::harvest::HarvestArgs;
 pub(crate) use self::runs::{
     EvalArgs, ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs,
     TailArgs, WatchArgs,
@@ -49,6 +51,7 @@ Examples:
   spd-launch figures runs/tms_5-2             draw the newest checkpoint again
   spd-launch eval runs/shakespeare --set eval.batches=100 --set eval.components=100
                                               evaluate it again with other settings
+  spd-launch harvest runs/shakespeare         tables of what each of its components does
   spd-launch watch runs/tms_5-2 runs/seed1    show curves, figures and components live
   spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch runs                             every run under runs: its state, step, loss, time left
@@ -118,6 +121,9 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Draw the figures of a run again, from its newest checkpoint
     Figures(FiguresArgs),
+    /// Read text through the newest checkpoint of a run, and write tables of what each component
+    /// does; after a kill, the same command goes on
+    Harvest(HarvestArgs),
     /// Send rows that trackers have not received yet
     Ship(ShipArgs),
     /// Write a page about runs: curves, figures, components, differences

@@ -24,6 +24,7 @@
 //!     -> configs                        the shipped run files
 //!     -> exchange                       checkpoints of the SPD reference; runs for `wandb sync`
 //!     -> again                          evaluates or draws a checkpoint again
+//!     -> harvest                        what each component does over text, as tables
 //!     -> completions                    completion scripts of shells
 //!     -> doctor                         resources for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 the time of a step, and where it goes
@@ -34,6 +35,7 @@ mod again;
 mod bench;
 mod channel;
 mod check;
+mod children;
 mod cli;
 mod completions;
 mod configs;
@@ -42,6 +44,7 @@ mod exchange;
 mod exit;
 mod failure;
 mod gpus;
+mod harvest;
 mod hub;
 mod inspect;
 mod launched;
@@ -153,6 +156,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Eval(asked)), _) => again::eval(&asked),
         (Some(Command::Figures(asked)), _) => again::figures(&asked),
+        (Some(Command::Harvest(asked)), _) => harvest::harvest(&asked),
         (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
         (Some(Command::Ship(asked)), _) => ship::ship(&asked),
         (Some(Command::Report(asked)), _) => report::report(&asked),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use serde_json::json;
 use spd_checkpoint::atomic::write_file;
-use spd_checkpoint::{Lock, read_newest};
+use spd_checkpoint::{Lock, Snapshot, read_newest};
 use spd_engine::{Pool, Processor, Store};
 use spd_files::atomic::make_dir;
 use spd_tracker::{Mark, Row, Spool};
@@ -152,18 +152,11 @@ impl State {
             evaluate_on(&mut run, path)?;
         }
         again.out.map_or(Ok(()), check_out)?;
-        let root = again.run_dir.join(resume::CHECKPOINTS);
-        let found = read_newest(&root)?;
-        let Some((step, snapshot)) = found.newest else {
-            let bad = found.damaged.first();
-            let bad =
-                bad.map(|(path, reason)| format!(" that holds ({}: {reason})", path.display()));
-            return Err(Fault::BadInput(format!(
-                "{}: has no checkpoint{} to look at; run it first",
-                root.display(),
-                bad.unwrap_or_default()
-            )));
-        };
+        let Newest {
+            step,
+            snapshot,
+            damaged,
+        } = newest(again.run_dir)?;
         let sources = data::open_checked(&run)?;
         let pool = Arc::new(Pool::new(again.threads)?);
         let processor = Processor::Cpu(Arc::clone(&pool));
@@ -181,7 +174,7 @@ impl State {
             is_as_in_the_run: run == stored,
             run,
             step,
-            damaged: found.damaged,
+            damaged,
             pool,
             store,
             task,
@@ -248,8 +241,40 @@ impl State {
     }
 }
 
+/// The newest checkpoint that holds.
+pub(crate) struct Newest {
+    pub(crate) step: u64,
+    pub(crate) snapshot: Snapshot,
+    /// Newer ones that do not hold: where each lies, and what is wrong with it.
+    pub(crate) damaged: Vec<(PathBuf, String)>,
+}
+
+/// Reads the newest checkpoint of a run directory that holds.
+///
+/// # Errors
+///
+/// Bad input when there is none.
+pub(crate) fn newest(run_dir: &Path) -> Result<Newest, Fault> {
+    let root = run_dir.join(resume::CHECKPOINTS);
+    let found = read_newest(&root)?;
+    let Some((step, snapshot)) = found.newest else {
+        let bad = found.damaged.first();
+        let bad = bad.map(|(path, reason)| format!(" that holds ({}: {reason})", path.display()));
+        return Err(Fault::BadInput(format!(
+            "{}: has no checkpoint{} to look at; run it first",
+            root.display(),
+            bad.unwrap_or_default()
+        )));
+    };
+    Ok(Newest {
+        step,
+        snapshot,
+        damaged: found.damaged,
+    })
+}
+
 /// Has the run evaluated on the dataset at a path.
-fn evaluate_on(run: &mut Run, path: &Path) -> Result<(), Fault> {
+pub(crate) fn evaluate_on(run: &mut Run, path: &Path) -> Result<(), Fault> {
     let refused = |why: String| Fault::BadInput(format!("--data {}: {why}", path.display()));
     let Data::Tokens { eval, .. } = &mut run.data else {
         return Err(refused(

@@ -15,9 +15,17 @@ use crate::fault::Fault;
 use crate::gather;
 use crate::memory::{Memory, arena_bytes, input_bytes};
 use crate::metrics::ladder::Climbing;
+use crate::networks::Input;
 use crate::parameters::{Group, HALT};
 use crate::strongest::shown_bytes;
 use crate::world::World;
+
+/// Whether single components are removed: those of a language model, if the run asks for it.
+fn shows_components(decomposition: &Decomposition) -> bool {
+    let eval = &decomposition.run.eval;
+    let is_asked = eval.components > 0 || eval.metrics.well_tempered.well_tempered.is_some();
+    matches!(decomposition.target.input(), Input::Tokens { .. }) && is_asked
+}
 
 /// A decomposition in training.
 pub(crate) struct DecompositionTask {
@@ -107,8 +115,11 @@ impl DecompositionTask {
         let probe = decomposition.probe_program(store)?;
         let probe = probe.map(|program| executor(&program));
         let figures = executor(&decomposition.figures_program(store)?);
-        let removal = decomposition.removal_program(store)?;
-        let removal = removal.map(|program| executor(&program));
+        let removal = if shows_components(&decomposition) {
+            Some(executor(&decomposition.removal_program(store)?))
+        } else {
+            None
+        };
         let climbing = Climbing::new(&decomposition, store, world, executor)?;
         let warmup = decomposition.run.train.faithfulness_warmup;
         let warmup = if trains && warmup.steps > 0 {

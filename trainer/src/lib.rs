@@ -33,6 +33,7 @@ mod figures;
 pub mod filters;
 mod gather;
 mod given_weights;
+pub mod harvest;
 mod heartbeat;
 pub mod losses;
 mod memory;

@@ -15,7 +15,6 @@ use crate::active_rows::POSITIONS;
 use crate::component_model::{CleanPass, RowsOf};
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
-use crate::networks::Input;
 use crate::repeat::repeat_rows;
 use crate::sites::Site;
 
@@ -75,17 +74,10 @@ impl Decomposition {
     /// - `kept <site>`: f32 `[rows, c]`, the masks of each row; `route <site>`: f32 `[rows * t]`,
     ///   or `[rows]` of a site with a row for each sequence, where they are in use
     ///
-    /// `None` for a toy, and for a run that shows no components.
-    ///
     /// # Errors
     ///
     /// When shapes do not fit.
-    pub(crate) fn removal_program(&self, store: &Store) -> Result<Option<Builder>> {
-        let eval = &self.run.eval;
-        let is_asked = eval.components > 0 || eval.metrics.well_tempered.well_tempered.is_some();
-        if !matches!(self.target.input(), Input::Tokens { .. }) || !is_asked {
-            return Ok(None);
-        }
+    pub(crate) fn removal_program(&self, store: &Store) -> Result<Builder> {
         let mut b = Builder::new();
         let shape = self.shape(self.run.eval.batch_size.min(ROWS));
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
@@ -131,13 +123,16 @@ impl Decomposition {
                 b.output(activation_of(site), taken);
             }
         }
-        Ok(Some(b))
+        Ok(b)
     }
-}
 
-impl Decomposition {
     /// The length of what each component of a site adds to its output, f32 `[rows, t, c]`.
-    fn lengths(&self, b: &mut Builder, clean_pass: &CleanPass, index: usize) -> Result<Value> {
+    pub(crate) fn lengths(
+        &self,
+        b: &mut Builder,
+        clean_pass: &CleanPass,
+        index: usize,
+    ) -> Result<Value> {
         let (shape, c) = (clean_pass.shape, self.sites[index].components);
         let u_co = clean_pass.sites[index].values.u_co;
         let squares = b.elementwise(["square", "square_grad"], [u_co], |[u]| u.square())?;

@@ -25,6 +25,7 @@ mod figures;
 mod gate;
 mod gpu;
 mod gpus;
+mod harvest;
 mod hub;
 #[expect(dead_code, reason = "the hub's own tests use more of it")]
 #[path = "../../../hub/src/tests/server.rs"]

@@ -150,7 +150,7 @@ pub(super) fn sums(
 
 /// The rows of a site as rows of all positions, f32 `[positions, c]`: the largest of those of each,
 /// or that of its sequence. `None` where they are neither.
-fn of_positions(values: &[f32], shape: BatchShape, c: usize) -> Option<Cow<'_, [f32]>> {
+pub(crate) fn of_positions(values: &[f32], shape: BatchShape, c: usize) -> Option<Cow<'_, [f32]>> {
     match shape.rows_of(values.len() / c) {
         RowsOf::Positions(each) => Some(largest(values, each, c)),
         RowsOf::Sequences => {

@@ -50,6 +50,7 @@ use spd_checkpoint::atomic::write_file;
 use spd_engine::Store;
 use spd_tracker::Value;
 
+pub(crate) use self::measured::of_positions;
 use self::measured::{Probe, Sums, probe, sums};
 use self::panel::{Panel, grid};
 use crate::decomposition_task::DecompositionTask;

@@ -1,0 +1,206 @@
+//! `spd-launch harvest RUN`: what each component does over a dataset, as tables.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use indicatif::HumanDuration;
+use spd_trainer::Fault;
+use spd_trainer::harvest::{Harvesting, Request, SAVE_EVERY, Settings, Step, merge};
+
+use crate::children::Children;
+use crate::cli::{self, HarvestArgs};
+use crate::exit::Exit;
+use crate::gpus::gpus;
+use crate::memory;
+use crate::plan::bytes;
+use crate::progress::LINE_EVERY;
+use crate::ranks::{command, own_program};
+use crate::run_dir::RunDir;
+use crate::screen;
+
+/// Harvests a run, or merges harvests.
+///
+/// # Errors
+///
+/// Bad input when there is no run, no checkpoint or no text, or another harvest has the directory;
+/// failures of this machine.
+pub(crate) fn harvest(asked: &HarvestArgs) -> Result<Exit, Fault> {
+    if asked.merge {
+        return merged(asked);
+    }
+    let [run] = &*asked.runs else {
+        return Err(Fault::BadInput(
+            "harvest: expected one run, found several; --merge adds up harvests".to_owned(),
+        ));
+    };
+    let run_dir = RunDir::at(run.clone());
+    if !run_dir.config().is_file() {
+        return Err(Fault::BadInput(format!(
+            "{}: holds no config.toml, so it is no run directory; give one, like runs/shakespeare",
+            run_dir.path().display()
+        )));
+    }
+    let ranks = asked.cpus.max(asked.gpus);
+    // They exchange nothing on GPUs.
+    let gpu = gpus(asked.gpus, 1)?;
+    let request = Request {
+        run_dir: run_dir.path(),
+        data: asked.data.as_deref(),
+        out: asked.out.as_deref(),
+        settings: settings(asked),
+        threads: (cli::threads(asked.threads) / ranks).max(1),
+        gpu: (gpu > 0).then_some(asked.rank.unwrap_or(0)),
+        save_every: asked.save_seconds.map_or(SAVE_EVERY, Duration::from_secs),
+        fits: &|need| fits(ranks.saturating_mul(need), memory::available()),
+    };
+    let mut harvesting = Harvesting::open(&request)?;
+    let told = Told::default();
+    if let Some(rank) = asked.rank {
+        harvesting.count((rank as u64, ranks as u64), &|step| {
+            if rank == 0 {
+                told.tell(step);
+            }
+        })?;
+        return Ok(Exit::Done);
+    }
+    for (path, reason) in &harvesting.damaged {
+        screen::note(&format!("{}: {reason}", path.display()));
+    }
+    if harvesting.is_done() {
+        screen::result(&format!(
+            "the harvest of step {} is in {} already\n",
+            harvesting.step(),
+            harvesting.dir().display()
+        ));
+        return Ok(Exit::Done);
+    }
+    let _lock = harvesting.begin()?;
+    if ranks == 1 {
+        harvesting.count((0, 1), &|step| told.tell(step))?;
+    } else {
+        by_ranks(asked, ranks).map_err(Fault::Failed)?;
+    }
+    let words = harvesting.finish(&|step| told.tell(step))?;
+    say(&words, harvesting.dir());
+    Ok(Exit::Done)
+}
+
+fn merged(asked: &HarvestArgs) -> Result<Exit, Fault> {
+    let Some(out) = &asked.out else {
+        return Err(Fault::BadInput(
+            "harvest --merge: expected a directory for the result; give it with --out".to_owned(),
+        ));
+    };
+    let told = Told::default();
+    let threads = cli::threads(asked.threads);
+    let words = merge(&asked.runs, out, threads, &|step| told.tell(step))?;
+    say(&words, out);
+    Ok(Exit::Done)
+}
+
+fn say(words: &str, dir: &Path) {
+    screen::result(&format!("{words}; the tables are in {}\n", dir.display()));
+}
+
+fn settings(asked: &HarvestArgs) -> Settings {
+    let usual = Settings::default();
+    Settings {
+        tokens: asked.tokens.unwrap_or(usual.tokens),
+        examples: asked.examples.unwrap_or(usual.examples),
+        removals: asked.removals.unwrap_or(usual.removals),
+        pairs: !asked.no_pairs,
+        shard: asked.shard.unwrap_or(usual.shard),
+    }
+}
+
+/// Counts by several processes, each of them this program again.
+fn by_ranks(asked: &HarvestArgs, ranks: usize) -> anyhow::Result<()> {
+    let program = own_program().context("this program's own file cannot be found")?;
+    let mut children = Children::default();
+    for rank in 0..ranks {
+        let mut command = command(&program);
+        // The same words, and the number of the rank.
+        command.args(std::env::args_os().skip(1));
+        command.arg(format!("--rank={rank}"));
+        if asked.threads.is_none() {
+            command.arg(format!("--threads={}", cli::threads(None)));
+        }
+        let started = children.start(&mut command);
+        started.with_context(|| format!("harvest: rank {rank}"))?;
+    }
+    children.wait().context("harvest")
+}
+
+fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
+    match there {
+        Some(there) if need > there => Err(format!(
+            "the harvest may need {} of memory, and {} are available; --no-pairs and a smaller --examples need less",
+            bytes(need),
+            bytes(there)
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Progress, a line every ten seconds.
+struct Told(Mutex<(Instant, Instant)>);
+
+impl Default for Told {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self(Mutex::new((now, now)))
+    }
+}
+
+impl Told {
+    fn tell(&self, step: Step) {
+        let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (begun, said) = *at;
+        if said.elapsed() < LINE_EVERY {
+            return;
+        }
+        at.1 = Instant::now();
+        screen::note(&line(step, begun.elapsed()));
+    }
+}
+
+fn line(step: Step, elapsed: Duration) -> String {
+    match step {
+        Step::Counted(parts, of, positions) => {
+            let left = elapsed.mul_f64((of - parts) as f64 / parts.max(1) as f64);
+            format!(
+                "counting: part {parts} of {of}, {positions} tokens, {} left",
+                HumanDuration(left)
+            )
+        }
+        Step::Removed(components, of) => format!("removing: component {components} of {of}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_harvest_beyond_the_available_memory_is_refused() {
+        assert_eq!(fits(10, Some(10)), Ok(()));
+        assert_eq!(
+            fits(3 << 20, Some(1 << 20)).unwrap_err(),
+            "the harvest may need 3.00 MiB of memory, and 1.00 MiB are available; --no-pairs and a smaller --examples need less"
+        );
+    }
+
+    #[test]
+    fn progress_names_what_is_left() {
+        assert_eq!(
+            line(Step::Counted(1, 4, 32768), Duration::from_secs(10)),
+            "counting: part 1 of 4, 32768 tokens, 30 seconds left"
+        );
+        assert_eq!(
+            line(Step::Removed(64, 2048), Duration::ZERO),
+            "removing: component 64 of 2048"
+        );
+    }
+}
