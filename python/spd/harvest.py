@@ -1,0 +1,148 @@
+"""What `spd-launch harvest` found of each component: tables that are read when they are asked for, and only the rows that are."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._packages import frame, maybe
+from ._tensors import Array, Tensors
+from .components import checked, unknown_site
+from .errors import HarvestError, MissingPackageError
+
+if TYPE_CHECKING:
+    from .run import Run
+
+Filters = list[list[tuple[str, str, Any]]]
+"""Rows for which all of any of the lists hold."""
+
+
+class Harvest:
+    """A harvest of a run. Tables are DataFrames, or without pandas lists of dictionaries."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        file = path / "harvest.json"
+        try:
+            self.info: dict[str, Any] = json.loads(file.read_bytes())
+            self.counts = {str(site["name"]): int(site["components"]) for site in self.info["setup"]["sites"]}
+            self._subject = str(self.info["name"]), int(self.info["step"]), str(self.info["checkpoint"])
+            self._data: list[str | None] = [dataset["data"] for dataset in self.info["datasets"]]
+        except FileNotFoundError:
+            raise HarvestError(f"{path}: expected a harvest, found no harvest.json; spd-launch harvest RUN makes one") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise HarvestError(f"{file}: is no description of a harvest: {error!r}") from error
+
+    def __repr__(self) -> str:
+        return f"Harvest({str(self.path)!r})"
+
+    @property
+    def step(self) -> int:
+        """The step of its checkpoint."""
+        return self._subject[1]
+
+    @property
+    def sites(self) -> list[str]:
+        """Its sites, in the order of the run."""
+        return list(self.counts)
+
+    def components(self, site: str | None = None, component: int | None = None) -> Any:
+        """How often components are active, and how strongly: a row for each."""
+        return self._table("components", self._of(site, component))
+
+    def examples(self, site: str, component: int, kind: str | None = None) -> Any:
+        """Texts in which a component is active, by lot (`kind="sample"`) and where it is strongest (`"strongest"`)."""
+        return self._table("examples", self._of(site, component, ("kind", kind)))
+
+    def tokens(self, site: str, component: int, side: str | None = None) -> Any:
+        """Tokens at which a component is active (`side="input"`), those that follow there (`"next"`), and those that its removal moves
+        (`"removal"`)."""
+        return self._table("tokens", self._of(site, component, ("side", side)))
+
+    def pairs(self, site: str, component: int) -> Any:
+        """Components that are active where a component is."""
+        self._check(site, component)
+        sides = [[(f"site_{side}", "==", site), (f"component_{side}", "==", component)] for side in "ab"]
+        return self._table("pairs", sides)
+
+    def table(self, name: str) -> Any:
+        """A whole table: `components`, `examples`, `tokens`, `pairs`, or another that the harvest has."""
+        return self._table(name, [])
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """The counts that its tables are made of, by name; each is read when it is asked for."""
+        return Tensors([self.path / "harvest.safetensors"])
+
+    def _check(self, site: str, component: int | None) -> None:
+        if site not in self.counts:
+            raise unknown_site(str(self.path), site, self.sites)
+        if component is not None:
+            checked(site, self.counts[site], component)
+
+    def _of(self, site: str | None, component: int | None, other: tuple[str, str | None] | None = None) -> Filters:
+        if site is None:
+            return []
+        self._check(site, component)
+        wanted = [("site", site), ("component", component), *([other] if other else [])]
+        return [[(column, "==", value) for column, value in wanted if value is not None]]
+
+    def _table(self, name: str, filters: Filters) -> Any:
+        file = self.path / f"{name}.parquet"
+        if not file.is_file():
+            raise HarvestError(f"{file}: expected a table of the harvest, found no such file")
+        try:
+            return _read(file, filters)
+        except MissingPackageError:
+            raise
+        except Exception as error:
+            raise HarvestError(f"{file}: cannot be read: {error}".replace("\n", " ")) from error
+
+
+def _read(file: Path, filters: Filters) -> Any:
+    arrow = maybe("pyarrow.parquet")
+    if arrow is not None:
+        table = arrow.read_table(file, filters=filters or None)
+        return frame(table.to_pylist()) if maybe("pandas") is None else table.to_pandas()
+    polars = maybe("polars")
+    if polars is None:
+        raise MissingPackageError("Harvest needs pyarrow or polars to read parquet, and neither is installed; pip install pyarrow")
+    rows = polars.scan_parquet(file)
+    if filters:
+        rows = rows.filter(
+            polars.any_horizontal(*[polars.all_horizontal(*[polars.col(c) == value for c, _, value in each]) for each in filters])
+        )
+    return frame(rows.collect().to_dicts())
+
+
+def find(run: "Run", path: Path | None, dataset: str | os.PathLike[str] | None) -> Harvest:
+    """The harvest of a run's checkpoint in a directory, or its newest one there is."""
+    root = run.path / "harvests"
+    if path is not None:
+        harvests = [Harvest(path)]
+    else:
+        harvests = [Harvest(file.parent) for file in sorted(root.glob("*/harvest.json"))]
+        if not harvests:
+            raise HarvestError(f"{root}: expected a harvest, found none; spd-launch harvest {run.path} makes one")
+    refusals = [refusal for refusal in (_refusal(run, harvest, dataset) for harvest in harvests) if refusal]
+    if len(refusals) == len(harvests):
+        raise HarvestError(refusals[-1])
+    fitting = [harvest for harvest in harvests if _refusal(run, harvest, dataset) is None]
+    return max(fitting, key=lambda harvest: (harvest.path / "harvest.json").stat().st_mtime_ns)
+
+
+def _refusal(run: "Run", harvest: Harvest, dataset: str | os.PathLike[str] | None) -> str | None:
+    """Why a harvest is not the one that was asked for, if so."""
+    name, step, checkpoint = harvest._subject
+    if name != run.name or harvest.counts != run.components.counts:
+        return f"{harvest.path}: expected a harvest of the run {run.name}, found one of {name}, with other sites or of another run"
+    if step != run.step:
+        return f"{harvest.path}: expected a harvest of step {run.step}, found one of step {step}; open the run with step={step}"
+    if checkpoint != run.checkpoint_identity:
+        return f"{harvest.path}: expected a harvest of {run.path}, found one of another run of that name"
+    # The run's own training data have no path there.
+    data = [run.config["data"].get("train") if each is None else each for each in harvest._data]
+    if dataset is not None and os.fspath(dataset) not in data:
+        return f"{harvest.path}: expected a harvest of the dataset {os.fspath(dataset)}, found one of {', '.join(map(str, data))}"
+    return None

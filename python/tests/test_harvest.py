@@ -1,0 +1,150 @@
+"""Harvests, as `spd-launch harvest` lays them out."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import spd
+from spd import _packages
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+SITES = [{"name": name, "components": 20} for name in ("linear1", "linear2", "hidden_layers.0")]
+
+
+def write(to: Path, of: spd.Run, data: str | None = None, **other: Any) -> None:
+    """Writes a harvest, with other entries of `harvest.json` if asked for."""
+    to.mkdir(parents=True)
+    each = [(site["name"], index) for site in SITES for index in range(site["components"])]
+    names = {"site": [site for site, _ in each], "component": arrow.array([index for _, index in each], arrow.int32())}
+    components = arrow.table({**names, "positions": [100] * len(each), "active": [index for _, index in each]})
+    parquet.write_table(components, to / "components.parquet")
+    several = [(site, index, rank, kind) for site, index in each for kind in ("sample", "strongest") for rank in range(3)]
+    columns: dict[str, Any] = {
+        "site": [row[0] for row in several],
+        "component": arrow.array([row[1] for row in several], arrow.int32()),
+        "rank": [row[2] for row in several],
+        "kind": [row[3] for row in several],
+        "tokens": [[row[2], 7] for row in several],
+    }
+    parquet.write_table(arrow.table(columns), to / "examples.parquet")
+    tokens = {**names, "side": ["input", "next"] * (len(each) // 2), "text": ["x"] * len(each)}
+    parquet.write_table(arrow.table(tokens), to / "tokens.parquet")
+    pairs = {
+        "site_a": ["linear1", "linear1"],
+        "component_a": [0, 1],
+        "site_b": ["linear2", "linear1"],
+        "component_b": [5, 0],
+        "both": [3, 4],
+    }
+    parquet.write_table(arrow.table(pairs), to / "pairs.parquet")
+    save_file({"counts": np.arange(4, dtype=np.float32)}, to / "harvest.safetensors")
+    info = {
+        "name": of.name,
+        "run": "runs/x",
+        "step": of.step,
+        "checkpoint": of.checkpoint_identity,
+        "datasets": [{"data": data, "fingerprint": "1234", "rows": 10, "part_rows": 10}],
+        "setup": {"sites": SITES},
+    }
+    (to / "harvest.json").write_text(json.dumps({**info, **other}))
+
+
+@pytest.fixture
+def run(toy: spd.Run, tmp_path: Path) -> spd.Run:
+    """A run with two harvests."""
+    copy = tmp_path / "run"
+    shutil.copytree(toy.path, copy)
+    write(copy / "harvests/step-00000012", toy)
+    write(copy / "harvests/step-00000012-1234", toy, "data/val")
+    return spd.open(copy)
+
+
+def test_the_newest_harvest_gives_the_rows_of_a_component(run: spd.Run) -> None:
+    pandas = pytest.importorskip("pandas")
+    harvest = run.harvest()
+    assert (harvest.path.name, harvest.step, harvest.sites) == ("step-00000012-1234", 12, ["linear1", "linear2", "hidden_layers.0"])
+    assert len(harvest.components()) == 60 and len(harvest.components("linear2")) == 20
+    assert harvest.components("linear2", 7)["active"].tolist() == [7]
+    examples = harvest.examples("hidden_layers.0", 3)
+    assert isinstance(examples, pandas.DataFrame)
+    assert len(examples) == 6 and set(examples.component) == {3} and set(examples.site) == {"hidden_layers.0"}
+    assert [list(tokens) for tokens in harvest.examples("linear1", 0, kind="sample").tokens] == [[0, 7], [1, 7], [2, 7]]
+    assert len(harvest.tokens("linear1", 0)) == 1 and len(harvest.tokens("linear1", 0, side="next")) == 0
+    # On either side of a pair.
+    assert harvest.pairs("linear1", 0)["both"].tolist() == [3, 4] and harvest.pairs("linear2", 5)["both"].tolist() == [3]
+    assert len(harvest.table("pairs")) == 2
+    assert harvest.arrays["counts"].tolist() == [0, 1, 2, 3]
+
+
+def test_without_pandas_rows_are_dictionaries(run: spd.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _packages.maybe
+    monkeypatch.setattr("spd.harvest.maybe", lambda name: None if name == "pandas" else real(name))
+    monkeypatch.setattr(_packages, "maybe", lambda name: None if name == "pandas" else real(name))
+    assert run.harvest().components("linear1", 2) == [{"site": "linear1", "component": 2, "positions": 100, "active": 2}]
+    monkeypatch.setattr("spd.harvest.maybe", lambda name: None)
+    with pytest.raises(spd.MissingPackageError, match="pip install pyarrow"):
+        run.harvest().components()
+
+
+def test_polars_reads_the_same_rows(run: spd.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("polars")
+    real = _packages.maybe
+    by_arrow = run.harvest().pairs("linear1", 0), run.harvest().examples("linear1", 1), run.harvest().components()
+    monkeypatch.setattr("spd.harvest.maybe", lambda name: None if name == "pyarrow.parquet" else real(name))
+    by_polars = run.harvest().pairs("linear1", 0), run.harvest().examples("linear1", 1), run.harvest().components()
+    for one, other in zip(by_arrow, by_polars, strict=True):
+        as_lists = [[list(cell) if hasattr(cell, "__len__") else cell for cell in row] for row in one.values]
+        assert as_lists == [[list(cell) if hasattr(cell, "__len__") else cell for cell in row] for row in other.values]
+
+
+def line_of(run: spd.Run, *path: Path, dataset: str | None = None) -> str:
+    with pytest.raises(spd.HarvestError) as caught:
+        run.harvest(*path, dataset=dataset).table("none")
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_harvests_that_do_not_fit_are_refused(run: spd.Run, toy: spd.Run, tmp_path: Path) -> None:
+    root = run.path / "harvests"
+    newest = root / "step-00000012-1234"
+    assert run.harvest(dataset="data/val").path == newest
+    assert line_of(run, dataset="data/test") == f"{newest}: expected a harvest of the dataset data/test, found one of data/val"
+    for number, (entries, expected) in enumerate(
+        (
+            ({"name": "gpt2"}, "a harvest of the run tms_5-2-id, found one of gpt2, with other sites or of another run"),
+            (
+                {"setup": {"sites": SITES[:1]}},
+                "a harvest of the run tms_5-2-id, found one of tms_5-2-id, with other sites or of another run",
+            ),
+            ({"step": 4}, "a harvest of step 12, found one of step 4; open the run with step=4"),
+            ({"checkpoint": "0" * 16}, f"a harvest of {run.path}, found one of another run of that name"),
+        )
+    ):
+        other = tmp_path / f"other-{number}"
+        write(other, toy, **entries)
+        assert line_of(run, other) == f"{other}: expected {expected}"
+    assert line_of(run, tmp_path) == f"{tmp_path}: expected a harvest, found no harvest.json; spd-launch harvest RUN makes one"
+    assert line_of(toy) == f"{toy.path}/harvests: expected a harvest, found none; spd-launch harvest {toy.path} makes one"
+    assert line_of(run) == f"{newest}/none.parquet: expected a table of the harvest, found no such file"
+    (newest / "none.parquet").write_text("no parquet")
+    assert line_of(run).startswith(f"{newest}/none.parquet: cannot be read: ")
+    (other / "harvest.json").write_text("{}")
+    assert line_of(run, other).startswith(f"{other}/harvest.json: is no description of a harvest: ")
+
+
+def test_components_that_are_not_there_are_named_with_their_range(run: spd.Run) -> None:
+    harvest = run.harvest()
+    with pytest.raises(spd.ComponentError) as caught:
+        harvest.examples("linear1", 20)
+    assert str(caught.value) == "site linear1 has components 0 to 19, found 20"
+    with pytest.raises(spd.SiteError) as of_site:
+        harvest.tokens("linear3", 0)
+    assert str(of_site.value) == f"{harvest.path} has no site linear3; did you mean linear2?"
