@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ._packages import frame
+from ._packages import frame, need
 from ._tensors import Array, Tensors
 from .components import Components
 from .errors import RunError
 from .harvest import Harvest, find
+
+if TYPE_CHECKING:
+    from .attach import Parts
 
 TARGET = "target_model."
 """Begins the names of the target's tensors."""
@@ -153,6 +156,13 @@ class Run:
     def target(self) -> Mapping[str, Array]:
         """The weights of the target by their names, as `load_state_dict` takes them."""
         return _Target(self.tensors)
+
+    def attach(self, model: Any, *, check_weights: bool = True) -> "Parts":
+        """The model with the components of the run inside: see `spd.attach`. It needs torch."""
+        need("torch", "Run.attach")
+        from .attach import Parts
+
+        return Parts(self, model, check_weights=check_weights)
 
     def harvest(self, path: str | PathLike[str] | None = None, *, dataset: str | PathLike[str] | None = None) -> Harvest:
         """A harvest of this run's checkpoint by `spd-launch harvest`: the newest one, or that in a directory.

@@ -1,0 +1,5 @@
+"""`global_transformer`: one transformer for all sites, from taps of the target."""
+
+from .chunkwise_transformer import logits
+
+__all__ = ["logits"]
