@@ -117,14 +117,16 @@ class Launch:
 
     def _read_results(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._hear(line)
+        with self._process.stdout as pipe:
+            for line in pipe:
+                self._hear(line)
         self._planned.set()
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._hear(line)
+        with self._process.stderr as pipe:
+            for line in pipe:
+                self._hear(line)
 
     def _hear(self, line: bytes) -> None:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROWS, SEQ_LEN
+from conftest import ROWS, SEQ_LEN, TOY
 from safetensors.numpy import load_file
 
 import spd
@@ -298,8 +298,26 @@ class Tms(torch.nn.Module):
         return torch.relu(self.linear2(self.hidden_layers[0](self.linear1(x))))
 
 
+OF_TOYS = {
+    "mlp": {"kind": "mlp", "hidden": [16]},
+    "vector_mlp": {"kind": "vector_mlp", "hidden": [4]},
+    "shared_mlp": {"kind": "shared_mlp", "hidden": [8], "conditioning": {"output_scale": 1, "input_scale": 0.5}},
+    "global_shared_mlp": {"kind": "global_shared_mlp", "hidden": [8]},
+    "global_shared_transformer": {"kind": "global_shared_transformer", "d_model": 8, "n_layer": 1, "n_head": 2},
+    "global_reverse_residual": {
+        "kind": "global_reverse_residual",
+        "d_model": 8,
+        "n_head": 2,
+        "groups": [{"name": "end", "patterns": ["linear2", "hidden*"]}, {"name": "start", "patterns": ["linear1"]}],
+    },
+}
+
+
+@pytest.mark.parametrize("function", OF_TOYS)
 @torch.no_grad()
-def test_a_plain_model_has_the_importances_of_the_figure(toy: spd.Run) -> None:
+def test_a_plain_model_has_the_importances_of_the_figure(tmp_path: Path, function: str) -> None:
+    said = {**TOY, "importance": OF_TOYS[function]}
+    toy = spd.launch("tms_5-2-id", set=said, out=tmp_path / "toy", flags=["--threads", "1"]).wait()
     model = Tms()
     model.load_state_dict({name: torch.tensor(array) for name, array in toy.target.items()})
     with toy.attach(model) as parts:

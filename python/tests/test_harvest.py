@@ -18,10 +18,10 @@ parquet = pytest.importorskip("pyarrow.parquet")
 SITES = [{"name": name, "components": 20} for name in ("linear1", "linear2", "hidden_layers.0")]
 
 
-def write(to: Path, of: spd.Run, data: str | None = None, **other: Any) -> None:
+def write(to: Path, of: spd.Run, data: str | None = None, sites: Any = SITES, **other: Any) -> None:
     """Writes a harvest, with other entries of `harvest.json` if asked for."""
     to.mkdir(parents=True)
-    each = [(site["name"], index) for site in SITES for index in range(site["components"])]
+    each = [(site["name"], index) for site in sites for index in range(site["components"])]
     names = {"site": [site for site, _ in each], "component": arrow.array([index for _, index in each], arrow.int32())}
     components = arrow.table({**names, "positions": [100] * len(each), "active": [index for _, index in each]})
     parquet.write_table(components, to / "components.parquet")
@@ -51,7 +51,7 @@ def write(to: Path, of: spd.Run, data: str | None = None, **other: Any) -> None:
         "step": of.step,
         "checkpoint": of.checkpoint_identity,
         "datasets": [{"data": data, "fingerprint": "1234", "rows": 10, "part_rows": 10}],
-        "setup": {"sites": SITES},
+        "setup": {"sites": sites},
     }
     (to / "harvest.json").write_text(json.dumps({**info, **other}))
 
