@@ -28,6 +28,8 @@ class Harvest:
             self.info: dict[str, Any] = json.loads(file.read_bytes())
             self.counts = {str(site["name"]): int(site["components"]) for site in self.info["setup"]["sites"]}
             self._subject = str(self.info["name"]), int(self.info["step"]), str(self.info["checkpoint"])
+            counted, all_parts = self.info["parts"]
+            self._is_whole = bool(counted == all_parts)
             self._data: list[str | None] = [dataset["data"] for dataset in self.info["datasets"]]
         except FileNotFoundError:
             raise HarvestError(f"{path}: expected a harvest, found no harvest.json; spd-launch harvest RUN makes one") from None
@@ -41,6 +43,11 @@ class Harvest:
     def step(self) -> int:
         """The step of its checkpoint."""
         return self._subject[1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all rows that were to be read, and is no shard of a larger one."""
+        return self._is_whole
 
     @property
     def sites(self) -> list[str]:
@@ -122,7 +129,9 @@ def find(run: "Run", path: Path | None, dataset: str | os.PathLike[str] | None) 
     if path is not None:
         harvests = [Harvest(path)]
     else:
-        harvests = [Harvest(file.parent) for file in sorted(root.glob("*/harvest.json"))]
+        found = [Harvest(file.parent) for file in sorted(root.glob("*/harvest.json"))]
+        # A shard has some of the rows alone.
+        harvests = [harvest for harvest in found if harvest.is_whole] or found
         if not harvests:
             raise HarvestError(f"{root}: expected a harvest, found none; spd-launch harvest {run.path} makes one")
     refusals = [refusal for refusal in (_refusal(run, harvest, dataset) for harvest in harvests) if refusal]
@@ -135,7 +144,8 @@ def find(run: "Run", path: Path | None, dataset: str | os.PathLike[str] | None) 
 def _refusal(run: "Run", harvest: Harvest, dataset: str | os.PathLike[str] | None) -> str | None:
     """Why a harvest is not the one that was asked for, if so."""
     name, step, checkpoint = harvest._subject
-    if name != run.name or harvest.counts != run.components.counts:
+    # A harvest leaves out sites whose rows are no positions.
+    if name != run.name or not harvest.counts.items() <= run.components.counts.items():
         return f"{harvest.path}: expected a harvest of the run {run.name}, found one of {name}, with other sites or of another run"
     if step != run.step:
         return f"{harvest.path}: expected a harvest of step {run.step}, found one of step {step}; open the run with step={step}"

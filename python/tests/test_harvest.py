@@ -51,6 +51,7 @@ def write(to: Path, of: spd.Run, data: str | None = None, sites: Any = SITES, **
         "step": of.step,
         "checkpoint": of.checkpoint_identity,
         "datasets": [{"data": data, "fingerprint": "1234", "rows": 10, "part_rows": 10}],
+        "parts": [3, 3],
         "setup": {"sites": sites},
     }
     (to / "harvest.json").write_text(json.dumps({**info, **other}))
@@ -116,12 +117,19 @@ def test_harvests_that_do_not_fit_are_refused(run: spd.Run, toy: spd.Run, tmp_pa
     root = run.path / "harvests"
     newest = root / "step-00000012-1234"
     assert run.harvest(dataset="data/val").path == newest
+    # A harvest leaves out sites whose rows are no positions; and a shard is not taken for all of it.
+    write(root / "step-00000012-part", toy, sites=SITES[:1])
+    assert run.harvest().sites == ["linear1"]
+    shutil.rmtree(root / "step-00000012-part")
+    write(root / "step-00000012-shard-0-of-2", toy, parts=[1, 3])
+    assert run.harvest().path == newest
+    assert not run.harvest(root / "step-00000012-shard-0-of-2").is_whole
     assert line_of(run, dataset="data/test") == f"{newest}: expected a harvest of the dataset data/test, found one of data/val"
     for number, (entries, expected) in enumerate(
         (
             ({"name": "gpt2"}, "a harvest of the run tms_5-2-id, found one of gpt2, with other sites or of another run"),
             (
-                {"setup": {"sites": SITES[:1]}},
+                {"setup": {"sites": [{"name": "linear1", "components": 4}]}},
                 "a harvest of the run tms_5-2-id, found one of tms_5-2-id, with other sites or of another run",
             ),
             ({"step": 4}, "a harvest of step 12, found one of step 4; open the run with step=4"),
