@@ -49,6 +49,23 @@ class Tensors(Mapping[str, Array]):
         return len(self._of)
 
 
+class Renamed(Mapping[str, Array]):
+    """Some tensors under names of their own, each read when it is asked for."""
+
+    def __init__(self, tensors: Tensors, full: Mapping[str, str]) -> None:
+        """`full` are their names in the file by those here."""
+        self._tensors, self._full = tensors, full
+
+    def __getitem__(self, name: str) -> Array:
+        return self._tensors[self._full[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._full)
+
+    def __len__(self) -> int:
+        return len(self._full)
+
+
 def _halves(file: Path, name: str) -> Array:
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar
 
 from ._packages import need
-from ._tensors import Array, Tensors
+from ._tensors import Array, Renamed, Tensors
 from .errors import ComponentError, SiteError
 
 IMPORTANCE = "_ci_fns."
@@ -43,7 +43,7 @@ class SiteComponents(Generic[T]):
     """[d_in, C]; of an embedding, d_in is the size of the vocabulary."""
     U: T
     """[C, d_out]. `V @ U` approximates the transposed weight, [d_in, d_out]."""
-    importance: dict[str, T]
+    importance: Mapping[str, T]
     """The tensors of its importance network, by the names of `configs/README.md#importances` without the site. A function over several
     sites gives all that it shares among them."""
 
@@ -122,8 +122,9 @@ class Components(Mapping[str, SiteComponents[Array]]):
             v, u = u.T, v.T
         return SiteComponents(site, v, u, self._importance(site))
 
-    def _importance(self, site: str) -> dict[str, Array]:
-        dashed, found = self._dashed[site], {}
+    def _importance(self, site: str) -> Mapping[str, Array]:
+        dashed = self._dashed[site]
+        found: dict[str, str] = {}
         for full in self._tensors:
             if not full.startswith(IMPORTANCE):
                 continue
@@ -135,7 +136,7 @@ class Components(Mapping[str, SiteComponents[Array]]):
                     found[READOUTS + name.removeprefix(f"{READOUTS}{dashed}.")] = full
             elif name.startswith(OVER_ALL_SITES):
                 found[name] = full
-        return {name: self._tensors[full] for name, full in found.items()}
+        return Renamed(self._tensors, found)
 
     def component(self, name: str) -> tuple[str, int]:
         """The site and the number of a component's name, `SITE:NUMBER`."""

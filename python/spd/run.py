@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ._packages import frame, need
-from ._tensors import Array, Tensors
+from ._tensors import Array, Renamed, Tensors
 from .components import Components
 from .errors import RunError
 from .harvest import Harvest, find
@@ -155,7 +155,8 @@ class Run:
     @cached_property
     def target(self) -> Mapping[str, Array]:
         """The weights of the target by their names, as `load_state_dict` takes them."""
-        return _Target(self.tensors)
+        full = (name for name in self.tensors if name.startswith(TARGET))
+        return Renamed(self.tensors, {name.removeprefix(TARGET): name for name in full})
 
     def attach(self, model: Any, *, check_weights: bool = True) -> "Parts":
         """The model with the components of the run inside: see `spd.attach`. It needs torch."""
@@ -175,20 +176,6 @@ class Run:
 def open(path: str | PathLike[str], *, step: int | None = None) -> Run:
     """Opens a run directory; `step` is that of a checkpoint other than the newest."""
     return Run(path, step)
-
-
-class _Target(Mapping[str, Array]):
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Array:
-        return self._tensors[TARGET + name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(TARGET) for name in self._tensors if name.startswith(TARGET))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def _steps(root: Path) -> Iterator[tuple[int, Path]]:
