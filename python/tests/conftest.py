@@ -66,18 +66,17 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decompose(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Callable[..., spd.Run]:
     """Makes a finished run of two steps by a table `[importance]` and rows of sites, of a directory of weights."""
 
-    def run(weights: Path, sites: str, importance: str, more: str = "") -> spd.Run:
+    def run(weights: Path, sites: str, importance: str, dtype: str = "f32") -> spd.Run:
         house = tmp_path_factory.mktemp("run")
         file = house / "run.toml"
         file.write_text(f"""
 name = "small"
-target = {{ weights = "{weights}" }}
+target = {{ weights = "{weights}", dtype = "{dtype}" }}
 data = {{ kind = "tokens", train = "{text}/train", eval = "{text}/val", seq_len = {SEQ_LEN} }}
 decomposition = {{ sites = [{sites}] }}
 importance = {{ {importance} }}
 train = {{ steps = 2, batch_size = 4, lr = 0.02, faithfulness_warmup = {{ steps = 20, lr = 0.02 }} }}
 eval = {{ batches = 1, batch_size = {ROWS}, components = 4 }}
-{more}
 [[loss]]
 kind = "importance_minimality"
 coeff = 1e-3

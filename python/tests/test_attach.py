@@ -285,6 +285,26 @@ def test_taps_of_other_blocks_are_read(tmp_path: Path, decompose: Callable[..., 
             assert kl(clean, hf_model(ids).logits) == near(row["eval/kl/ci_masked"])
 
 
+@torch.no_grad()
+def test_a_target_of_rounded_weights_is_attached_to_with_its_own(tmp_path: Path, decompose: Callable[..., spd.Run], text: Path) -> None:
+    kind, sizes = MODELS["gpt2"]
+    torch.manual_seed(0)
+    hf_model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**sizes)).eval()
+    hf_model.save_pretrained(tmp_path / "gpt2")
+    run = decompose(tmp_path / "gpt2", sites("gpt2", "shared_mlp"), MLP, dtype="bf16")
+    weight = hf_model.get_submodule(C_FC).weight
+    assert np.array_equal(run.target[f"{C_FC}.weight"], weight.bfloat16().float().numpy())
+    with run.attach(hf_model):
+        pass
+    hf_model.load_state_dict({name: torch.tensor(array) for name, array in run.target.items()}, strict=False)
+    row = read_rows(run.path / "metrics.jsonl")[-1]
+    ids, _ = held_out(text)
+    with run.attach(hf_model) as parts:
+        clean = hf_model(ids).logits
+        parts.mask(parts.importances)
+        assert kl(clean, hf_model(ids).logits) == near(row["eval/kl/ci_masked"])
+
+
 class Tms(torch.nn.Module):
     """The toy of `tms_5-2-id`."""
 
