@@ -60,6 +60,10 @@ const KILL_FIRST: Duration = Duration::from_secs(600);
 /// later.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// Like [`LAST_WORDS`] while all failures are consequences of another one: on a busy machine the
+/// launcher of another node may take this long to report that.
+const CAUSE: Duration = Duration::from_secs(5);
+
 /// A rank without a message so far handles signals after this at the latest; an earlier signal
 /// would end it.
 const LISTENS: Duration = Duration::from_secs(1);
@@ -413,7 +417,8 @@ impl Supervisor {
         let over = |since: Option<Duration>, limit: Duration| {
             since.is_some_and(|since| now.saturating_sub(since) >= limit)
         };
-        if over(self.failed, LAST_WORDS) && self.asked.is_none() {
+        let last_words = if self.has_cause() { LAST_WORDS } else { CAUSE };
+        if over(self.failed, last_words) && self.asked.is_none() {
             self.kill_all(Killed::WithOthers, actions);
         }
         if self.asked.is_some() {
@@ -468,6 +473,11 @@ impl Supervisor {
                 });
             }
         }
+    }
+
+    /// Whether the failure that caused the others is known.
+    fn has_cause(&self) -> bool {
+        self.ranks.iter().any(RankState::is_cause)
     }
 
     /// Kills ranks that wait for a dead one, while others may still save.
@@ -591,6 +601,12 @@ impl RankState {
 
     fn longest(&self) -> Option<Duration> {
         self.longest.get(&self.at.phase).copied()
+    }
+
+    /// Whether it failed by itself.
+    fn is_cause(&self) -> bool {
+        let has_failed = self.failure.is_some() || self.cause(false).is_some();
+        has_failed && !self.is_consequence()
     }
 
     /// Whether another rank caused its failure.

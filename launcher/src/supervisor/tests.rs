@@ -126,6 +126,24 @@ fn the_cause_is_found_even_if_its_victim_reports_first() {
     }
 }
 
+// The launcher of another node may be slow to report the end of its rank.
+#[test]
+fn a_cause_that_is_reported_late_is_waited_for() {
+    let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    let lost = failure(FaultKind::PeerLost, ms(4), Some(1));
+    s.on(ms(5), Event::Said(0, Message::Failure(lost.clone())));
+    assert_eq!(s.on(ms(6), code(0, 1)), []);
+    s.on(ms(7), Event::Said(2, Message::Failure(lost)));
+    assert_eq!(waits(&mut s, 200, 4800), []);
+    assert_eq!(s.on(ms(4900), signal(1, SIGKILL)), [Action::Kill(2)]);
+    let expected = Verdict::Failed {
+        rank: 1,
+        cause: Cause::Signal(SIGKILL),
+        consequences: vec![0, 2],
+    };
+    assert_eq!(buried(&mut s, ms(4901)), expected);
+}
+
 #[test]
 fn the_earlier_of_two_failures_is_the_cause() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
@@ -250,9 +268,11 @@ fn silent_ranks_do_not_count_as_hung() {
     assert_eq!(waits(&mut s, 4200, 64_000), []);
     let lost = failure(FaultKind::PeerLost, ms(64_000), Some(1));
     s.on(ms(64_000), Event::Said(0, Message::Failure(lost.clone())));
-    s.on(ms(64_500), Event::Tick);
-    s.on(ms(64_600), signal(0, SIGKILL));
-    waits(&mut s, 64_800, 69_800);
+    // Nothing caused it that is known.
+    assert_eq!(s.on(ms(68_999), Event::Tick), []);
+    assert_eq!(s.on(ms(69_000), Event::Tick), [0, 1].map(Action::Kill));
+    s.on(ms(69_100), signal(0, SIGKILL));
+    waits(&mut s, 69_300, 74_300);
     assert!(s.is_over());
     let expected = Verdict::Failed {
         rank: 0,
