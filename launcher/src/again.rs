@@ -1,6 +1,7 @@
 //! `spd-launch eval RUN` and `spd-launch figures RUN`: evaluate or draw the newest checkpoint of a
 //! run again, optionally with other settings.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ use crate::summary;
 /// failures of this machine.
 pub(crate) fn figures(asked: &FiguresArgs) -> Result<Exit, Fault> {
     let seen = look(asked, redraw)?;
-    tell_damaged(&seen);
+    tell_damaged(&seen.damaged, seen.step);
     screen::result(&format!(
         "the figures of step {} are in {}\n{}",
         seen.step,
@@ -41,7 +42,7 @@ pub(crate) fn figures(asked: &FiguresArgs) -> Result<Exit, Fault> {
 /// As [`figures`].
 pub(crate) fn eval(asked: &EvalArgs) -> Result<Exit, Fault> {
     let (seen, row) = look(&asked.of, evaluate)?;
-    tell_damaged(&seen);
+    tell_damaged(&seen.damaged, seen.step);
     if asked.json {
         let row = serde_json::to_string(&row).context("the row of the evaluation")?;
         screen::result(&format!("{row}\n"));
@@ -57,13 +58,7 @@ fn look<T>(
     asked: &FiguresArgs,
     look: impl FnOnce(&Again<'_>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
-    let run_dir = RunDir::at(asked.run.clone());
-    if !run_dir.config().is_file() {
-        return Err(Fault::BadInput(format!(
-            "{}: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
-            run_dir.path().display()
-        )));
-    }
+    let run_dir = existing(&asked.run)?;
     let said = Mutex::new(Instant::now());
     look(&Again {
         run_dir: run_dir.path(),
@@ -71,7 +66,7 @@ fn look<T>(
         data: asked.data.as_deref(),
         out: asked.out.as_deref(),
         threads: cli::threads(asked.threads),
-        fits: &|need| fits(need, memory::available()),
+        fits: &|need| fits("evaluation", need, memory::available()),
         climbs: &|made, all| {
             let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
             if said.elapsed() >= LINE_EVERY {
@@ -82,10 +77,23 @@ fn look<T>(
     })
 }
 
-fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
+/// The directory of a run that exists.
+pub(crate) fn existing(run: &Path) -> Result<RunDir, Fault> {
+    let run_dir = RunDir::at(run.to_owned());
+    if run_dir.config().is_file() {
+        return Ok(run_dir);
+    }
+    Err(Fault::BadInput(format!(
+        "{}: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
+        run_dir.path().display()
+    )))
+}
+
+/// Refuses work that needs more memory than there is.
+pub(crate) fn fits(work: &str, need: usize, there: Option<usize>) -> Result<(), String> {
     match there {
         Some(there) if need > there => Err(format!(
-            "the evaluation needs {} of memory, and {} are available; a smaller eval.batch_size needs less",
+            "the {work} needs {} of memory, and {} are available; a smaller eval.batch_size needs less",
             bytes(need),
             bytes(there)
         )),
@@ -93,12 +101,12 @@ fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
     }
 }
 
-fn tell_damaged(seen: &Seen) {
-    for (path, reason) in &seen.damaged {
+/// Names newer checkpoints that do not hold.
+pub(crate) fn tell_damaged(damaged: &[(PathBuf, String)], step: u64) {
+    for (path, reason) in damaged {
+        let path = path.display();
         screen::note(&format!(
-            "{}: {reason}; step {} is the newest that holds",
-            path.display(),
-            seen.step
+            "{path}: {reason}; step {step} is the newest that holds"
         ));
     }
 }
@@ -120,6 +128,7 @@ mod tests {
 
     #[test]
     fn an_evaluation_beyond_the_available_memory_is_refused() {
+        let fits = |need, there| fits("evaluation", need, there);
         assert_eq!(fits(10, Some(10)), Ok(()));
         assert_eq!(fits(10, None), Ok(()));
         assert_eq!(

@@ -3,6 +3,7 @@
 
 mod check;
 mod harvest;
+mod components;
 #[cfg(test)]
 mod page;
 mod runs;
@@ -15,6 +16,7 @@ use spd_configs::Destination;
 
 pub(crate) use self::check::CheckArgs;
 pub(crate) use self::harvest::HarvestArgs;
+pub(crate) use self::components::CompareArgs;
 pub(crate) use self::runs::{
     EvalArgs, ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs,
     TailArgs, WatchArgs,
@@ -52,6 +54,7 @@ Examples:
   spd-launch eval runs/shakespeare --set eval.batches=100 --set eval.components=100
                                               evaluate it again with other settings
   spd-launch harvest runs/shakespeare         tables of what each of its components does
+  spd-launch compare runs/tms_5-2 runs/seed1  match their components one to one
   spd-launch watch runs/tms_5-2 runs/seed1    show curves, figures and components live
   spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch runs                             every run under runs: its state, step, loss, time left
@@ -124,6 +127,8 @@ pub(crate) enum Command {
     /// Read text through the newest checkpoint of a run, and write tables of what each component
     /// does; after a kill, the same command goes on
     Harvest(HarvestArgs),
+    /// Match the components of runs of one target one to one
+    Compare(CompareArgs),
     /// Send rows that trackers have not received yet
     Ship(ShipArgs),
     /// Write a page about runs: curves, figures, components, differences

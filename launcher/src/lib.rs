@@ -25,6 +25,7 @@
 //!     -> exchange                       checkpoints of the SPD reference; runs for `wandb sync`
 //!     -> again                          evaluates or draws a checkpoint again
 //!     -> harvest                        what each component does over text, as tables
+//!     -> compare                        matches the components of runs
 //!     -> completions                    completion scripts of shells
 //!     -> doctor                         resources for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 the time of a step, and where it goes
@@ -37,6 +38,7 @@ mod channel;
 mod check;
 mod children;
 mod cli;
+mod compare;
 mod completions;
 mod configs;
 mod doctor;
@@ -157,6 +159,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Eval(asked)), _) => again::eval(&asked),
         (Some(Command::Figures(asked)), _) => again::figures(&asked),
         (Some(Command::Harvest(asked)), _) => harvest::harvest(&asked),
+        (Some(Command::Compare(asked)), _) => compare::compare(&asked),
         (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
         (Some(Command::Ship(asked)), _) => ship::ship(&asked),
         (Some(Command::Report(asked)), _) => report::report(&asked),

@@ -127,21 +127,21 @@ pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
 }
 
 /// A state of a run, ready to be looked at.
-struct State {
+pub(crate) struct State {
     run: Run,
     /// Settings that are not those of the run, a line each.
     settings: Vec<String>,
     is_as_in_the_run: bool,
-    step: u64,
-    damaged: Vec<(PathBuf, String)>,
-    pool: Arc<Pool>,
-    store: Store,
-    task: DecompositionTask,
+    pub(crate) step: u64,
+    pub(crate) damaged: Vec<(PathBuf, String)>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) store: Store,
+    pub(crate) task: DecompositionTask,
 }
 
 impl State {
     /// Everything that can be refused is refused here, and nothing is written.
-    fn of(again: &Again<'_>) -> Result<Self, Fault> {
+    pub(crate) fn of(again: &Again<'_>) -> Result<Self, Fault> {
         let config = again.run_dir.join("config.toml");
         let text =
             spd_files::read_to_string(&config).with_context(|| config.display().to_string())?;

@@ -20,6 +20,7 @@ mod batch_program;
 pub mod bench;
 mod cache;
 pub mod causality;
+pub mod compare;
 mod component_decay;
 pub mod component_model;
 pub mod cuda;

@@ -85,6 +85,13 @@ pub(super) fn fraction(text: &str) -> Result<f64, String> {
     }
 }
 
+pub(super) fn fraction_or_one(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
+        _ => Err("expected a number from 0 to 1".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +102,7 @@ mod tests {
         for bad in ["", "90", "sm_", "sm_9", "sm_9x", "compute_90", "sm_90b"] {
             assert!(architecture(bad).is_err(), "{bad}");
         }
+        assert!(fraction_or_one("1").is_ok() && fraction_or_one("1.1").is_err());
         assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
         assert_eq!(thread_count("1024"), Ok(1024));
         assert!(thread_count("1000000").is_err() && thread_count("0").is_err());

@@ -20,6 +20,8 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
             "tokenize",
             "figures",
             "eval",
+            "compare",
+            "any-target",
             "dry-run",
             "sweep",
             "runs",

@@ -12,6 +12,7 @@ mod changed_inputs;
 mod check;
 #[path = "../../../report/tests/it/chromium.rs"]
 mod chromium;
+mod compare;
 mod completions;
 mod damaged_run;
 mod doctor;

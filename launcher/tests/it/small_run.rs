@@ -18,6 +18,17 @@ pub(crate) const TOY: [&str; 6] = [
     "eval.batch_size=64",
 ];
 
+/// Settings with which a toy of five features is taken apart in seconds, whatever the seed.
+const SOLVED: [&str; 7] = [
+    "train.steps=2000",
+    "train.batch_size=512",
+    "train.lr={ start = 5e-3, shape = 'cosine' }",
+    "target.train.steps=3000",
+    "eval.batches=5",
+    "eval.every=100000",
+    "checkpoint.every=100000",
+];
+
 /// Settings of a language model of two steps.
 const LANGUAGE_MODEL: [&str; 9] = [
     "train.steps=2",
@@ -36,7 +47,27 @@ pub(crate) const TEXT: &str = "some text to be read byte by byte, over and over\
 
 /// Finishes a toy in `runs/x` with further `set`s.
 pub(crate) fn toy(scratch: &Scratch, set: &[&str]) -> Ended {
-    real(scratch, "tms_5-2-id.toml", "runs/x", &[&TOY, set].concat())
+    toy_at(scratch, "runs/x", set)
+}
+
+/// Finishes a toy in `out` with further `set`s.
+pub(crate) fn toy_at(scratch: &Scratch, out: &str, set: &[&str]) -> Ended {
+    real(scratch, "tms_5-2-id.toml", out, &[&TOY, set].concat())
+}
+
+/// Finishes a toy in `out` with a seed, in which each feature has a component of its own.
+pub(crate) fn solved(scratch: &Scratch, out: &str, seed: u32) {
+    let seed = format!("seed={seed}");
+    let ended = real(
+        scratch,
+        "tms_5-2.toml",
+        out,
+        &[&SOLVED, &[&*seed][..]].concat(),
+    );
+    let is_found = ended
+        .stdout
+        .contains("causal-importance errors, tolerance 0.1   0\n");
+    assert!(is_found, "{}", ended.stdout);
 }
 
 /// Finishes a language model on [`TEXT`] in `out` with further `set`s.

@@ -32,6 +32,7 @@ mod active_components;
 mod axes;
 mod bars;
 mod causal_importances;
+mod compared;
 mod components;
 mod histogram;
 mod importance_histograms;
@@ -51,6 +52,7 @@ use spd_engine::Store;
 use spd_tracker::Value;
 
 pub(crate) use self::measured::of_positions;
+pub(crate) use self::compared::Compared;
 use self::measured::{Probe, Sums, probe, sums};
 use self::panel::{Panel, grid};
 use crate::decomposition_task::DecompositionTask;
@@ -191,6 +193,16 @@ pub(crate) fn write(
     let run = &task.decomposition.run;
     save_all((&to, &when), drawn(OF_ALL, run), &sums, check_stop)?;
     components::write(task, store, &sums, (&to, step), check_stop)
+}
+
+/// For each component of each site, in how many of the held-out rows that figures are drawn from it
+/// is active.
+pub(crate) fn active_rows(
+    task: &mut DecompositionTask,
+    store: &mut Store,
+) -> Result<Vec<Vec<u64>>, Interrupt> {
+    let sums = sums(task, store, &mut || Ok(()))?;
+    Ok(sums.sites.into_iter().map(|site| site.active).collect())
 }
 
 /// Makes the directory, and draws the figures of toys. Their measurements are dropped afterwards,
