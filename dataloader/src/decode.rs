@@ -99,6 +99,34 @@ impl Dataset {
         })
     }
 
+    /// The ids of a text, as the tokenizer of the dataset numbers them, with no others around them.
+    ///
+    /// # Errors
+    ///
+    /// When the tokenizer is not known, not kept with the dataset or not the one in the index, or
+    /// cannot encode the text.
+    pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, DataError> {
+        if self.tokenizer() == Some(&TokenizerId::Bytes) {
+            return Ok(text.iter().map(|&byte| byte.into()).collect());
+        }
+        let refused = |why: String| DataError::Request(format!("{}: {why}", self.place()));
+        let Some(mut tokenizer) = self.own_tokenizer()? else {
+            let why =
+                "the dataset keeps no tokenizer that a text could be encoded with; give token ids";
+            return Err(refused(why.to_owned()));
+        };
+        let text = std::str::from_utf8(text)
+            .map_err(|fault| refused(format!("expected a text of UTF-8: {fault}")))?;
+        let unusable = |fault: tokenizers::Error| {
+            refused(format!("its tokenizer cannot encode the text: {fault}"))
+        };
+        // A file saved for inference may set both.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(unusable)?;
+        let encoding = tokenizer.encode_fast(text, false).map_err(unusable)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// The text of single tokens.
     ///
     /// # Errors

@@ -187,6 +187,43 @@ fn long_text() -> String {
     text
 }
 
+// The file of the tokenizer cuts what is encoded off after 8 tokens.
+#[test]
+fn a_text_is_encoded_by_the_tokenizer_of_a_dataset() {
+    let dir = fresh();
+    let at = |name: &str| dir.path().join(name);
+    let text = b"the hand and then the other one".as_slice();
+    let options = Tokenize {
+        tokenizer: TokenizerChoice::File(put_json(&at("t.json"), &small_gpt2(None))),
+        held_out: 0.0,
+        ..Tokenize::new(vec![put(&at("text"), text)], at("data"))
+    };
+    tokenize(&options).unwrap();
+    let dataset = Dataset::open(&at("data/train")).unwrap();
+    let found = dataset.encode(text).unwrap();
+    assert!(
+        found.len() > 8 && found == ids(&at("data/train")),
+        "{found:?}"
+    );
+    let refused = |dataset: &Dataset, text: &[u8]| {
+        let line = dataset.encode(text).unwrap_err().to_string();
+        line.replace(dir.path().to_str().unwrap(), "DIR")
+    };
+    assert_eq!(
+        refused(&dataset, b"a\xff"),
+        "DIR/data/train/tokens-00000.safetensors: expected a text of UTF-8: invalid utf-8 sequence of 1 bytes from index 1"
+    );
+    let plain = Dataset::open(&put(&at("plain.bin"), &[1, 0, 2, 0])).unwrap();
+    assert_eq!(
+        refused(&plain, b"a"),
+        "DIR/plain.bin: the dataset keeps no tokenizer that a text could be encoded with; give token ids"
+    );
+    let options = Tokenize::new(vec![at("text")], at("bytes"));
+    tokenize(&options).unwrap();
+    let bytes = Dataset::open(&at("bytes/train")).unwrap();
+    assert_eq!(bytes.encode(b"a\xff").unwrap(), [97, 255]);
+}
+
 #[test]
 fn a_text_encoded_in_chunks_has_the_ids_of_the_whole() {
     let dir = fresh();
