@@ -17,6 +17,7 @@ use spd_configs::Destination;
 pub(crate) use self::check::CheckArgs;
 pub(crate) use self::harvest::HarvestArgs;
 pub(crate) use self::components::CompareArgs;
+pub(crate) use self::components::{CompareArgs, ProbeArgs, PromptArgs};
 pub(crate) use self::runs::{
     EvalArgs, ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs,
     TailArgs, WatchArgs,
@@ -55,6 +56,8 @@ Examples:
                                               evaluate it again with other settings
   spd-launch harvest runs/shakespeare         tables of what each of its components does
   spd-launch compare runs/tms_5-2 runs/seed1  match their components one to one
+  spd-launch probe runs/shakespeare 'To be, or'
+                                              components on a text, and the smallest set that keeps it
   spd-launch watch runs/tms_5-2 runs/seed1    show curves, figures and components live
   spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch runs                             every run under runs: its state, step, loss, time left
@@ -129,6 +132,9 @@ pub(crate) enum Command {
     Harvest(HarvestArgs),
     /// Match the components of runs of one target one to one
     Compare(CompareArgs),
+    /// Show the importance of components on a prompt, and the smallest set that keeps the
+    /// prediction
+    Probe(ProbeArgs),
     /// Send rows that trackers have not received yet
     Ship(ShipArgs),
     /// Write a page about runs: curves, figures, components, differences
@@ -149,7 +155,7 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// One rank of a probe, as started by `doctor --deep`
     #[command(hide = true)]
-    Probe(ProbeArgs),
+    DoctorProbe(DoctorProbeArgs),
     /// One rank, as started by the launcher
     #[command(hide = true)]
     Rank(RankArgs),
@@ -441,9 +447,9 @@ pub(crate) struct DoctorArgs {
     pub(crate) gpu: usize,
 }
 
-/// `spd-launch probe`.
+/// `spd-launch doctor-probe`.
 #[derive(Debug, Args)]
-pub(crate) struct ProbeArgs {
+pub(crate) struct DoctorProbeArgs {
     /// Name of the probe
     pub(crate) name: String,
     /// Number of the GPU

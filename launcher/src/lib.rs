@@ -26,6 +26,7 @@
 //!     -> again                          evaluates or draws a checkpoint again
 //!     -> harvest                        what each component does over text, as tables
 //!     -> compare                        matches the components of runs
+//!     -> probe                          components on a prompt
 //!     -> completions                    completion scripts of shells
 //!     -> doctor                         resources for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 the time of a step, and where it goes
@@ -54,8 +55,10 @@ mod memory;
 mod nodes;
 mod output;
 mod plan;
+mod probe;
 mod profile;
 mod progress;
+mod prompt;
 mod rank;
 mod ranks;
 mod report;
@@ -160,6 +163,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Figures(asked)), _) => again::figures(&asked),
         (Some(Command::Harvest(asked)), _) => harvest::harvest(&asked),
         (Some(Command::Compare(asked)), _) => compare::compare(&asked),
+        (Some(Command::Probe(asked)), _) => probe::probe(&asked),
         (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
         (Some(Command::Ship(asked)), _) => ship::ship(&asked),
         (Some(Command::Report(asked)), _) => report::report(&asked),
@@ -169,7 +173,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Stop(asked)), _) => stop_runs::stop(&asked),
         (Some(Command::Configs(asked)), _) => Ok(configs::configs(asked.name.as_deref())),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
-        (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
+        (Some(Command::DoctorProbe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),
         (None, Some(asked)) if asked.seeds.is_some() || !asked.sweep.is_empty() => {
             sweep::sweep(&asked)

@@ -7,7 +7,7 @@ use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Arena, Builder, Executor, Given, Result, StepParameters, Store, Type, Value};
 
 use crate::batch_program::BatchProgram;
-use crate::decomposition::{Decomposition, configure, over_blocks};
+use crate::decomposition::{BatchShape, Decomposition, configure, over_blocks};
 use crate::fault::Interrupt;
 use crate::losses::adversary::{HELD_OUT_ROW, SOURCE_ROW};
 use crate::metrics::Evaluated;
@@ -153,22 +153,24 @@ impl Decomposition {
     /// `logits <site>`, and `activations <site>` where the scales of conditioned logits follow from
     /// them.
     pub(crate) fn figures_program(&self, store: &Store) -> Result<Builder> {
-        self.importances_program(store, self.run.eval.batch_size)
+        self.importances_program(store, self.shape(self.run.eval.batch_size))
     }
 
     /// The same on rows of one feature each, for a toy whose rows are no sequences.
     pub(crate) fn probe_program(&self, store: &Store) -> Result<Option<Builder>> {
         match self.target.input() {
             Input::Features(features) if self.target.positions() == 1 => {
-                self.importances_program(store, features).map(Some)
+                let shape = self.shape(features);
+                self.importances_program(store, shape).map(Some)
             }
             Input::Features(_) | Input::Tokens { .. } => Ok(None),
         }
     }
 
-    fn importances_program(&self, store: &Store, rows: usize) -> Result<Builder> {
+    /// The same on a batch of any shape.
+    pub(crate) fn importances_program(&self, store: &Store, shape: BatchShape) -> Result<Builder> {
         let mut b = Builder::new();
-        let clean_pass = self.clean_pass(&mut b, store, self.shape(rows), &self.draws)?;
+        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         let conditioning = self.settings.importance.conditioning;
         for (index, (site, values)) in self.sites.iter().zip(&clean_pass.sites).enumerate() {
             b.output(format!("importance {}", site.path()), values.importance);

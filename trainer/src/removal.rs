@@ -381,7 +381,8 @@ fn farthest(changes: &mut [(u32, f64)], sign: f64) -> Vec<(u32, f64)> {
     moved
 }
 
-fn log_sum_exp(logits: &[f32]) -> f64 {
+/// `ln sum exp` of logits.
+pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let largest = f64::from(largest);
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use super::values::{fraction_or_one, thread_count};
+use super::values::{at_least_one, fraction_or_one, not_negative, thread_count};
 
 const ABOUT_COMPARE: &str = "\
 A component is a rank-one matrix v u^T. Two are as alike as the absolute cosine of the angle between
@@ -43,6 +43,74 @@ pub(crate) struct CompareArgs {
     /// Directory for `compare.json` and `compare.svg`, which shows the cosines of each site
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) out: Option<PathBuf>,
+    /// Override a setting of the evaluation, like `eval.batch_size=8`; repeatable
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// CPU threads [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    pub(crate) threads: Option<usize>,
+}
+
+/// A prompt.
+#[derive(Debug, Args)]
+#[group(id = "prompt", multiple = false)]
+pub(crate) struct PromptArgs {
+    /// Text of the prompt, which the tokenizer of the run's dataset makes tokens of
+    #[arg(value_name = "TEXT")]
+    pub(crate) text: Option<String>,
+    /// The same, as a flag
+    #[arg(long = "text", value_name = "TEXT")]
+    pub(crate) text_flag: Option<String>,
+    /// File with the text
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+    /// Token ids, like `12,7,300`
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub(crate) ids: Vec<u32>,
+    /// Features of a toy, like `0,3`: a row of each, in which it alone is on, with 0.75
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) feature: Vec<usize>,
+}
+
+const ABOUT_PROBE: &str = "\
+The tables show the components that are active, by eval.alive_threshold, at some token. `.` is an
+importance below 0.005. Heads at a token count by the largest.
+
+The smallest set: the components of all sites are put in the order of their largest importance on the
+prompt (equal ones by their logits). A binary search finds how many of the first ones, with mask 1 and
+all others 0, keep the prediction within --kl; then each of these, the least important first, is left
+out where the prediction keeps without it (for sets of up to 256). The distance is the KL divergence
+from the target's next token, a mean over positions; of a toy it is the part of the output's squares
+that is lost, a mean over rows.
+
+--json prints one object: run, step, alive_threshold, tokens (id, text) or features, sites and smallest. A
+site has site, C and the components that are important somewhere: component, largest, importances (one
+for each token or feature). smallest has within, all, distance, components, tried and passes.";
+
+/// `spd-launch probe`.
+#[derive(Debug, Args)]
+#[command(after_help = ABOUT_PROBE)]
+pub(crate) struct ProbeArgs {
+    /// Run directory; the run may go on meanwhile
+    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
+    pub(crate) run: PathBuf,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Distance of the prediction within which the smallest set keeps it, in nats
+    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = not_negative)]
+    pub(crate) kl: f64,
+    /// Count the prediction at the last token alone
+    #[arg(long)]
+    pub(crate) last: bool,
+    /// Keep the weight deltas beside the set
+    #[arg(long)]
+    pub(crate) delta: bool,
+    /// Components of each site to show, the most important ones
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = at_least_one)]
+    pub(crate) top: usize,
+    /// Print everything as one JSON object on one line
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Override a setting of the evaluation, like `eval.batch_size=8`; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,

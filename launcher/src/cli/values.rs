@@ -92,6 +92,13 @@ pub(super) fn fraction_or_one(text: &str) -> Result<f64, String> {
     }
 }
 
+pub(super) fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..f64::INFINITY).contains(&number) => Ok(number),
+        _ => Err("expected a finite number of at least 0".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,6 +110,7 @@ mod tests {
             assert!(architecture(bad).is_err(), "{bad}");
         }
         assert!(fraction_or_one("1").is_ok() && fraction_or_one("1.1").is_err());
+        assert!(not_negative("0").is_ok() && not_negative("-1").is_err());
         assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
         assert_eq!(thread_count("1024"), Ok(1024));
         assert!(thread_count("1000000").is_err() && thread_count("0").is_err());

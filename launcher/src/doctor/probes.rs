@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use spd_trainer::Fault;
 use spd_trainer::cuda::{self, Probe};
 
-use crate::cli::ProbeArgs;
+use crate::cli::DoctorProbeArgs;
 use crate::exit::Exit;
 use crate::output::last_words;
 use crate::ranks::{Process, command, own_program};
@@ -104,7 +104,7 @@ fn started(probe: &Probe, gpu: usize) -> io::Result<Vec<(Command, Stdio)>> {
     };
     let ranks = inputs.into_iter().enumerate().map(|(rank, input)| {
         let mut command = command(&program);
-        command.args(["probe", probe.name, "--gpu", &gpu.to_string()]);
+        command.args(["doctor-probe", probe.name, "--gpu", &gpu.to_string()]);
         command.args(["--rank", &rank.to_string()]);
         command.envs(probe.environment(rank));
         (command, input)
@@ -176,12 +176,12 @@ fn lines(reader: PipeReader) -> Vec<String> {
     lines
 }
 
-/// `spd-launch probe`: runs one rank of a probe in this process.
+/// `spd-launch doctor-probe`: runs one rank of a probe in this process.
 ///
 /// # Errors
 ///
 /// When the probe is unknown or fails.
-pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
+pub(crate) fn probe(asked: &DoctorProbeArgs) -> Result<Exit, Fault> {
     let all = cuda::all_probes();
     let known = all.iter().find(|probe| probe.name == asked.name);
     let probe = known.ok_or_else(|| {

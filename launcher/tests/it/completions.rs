@@ -22,6 +22,7 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
             "eval",
             "compare",
             "any-target",
+            "probe",
             "dry-run",
             "sweep",
             "runs",

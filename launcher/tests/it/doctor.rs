@@ -190,7 +190,7 @@ fn without_a_gpu_nothing_is_probed() {
 #[test]
 fn an_unknown_probe_is_refused_with_the_known_ones() {
     let scratch = Scratch::new();
-    let ended = launch(scratch.launcher(&["probe", "soul"]));
+    let ended = launch(scratch.launcher(&["doctor-probe", "soul"]));
     assert_eq!(ended.code, Some(2));
     assert_eq!(
         ended.error(),

@@ -37,6 +37,7 @@ mod metrics_rows;
 mod narrow_terminal;
 mod nodes;
 mod paths;
+mod probe;
 mod ranks;
 mod reference_files;
 mod refusals;

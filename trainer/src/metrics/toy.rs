@@ -11,7 +11,7 @@ use crate::networks::{FeatureDirections, Input, Target};
 use crate::sites::Site;
 
 /// Magnitude of the single feature in each probing row.
-const PROBE: f32 = 0.75;
+pub(crate) const MAGNITUDE: f32 = 0.75;
 
 /// One site against what is known of it.
 pub(crate) struct KnownSite {
@@ -206,7 +206,7 @@ pub(crate) fn probe(
     let input = program.input("input");
     input.fill(0.0);
     for (row, values) in input.chunks_mut(features).enumerate() {
-        values[row] = PROBE;
+        values[row] = MAGNITUDE;
     }
     program.run_and_fetch(store, arena)?;
     let answers = task.decomposition.sites.iter().map(|site| {
