@@ -2,8 +2,8 @@
 //! in `runs`, parsers of values in `values`.
 
 mod check;
-mod harvest;
 mod components;
+mod harvest;
 #[cfg(test)]
 mod page;
 mod runs;
@@ -15,9 +15,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use spd_configs::Destination;
 
 pub(crate) use self::check::CheckArgs;
+pub(crate) use self::components::{AblateArgs, CompareArgs, ProbeArgs, PromptArgs};
 pub(crate) use self::harvest::HarvestArgs;
-pub(crate) use self::components::CompareArgs;
-pub(crate) use self::components::{CompareArgs, ProbeArgs, PromptArgs};
 pub(crate) use self::runs::{
     EvalArgs, ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs,
     TailArgs, WatchArgs,
@@ -58,6 +57,8 @@ Examples:
   spd-launch compare runs/tms_5-2 runs/seed1  match their components one to one
   spd-launch probe runs/shakespeare 'To be, or'
                                               components on a text, and the smallest set that keeps it
+  spd-launch ablate runs/shakespeare --text 'To be, or' --remove '*.c_fc:3,7-9' --generate 50
+                                              the output without some components
   spd-launch watch runs/tms_5-2 runs/seed1    show curves, figures and components live
   spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch runs                             every run under runs: its state, step, loss, time left
@@ -135,6 +136,8 @@ pub(crate) enum Command {
     /// Show the importance of components on a prompt, and the smallest set that keeps the
     /// prediction
     Probe(ProbeArgs),
+    /// Measure the output without some components, or with some alone
+    Ablate(AblateArgs),
     /// Send rows that trackers have not received yet
     Ship(ShipArgs),
     /// Write a page about runs: curves, figures, components, differences

@@ -26,13 +26,14 @@
 //!     -> again                          evaluates or draws a checkpoint again
 //!     -> harvest                        what each component does over text, as tables
 //!     -> compare                        matches the components of runs
-//!     -> probe                          components on a prompt
+//!     -> probe, ablate                  components on a prompt, and what the output is without them
 //!     -> completions                    completion scripts of shells
 //!     -> doctor                         resources for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 the time of a step, and where it goes
 //!     -> sweep                          several runs, each this program again, and one table
 //! ```
 
+mod ablate;
 mod again;
 mod bench;
 mod channel;
@@ -164,6 +165,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Harvest(asked)), _) => harvest::harvest(&asked),
         (Some(Command::Compare(asked)), _) => compare::compare(&asked),
         (Some(Command::Probe(asked)), _) => probe::probe(&asked),
+        (Some(Command::Ablate(asked)), _) => ablate::ablate(&asked),
         (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
         (Some(Command::Ship(asked)), _) => ship::ship(&asked),
         (Some(Command::Report(asked)), _) => report::report(&asked),

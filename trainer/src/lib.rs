@@ -14,6 +14,7 @@
 //! `v` vocabulary entry, `d` width of the residual stream, `h` hidden unit. `g` is an importance,
 //! `r` a draw. A tensor's name ends in its letters.
 
+pub mod ablate;
 mod active_rows;
 mod again;
 mod batch_program;

@@ -316,13 +316,17 @@ struct Found {
     tried: bool,
 }
 
+/// The distance of the output with some components alone, each by the number of its site and its
+/// own.
+type Distance<'a> = dyn FnMut(&[(usize, usize)]) -> Result<f64, Fault> + 'a;
+
 /// - `all`: the distance of all components
 /// - `distance`: that of some of them
 fn smallest_of(
     order: &[(usize, usize)],
     all: f64,
     within: f64,
-    distance: &mut dyn FnMut(&[(usize, usize)]) -> Result<f64, Fault>,
+    distance: &mut Distance<'_>,
 ) -> Result<Option<Found>, Fault> {
     let is_close = |distance: f64| distance <= within;
     if !is_close(all) {

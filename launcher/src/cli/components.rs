@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
 
 use super::values::{at_least_one, fraction_or_one, not_negative, thread_count};
 
@@ -81,7 +81,7 @@ prompt (equal ones by their logits). A binary search finds how many of the first
 all others 0, keep the prediction within --kl; then each of these, the least important first, is left
 out where the prediction keeps without it (for sets of up to 256). The distance is the KL divergence
 from the target's next token, a mean over positions; of a toy it is the part of the output's squares
-that is lost, a mean over rows.
+that is lost, a mean over rows. `spd-launch ablate RUN --keep` measures such a set on other text.
 
 --json prints one object: run, step, alive_threshold, tokens (id, text) or features, sites and smallest. A
 site has site, C and the components that are important somewhere: component, largest, importances (one
@@ -112,6 +112,57 @@ pub(crate) struct ProbeArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Override a setting of the evaluation, like `eval.batch_size=8`; repeatable
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// CPU threads [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    pub(crate) threads: Option<usize>,
+}
+
+const ABOUT_ABLATE: &str = "\
+SITE is a module path or a pattern as in run files, like `*.mlp.*`; INDEX a number, a range like 3-7, or *.
+An INDEX without a SITE is of the site before it: linear1:3,7-9,linear2:0.
+
+--remove subtracts the components from the weights; the rest of each matrix stays, with its delta, and
+other sites are the target's. --keep leaves these components alone at all sites, without deltas if
+--delta is not given.
+
+On a prompt: KL divergence and cross-entropy of the next token at each position, the likeliest next
+tokens, and with --generate the likeliest continuation. Without a prompt: means over the held-out rows
+of the run's evaluation; of a toy, the output for each feature on its own.
+
+--json prints one object: run, step, edit, components and change, which is `prompt` (kl, ce, positions,
+next, generated), `held_out` (rows, positions, kl, ce) or `features` (feature, output, others). Numbers in
+pairs are before and after.";
+
+/// `spd-launch ablate`.
+#[derive(Debug, Args)]
+#[command(after_help = ABOUT_ABLATE, group = ArgGroup::new("edit").required(true))]
+pub(crate) struct AblateArgs {
+    /// Run directory; the run may go on meanwhile
+    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
+    pub(crate) run: PathBuf,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Components to remove; repeatable
+    #[arg(long, value_name = "SITE:INDEX,...", group = "edit")]
+    pub(crate) remove: Vec<String>,
+    /// Components to keep, of all sites; repeatable
+    #[arg(long, value_name = "SITE:INDEX,...", group = "edit")]
+    pub(crate) keep: Vec<String>,
+    /// Keep the weight deltas beside the components that are kept
+    #[arg(long, conflicts_with = "remove")]
+    pub(crate) delta: bool,
+    /// Tokens to generate behind the prompt, with and without the ablation
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) generate: usize,
+    /// Dataset for the held-out rows instead of the run's, of the same tokenizer
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "prompt")]
+    pub(crate) data: Option<PathBuf>,
+    /// Print everything as one JSON object on one line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Override a setting of the evaluation, like `eval.batches=100`; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// CPU threads [default: all that this process may use]

@@ -1,8 +1,4 @@
 //! `spd-launch compare`: runs of one target, matched one to one, and what is refused.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "test files need no atomic writes"
-)]
 
 use std::fs;
 

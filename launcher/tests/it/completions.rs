@@ -23,6 +23,8 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
             "compare",
             "any-target",
             "probe",
+            "ablate",
+            "generate",
             "dry-run",
             "sweep",
             "runs",

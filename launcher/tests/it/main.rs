@@ -1,6 +1,7 @@
 //! The launcher as a process, mostly with a shell script as its rank.
 #![cfg(test)]
 
+mod ablate;
 mod against_pytorch;
 mod bad_input;
 mod begun_run;

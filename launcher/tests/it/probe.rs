@@ -66,6 +66,16 @@ pub(crate) fn component_of(scratch: &Scratch, run: &str, feature: usize) -> [u64
     [of_sites[0], of_sites[1]]
 }
 
+/// A set as `ablate` takes it.
+pub(crate) fn named(sets: &Value) -> String {
+    let sets = sets.as_array().unwrap().iter().map(|set| {
+        let components = set["components"].as_array().unwrap().iter();
+        let components: Vec<String> = components.map(Value::to_string).collect();
+        format!("{}:{}", set["site"].as_str().unwrap(), components.join(","))
+    });
+    sets.collect::<Vec<_>>().join(",")
+}
+
 #[test]
 fn a_feature_of_a_solved_toy_names_its_component() {
     let scratch = Scratch::new();
@@ -151,6 +161,13 @@ fn a_text_has_importances_at_each_token_and_a_smallest_set() {
     assert!(smallest["all"].as_f64().unwrap() < 1e-9, "{smallest}");
     let distance = smallest["distance"].as_f64().unwrap();
     assert!(distance <= 1e-3, "{smallest}");
+    let set = named(&smallest["components"]);
+    assert!(!set.is_empty(), "{smallest}");
+    // `ablate` leaves the same of it.
+    let kept = ["ablate", "runs/x", "--ids", ids, "--keep", &set, "--delta"];
+    let kept = object(&scratch, &kept);
+    assert_eq!(kept["components"], smallest["components"]);
+    assert_eq!(kept["change"]["prompt"]["kl"], smallest["distance"]);
     // At the last token alone there is a set for less.
     let last = object(&scratch, &[&asked[..], &["--last"]].concat());
     assert!(last["smallest"]["distance"].as_f64().unwrap() <= 1e-3);

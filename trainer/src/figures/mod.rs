@@ -51,8 +51,8 @@ use spd_checkpoint::atomic::write_file;
 use spd_engine::Store;
 use spd_tracker::Value;
 
-pub(crate) use self::measured::of_positions;
 pub(crate) use self::compared::Compared;
+pub(crate) use self::measured::of_positions;
 use self::measured::{Probe, Sums, probe, sums};
 use self::panel::{Panel, grid};
 use crate::decomposition_task::DecompositionTask;
