@@ -5,7 +5,7 @@ const isLive = given.live === true;
 
 /** Sections in order: name, title, and the function that makes the content. */
 const SECTIONS = [
-  ["overview", "Overview", overviewSection],
+  ["overview", "Verdict", overviewSection],
   ["curves", "Curves", curvesSection],
   ["sites", "L0 by site", sitesSection],
   ["components", "Components", componentsSection],
@@ -193,7 +193,7 @@ async function follow(wait = 1000) {
   setTimeout(follow, next, next);
 }
 
-const states = () => runs.map(run => run && stateOf(run) + Math.floor(stepOf(run) / 100)).join();
+const states = () => runs.map(run => run && stateOf(run) + run.head?.verdict?.text + Math.floor(stepOf(run) / 100)).join();
 
 addEventListener("error", event => trouble(event.message));
 addEventListener("unhandledrejection", event => trouble(event.reason?.message ?? event.reason));

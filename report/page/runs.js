@@ -41,7 +41,9 @@ function take(answer) {
       run.histograms = new Map();
     }
     if (part.head) {
-      isNews = true;
+      // A verdict changes with every evaluation, and is in the overview only.
+      const others = head => JSON.stringify({ ...head, verdict: null });
+      isNews ||= !run.head || others(part.head) !== others(run.head);
       run.groups = undefined;
     }
     const { generation, rows, version, zero, last } = part;

@@ -34,7 +34,7 @@ function solvedOf(run) {
 
 function overviewSection() {
   const all = runs.filter(Boolean);
-  return all.length === 1 ? overviewOfOne(all[0]) : overviewOfMany(all);
+  return [...banners(all), ...all.length === 1 ? overviewOfOne(all[0]) : overviewOfMany(all)];
 }
 
 function overviewOfOne(run) {
@@ -43,14 +43,14 @@ function overviewOfOne(run) {
   const telling = TELLING.filter(([, key]) => run.curves.has(key)).slice(0, 6);
   const l0 = l0Of(run);
   const facts = el("dl", { class: "facts" },
-    fact("state", stateOf(run)),
+    fact("state", stateMark(run)),
     fact("step", `${stepOf(run).toLocaleString("en")}${planned ? ` of ${planned.toLocaleString("en")}` : ""}`),
     fact("time", lasting(timeOf(run))),
-    fact("solved", solvedOf(run)),
     telling.map(([name, key]) => fact(name, short(lastOf(run, key) ?? null))),
     l0 === null ? null : fact("L0", short(l0)));
-  const note = run.head?.note && stateOf(run) === run.head.state ? el("p", { class: "hint" }, run.head.note) : null;
-  return [facts, note, summaryOf(run)];
+  // The note of a run that is over is in its banner.
+  const note = run.head?.note && run.head.state === "running" && isLive ? el("p", { class: "hint" }, run.head.note) : null;
+  return [verdictOf(run), facts, note, summaryOf(run)];
 }
 
 function summaryOf(run) {
@@ -69,11 +69,12 @@ function overviewOfMany(all) {
   const columns = [
     { title: "run", show: run => [dotOf(run), book.names[run.id]] },
     ...swept.map(key => ({ title: key, number: true, show: run => String(member.get(run.id)?.values?.[key] ?? "–") })),
-    { title: "state", show: run => member.get(run.id)?.cause ? `failed: ${member.get(run.id).cause}` : stateOf(run) },
+    { title: "state", show: stateMark },
     { title: "step", number: true, show: run => stepOf(run).toLocaleString("en") },
     { title: "time", number: true, show: run => lasting(timeOf(run)) },
     ...TELLING.filter(([, key]) => all.some(run => run.curves.has(key))).map(([title, key]) => ({ title, number: true, show: run => short(lastOf(run, key) ?? null) })),
     { title: "L0", number: true, show: run => short(l0Of(run)) },
+    ...all.some(run => run.head?.verdict) ? [{ title: "verdict", show: run => run.head?.verdict?.text ?? "–" }] : [],
     ...all.some(solvedOf) ? [{ title: "solved", show: run => solvedOf(run) ?? "–" }] : [],
   ];
   const waiting = book.sweeps.flatMap(sweep => sweep.runs ?? []).filter(one => one.run === null);
@@ -81,9 +82,9 @@ function overviewOfMany(all) {
   const isOne = book.sweeps.length === 1 && all.every(run => member.has(run.id));
   const solved = book.sweeps.filter(sweep => sweep.solved).map(sweep => isOne ? sweep.solved : `${sweep.name}: ${sweep.solved}`);
   return [
+    solved.map(line => el("p", { class: "sentence" }, line)),
     el("div", { class: "card" }, table(columns, all)),
     waiting.length ? el("p", { class: "hint" }, `Not begun: ${waiting.map(one => one.directory).join(", ")}`) : null,
-    ...solved.map(line => el("p", { class: "hint" }, line)),
     ...all.filter(run => run.head?.summary).length ? [folded("summary of a run", "", false, runSelect(), summaryOf(focused()))] : [],
   ];
 }

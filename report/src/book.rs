@@ -31,9 +31,11 @@ use crate::figures::{self, Figures, text};
 use crate::histograms::{self, Bars};
 use crate::page;
 use crate::run::Rows;
+use crate::series::Source as Origin;
 use crate::settings::settings;
 use crate::source::{Source, names};
 use crate::status::Status;
+use crate::verdict::{Counts, Facts, Verdict};
 
 /// Most points of one curve, and of all curves, in a page that is a file.
 const IN_FILE: (usize, usize) = (3_000, 600_000);
@@ -79,6 +81,8 @@ struct Run {
     dir: PathBuf,
     rows: Rows,
     components: Kept,
+    /// Those of the newest figures that have them, and their step.
+    counts: Option<(u64, Counts)>,
     /// Everything but rows, and the number of its changes.
     head: Value,
     version: u64,
@@ -159,6 +163,7 @@ impl Book {
                     rows: Rows::of(&dir, started()),
                     dir,
                     components: Kept::default(),
+                    counts: None,
                     head: Value::Null,
                     version: started(),
                 });
@@ -305,11 +310,32 @@ impl Book {
 impl Run {
     fn poll(&mut self) {
         self.rows.poll();
+        self.count();
         let head = self.describe();
         if self.head != head {
             self.version += 1;
             self.head = head;
         }
+    }
+
+    /// Counts the components in the newest figures, if they were not read yet.
+    fn count(&mut self) {
+        let Some((step, dir)) = figures::steps(&self.dir).pop() else {
+            return;
+        };
+        if self.counts.map(|(known, _)| known) != Some(step) {
+            let text = text(&dir.join("activation_frequency.json"), LARGEST);
+            let counts = text.and_then(|text| Counts::of(&text));
+            self.counts = counts.map(|counts| (step, counts)).or(self.counts);
+        }
+    }
+
+    /// The last value of each metric.
+    fn values(&self) -> BTreeMap<&str, f64> {
+        let all = self.rows.series.iter();
+        let metrics = all.filter(|series| series.source == Origin::Metrics);
+        let last = metrics.filter_map(|series| Some((&*series.name, *series.values.last()?)));
+        last.collect()
     }
 
     /// Whether its target leaks.
@@ -327,14 +353,25 @@ impl Run {
             .collect();
         let rows = &self.rows;
         let status = Status::of(&self.dir);
+        let settings = settings(&config);
+        let summary = summary.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let verdict = Verdict::of(&Facts {
+            settings: &settings,
+            values: self.values(),
+            is_solved: summary
+                .as_ref()
+                .and_then(|all| all["solved"]["found"].as_bool()),
+            counts: self.counts.map(|(_, counts)| counts),
+        });
         json!({
             "path": self.dir.display().to_string(),
             "state": status.state,
             "note": status.note,
             "leaky": status.leaky,
-            "settings": settings(&config),
+            "verdict": verdict,
+            "settings": settings,
             "config": config,
-            "summary": summary.and_then(|text| serde_json::from_str::<Value>(&text).ok()),
+            "summary": summary,
             "planned": rows.planned,
             "events": rows.events,
             "problems": rows.problems,

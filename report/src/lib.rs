@@ -8,6 +8,7 @@
 //! series     -> curve: the points of them that a screen can show
 //!            -> histograms: those of rows
 //! figures, components, settings
+//! verdict    one sentence on a run, and what to turn
 //! book       all of that of several runs, as JSON
 //! page       -> report.html, which is self-contained; or the live page, which polls its server
 //! ```
@@ -44,6 +45,7 @@ mod series;
 mod settings;
 mod source;
 mod status;
+mod verdict;
 
 use std::path::{Path, PathBuf};
 

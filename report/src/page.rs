@@ -20,6 +20,7 @@ const PARTS: [(&str, &[&str]); 2] = [
             include_str!("../page/histograms.js"),
             include_str!("../page/figures.js"),
             include_str!("../page/components.js"),
+            include_str!("../page/verdict.js"),
             include_str!("../page/tables.js"),
             include_str!("../page/main.js"),
         ],

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use spd_report::page;
+use spd_checkpoint::Lock;
+use spd_report::{LastWord, State, page};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::chromium::Chromium;
-use crate::sample::{behind, run, sweep, train};
+use crate::sample::{EVIL, behind, run, sweep, train};
 
 /// Helpers for the scripts of tests.
 const HELPERS: &str = "
@@ -68,7 +69,7 @@ fn a_run_is_drawn() {
         (&json!(10), &json!(10))
     );
     let sections = [
-        "Overview",
+        "Verdict",
         "Curves",
         "L0 by site",
         "Components",
@@ -262,15 +263,60 @@ fn a_row_says_whether_it_counts_as_solved() {
     }
     let (_alone, run) = run("alone");
     let script = "
-        return { solved: all('#overview tr').slice(0, 4).map(row => row.lastChild.textContent), said: all('#overview .hint').map(text) };";
+        return { solved: all('#overview tr').slice(0, 4).map(row => row.lastChild.textContent), said: all('#overview .hint, #overview .sentence').map(text) };";
     let Some(found) = in_browser(&[sweep.clone(), run], script) else {
         return;
     };
     assert_eq!(found["solved"], json!(["solved", "no", "yes", "–"]));
-    let said = json!(["Not begun: seed=2", "x: solved 1 of 2"]);
+    let said = json!(["x: solved 1 of 2", "Not begun: seed=2"]);
     assert_eq!(found["said"], said);
     let found = in_browser(&[sweep], script).unwrap();
-    assert_eq!(found["said"][1], "solved 1 of 2");
+    assert_eq!(found["said"][0], "solved 1 of 2");
+}
+
+#[test]
+fn the_verdict_comes_first_with_what_to_turn_and_the_cause_of_a_failure() {
+    let (_dir, run) = run("x");
+    let config = "[[loss]]\nkind = \"importance_minimality\"\ncoeff = 0.001\n";
+    fs::write(run.join("config.toml"), config).unwrap();
+    let frequencies = json!([{"site": "h.2.q", "order": [0, 1, 2], "frequencies": [0.5, 0.1, 0.0]}, {"site": "h.10.q", "frequencies": vec![0.5; 97]}]);
+    let file = run.join("figures/step-00000040/activation_frequency.json");
+    fs::write(file, frequencies.to_string()).unwrap();
+    let spool = behind(&run);
+    let eval = Row::new(40, Kind::Eval).with("eval/kl/ci_masked", 0.5);
+    spool.append(eval.with("eval/kl/zero", 2.0));
+    spool.sync().unwrap();
+    let word = LastWord {
+        state: State::Failed,
+        note: format!("loss/total is NaN {EVIL}"),
+        began: 1e9,
+        ended: 1e9,
+    };
+    let lock = Lock::take(&run.join("logs")).unwrap();
+    lock.leave(&word.line()).unwrap();
+    drop(lock);
+    let script = "
+        const gauges = all('.gauge').map(one => [text(one.querySelector('b')), one.querySelector('b').className, one.querySelector('.at').style.left]);
+        return { banner: text(document.querySelector('.banner')), state: document.querySelector('.fact .state').dataset.state,
+            first: document.querySelector('main section').id, kind: document.querySelector('.verdict').className,
+            sentence: text(document.querySelector('.sentence')), gauges, turn: text(document.querySelector('.turn li')) };";
+    let Some(found) = in_browser(&[run], script) else {
+        return;
+    };
+    assert_eq!(found["banner"], format!("failed loss/total is NaN {EVIL}"));
+    assert_eq!(
+        (&found["state"], &found["first"]),
+        (&json!("failed"), &json!("overview"))
+    );
+    let sentence = "✗Importance-masked KL 0.5; 7 of 100 active, 1 never";
+    assert_eq!(
+        (&found["sentence"], &found["kind"]),
+        (&json!(sentence), &json!("card verdict bad"))
+    );
+    let gauges = json!([["75 %", "bad", "75%"], ["7 of 100", "good", "7%"]]);
+    assert_eq!(found["gauges"], gauges);
+    let turn = "lower the importance coefficient, as in --set loss.importance_minimality.coeff=3.33e-4 (now 0.001): too few are important to make the output";
+    assert_eq!(found["turn"], turn);
 }
 
 #[test]
