@@ -72,7 +72,7 @@ const nearby = new IntersectionObserver(all => {
 class Chart {
   /**
    * @param spec `title`; `lines()`: the lines, each `{label, color, dash, run, curve}`; optional:
-   *   `domain`, `named` (shows values with their labels), `stacked`, `linear`, `format`, `incrs` (steps of ticks), `tall`
+   *   `mark` and `is` (which way is better, and a definition), `full` (the name in the rows), `domain`, `named` (shows values with their labels), `stacked`, `linear`, `format`, `incrs` (steps of ticks), `tall`
    */
   constructor(spec) {
     this.spec = spec;
@@ -80,7 +80,8 @@ class Chart {
     this.odd = el("span", { class: "odd" });
     this.host = el("div", { class: "plot" });
     this.readout = el("div", { class: spec.named ? "readout named" : "readout" });
-    const name = el("figcaption", { title: spec.full ?? spec.title }, el("span", { class: "name" }, breakable(spec.title)), this.odd, this.value);
+    const name = el("figcaption", { title: [spec.full ?? spec.title, spec.is].filter(Boolean).join(": ") },
+      el("span", { class: "name" }, breakable(spec.title), spec.mark ? el("span", { class: "better" }, ` ${spec.mark}`) : null), this.odd, this.value, spec.is ? el("small", {}, spec.is) : null);
     this.card = el("figure", { class: spec.tall ? "chart tall" : "chart", tabindex: 0, "aria-label": `${spec.full ?? spec.title}: chart; arrow keys read it` }, name, this.host, this.readout);
     this.card.chart = this;
     this.card.addEventListener("keydown", event => this.key(event));

@@ -12,25 +12,26 @@ const perKey = (belongs, label, many = false) => () => {
   return all.map((key, i) => ({ label: label(key), color: color(i), run, curve: run.curves.get(key) }));
 };
 
-/** The group of a metric: its name without the last word, two words at most. */
-function groupOf(key) {
-  const words = key.split("/");
-  return words.length < 2 ? "other" : words.slice(0, Math.min(2, words.length - 1)).join("/");
-}
-
 const nameIn = (group, key) => key.startsWith(`${group}/`) ? key.slice(group.length + 1) : key;
 
 /** Values that were measured once, before the first step. */
 const isEarly = key => key.startsWith("start/");
 
-/** The order of groups: losses, evaluations from general to specific, the rest. */
-function rank(group) {
-  return { loss: 0, eval: 1, "eval/kl": 2, "eval/ce": 2, "eval/mse": 2 }[group] ?? (group.startsWith("eval/") ? 3 : 4);
-}
+/** Groups of metrics in their order: a title, whether it is open, and the names in it; a metric belongs to the first that fits. */
+const GROUPS = [
+  ["losses, on the batch of the step", true, /^loss\//],
+  ["more", false, /_0p2|^eval\/(l0_above|hidden_acts|site_outputs|subset|ce_difference)|\/(random|zero|target|rounded|unmasked)$|^(?!eval\/)/],
+  ["the output, held out", true, /^eval\/((ce|kl|mse)|(ce|kl|mse)_unrecovered|loss|adversary|ladder)\//],
+  ["components, held out", true, /^/],
+];
+
+/** The order in a group: the total first, what is asked for most before the rest. */
+const leading = key => [/^loss\/total$/, /ci_masked$/, /stochastic$/, /l0$/, /ci_error|matched/].findIndex(pattern => pattern.test(key)) >>> 0;
 
 /** Whether a name contains all words of the filter. */
 function passes(key) {
-  return view.filter.toLowerCase().split(/\s+/).every(word => key.toLowerCase().includes(word));
+  const all = `${key} ${worded(key).name}`.toLowerCase();
+  return view.filter.toLowerCase().split(/\s+/).every(word => all.includes(word));
 }
 
 /** A foldable section of charts. */
@@ -40,13 +41,45 @@ function folded(title, count, isOpen, ...inside) {
 
 const grid = specs => el("div", { class: "grid" }, specs.map(spec => new Chart(spec).card));
 
+/** The sites of all runs: those of which the active components are counted. */
+function sitesOf() {
+  return [...new Set(runs.flatMap(run => run ? [...run.curves.keys()].filter(key => isOfSite(run, key)) : []))].map(key => key.slice(L0.length));
+}
+
 function curvesSection() {
-  const all = keys(key => !key.startsWith("system:")).filter(passes);
-  const groups = grouped(all.filter(key => !isEarly(key)));
-  const names = [...groups.keys()].sort((one, other) => rank(one) - rank(other) || inOrder(one, other));
-  const charts = name => grid(groups.get(name).map(key => ({ title: nameIn(name, key), full: key, lines: perRun(key) })));
-  if (!all.length) return [el("p", { class: "none" }, view.filter ? "No metric has these words in its name." : "No rows yet.")];
-  return [...names.map(name => folded(name, groups.get(name).length, true, charts(name))), early(all.filter(isEarly))];
+  const sites = new Set(sitesOf());
+  const site = key => [...key.matchAll(/\//g)].map(({ index }) => key.slice(index + 1)).find(end => sites.has(end));
+  // One chart for a metric over all sites.
+  const charts = new Map();
+  for (const key of keys(key => !key.startsWith("system:")).filter(passes)) {
+    const of = site(key);
+    const name = of === undefined || isEarly(key) ? key : `${key.slice(0, -of.length - 1)} by site`;
+    charts.set(name, [...charts.get(name) ?? [], key]);
+  }
+  // Of a metric of one site only, its total says the same.
+  for (const [name, keys] of charts) if (keys.length === 1 && charts.has(name.replace(" by site", "")) && name.endsWith(" by site")) charts.delete(name);
+  if (!charts.size) return [el("p", { class: "none" }, view.filter ? "No metric has these words in its name." : "No rows yet.")];
+  const all = [...charts.keys()];
+  const isIn = (group, key) => !isEarly(key) && GROUPS.find(([, , names]) => names.test(key)) === group;
+  const spec = name => {
+    const [key] = charts.get(name), said = worded(key);
+    const common = { title: said.name, mark: BETTER[said.better], is: defined(key), full: name };
+    if (!name.endsWith(" by site")) return { ...common, lines: perRun(key) };
+    const base = name.slice(0, -"by site".length - 1);
+    const lines = perKey(one => one.startsWith(`${base}/`) && site(one) === one.slice(base.length + 1), one => one.slice(base.length + 1), true);
+    return { ...common, title: `${said.name}, by site`, lines, named: true };
+  };
+  const order = (one, other) => leading(one.replace(" by site", "")) - leading(other.replace(" by site", "")) || inOrder(one, other);
+  const shown = GROUPS.map(group => [group, all.filter(key => isIn(group, key)).sort(order)]).filter(([, names]) => names.length);
+  shown.sort(([[, one]], [[, other]]) => other - one);
+  const [first, ...others] = shown.map(([[title, isOpen], names]) => folded(title, names.length, isOpen || view.filter !== "", grid(names.map(spec))));
+  return [
+    all.some(name => name.endsWith(" by site")) ? runSelect() : null,
+    first,
+    view.filter ? null : el("div", { id: "tradeoff" }, scatterCard()),
+    ...others,
+    early(all.filter(isEarly)),
+  ];
 }
 
 /** Single values, without curves. */
@@ -57,24 +90,12 @@ function early(all) {
   return folded("before the first step", all.length, view.filter !== "", el("div", { class: "card" }, table(columns, all)));
 }
 
-function grouped(all) {
-  const groups = new Map();
-  for (const key of all) groups.set(groupOf(key), [...groups.get(groupOf(key)) ?? [], key]);
-  return groups;
-}
-
 const L0 = "eval/l0/";
 
 /** Whether a metric belongs to a site. Groups of sites (`[[eval.subset]]`) have such metrics too, and would be counted twice. */
 function isOfSite(run, key) {
   run.groups ??= new Set((run.head?.settings ?? []).filter(([setting]) => /^eval\.subset\[\d+\]\.name$/.test(setting)).map(([, name]) => L0 + name));
   return key.startsWith(L0) && !run.groups.has(key);
-}
-
-function sitesSection() {
-  if (!keys(key => key.startsWith(L0)).length) return null;
-  const lines = perKey(key => isOfSite(focused(), key), key => key.slice(L0.length), true);
-  return [runSelect(), new Chart({ title: "active components (L0), by site", lines, named: true, tall: true }).card];
 }
 
 /** Whether it is a time of a training step. Times of other phases are prefixed with the phase. */

@@ -3,14 +3,14 @@
 const given = JSON.parse(byId("data").textContent);
 const isLive = given.live === true;
 
-/** Sections in order: name, title, and the function that makes the content. */
+/** Sections in order: name, title, and the function that makes the content. Those that do not fit a run are not shown. */
 const SECTIONS = [
   ["overview", "Verdict", overviewSection],
-  ["curves", "Curves", curvesSection],
-  ["sites", "L0 by site", sitesSection],
+  ["uv", "Importances, U and V", uvSection],
   ["components", "Components", componentsSection],
-  ["uv", "U and V", uvSection],
+  ["curves", "Curves", curvesSection],
   ["figures", "Figures", figuresSection],
+  ["results", "Results", resultsSection],
   ["speed", "Speed", speedSection],
   ["machine", "Machine", machineSection],
   ["config", "Config", configSection],
@@ -22,16 +22,15 @@ function show(all, isByItself = false) {
   const signature = JSON.stringify([keys(() => true), view.filter, runs.length]);
   const isOther = signature !== show.signature;
   show.signature = signature;
-  const ofCharts = ["curves", "machine"];
-  const ofRun = ["sites", "speed"];
+  const ofCharts = ["curves", "speed", "machine"];
   for (const [name, title, make] of SECTIONS) {
-    if (ofCharts.includes(name) ? !isOther : !all && !isOther) continue;
-    if (ofRun.includes(name) && !isOther && show.focus === view.focus) continue;
+    if (!isOther && (ofCharts.includes(name) ? show.focus === view.focus : !all)) continue;
     // An element in use is not replaced.
     if (isByItself && byId(name)?.contains(document.activeElement) && /SELECT|INPUT/.test(document.activeElement.tagName)) continue;
     fillSection(name, title, make);
   }
   show.focus = view.focus;
+  drawTradeoff();
   showHead();
   // The bar has its links now, and headings stand below it.
   clearBar();
@@ -72,17 +71,37 @@ function fillSection(name, title, make) {
 function showHead() {
   saySmoothing();
   document.title = byId("title").textContent = book.title || "…";
-  const links = SECTIONS.filter(([name]) => byId(name) && !byId(name).hidden).map(([name, title]) => el("a", { href: `#${name}` }, title));
+  const go = name => event => {
+    event.preventDefault();
+    address.section = name;
+    writeAddress();
+    byId(name).scrollIntoView();
+  };
+  const links = SECTIONS.filter(([name]) => byId(name) && !byId(name).hidden).map(([name, title]) => el("a", { href: `#${name}`, onclick: go(name) }, title));
   byId("sections").replaceChildren(...links);
   const all = runs.filter(Boolean);
   const toggle = run => () => {
     view.hidden = view.hidden.includes(run.id) ? view.hidden.filter(id => id !== run.id) : [...view.hidden, run.id];
     showHead();
     redraw();
+    drawTradeoff();
   };
   const chip = run => el("button", { type: "button", class: "chip", "aria-pressed": !view.hidden.includes(run.id), onclick: toggle(run), title: run.head?.path }, dotOf(run), book.names[run.id]);
   byId("chips").replaceChildren(...all.length > 1 ? all.map(chip) : []);
   if (!isLive) byId("state").textContent = `as of ${clockTime(given.made)}`;
+}
+
+/** Marks the link of the section that is in sight. */
+function markSection() {
+  const top = byId("bar").offsetHeight + innerHeight / 4;
+  const [here] = SECTIONS.filter(([name]) => byId(name) && !byId(name).hidden && byId(name).getBoundingClientRect().top <= top).at(-1) ?? [];
+  for (const link of byId("sections").children) {
+    const isHere = link.hash === `#${here}`;
+    if (isHere === (link.getAttribute("aria-current") === "true")) continue;
+    link.setAttribute("aria-current", isHere);
+    // On a phone the bar scrolls sideways.
+    if (isHere) byId("sections").scrollLeft = link.offsetLeft - byId("sections").offsetLeft - 40;
+  }
 }
 
 /** Makes headings that are scrolled to stand below the bar. */
@@ -123,6 +142,7 @@ function changeTheme() {
 }
 
 function connect() {
+  connectTips();
   const filter = byId("filter"), smooth = byId("smooth");
   smooth.value = view.smooth;
   filter.addEventListener("input", () => {
@@ -178,7 +198,10 @@ async function follow(wait = 1000) {
       const isNews = take(news);
       if (isNews) show(true, true);
       else if (show.state !== states()) fillSection(...SECTIONS[0]);
-      if (rows) redraw();
+      if (rows) {
+        redraw();
+        drawTradeoff();
+      }
       show.state = states();
       byId("state").textContent = "live";
       byId("state").className = "live";

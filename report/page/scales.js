@@ -113,3 +113,18 @@ function el(tag, set = {}, ...inside) {
 const breakable = name => name.split(/(?<=[./])/).flatMap(part => [part, el("wbr")]);
 
 const byId = id => document.getElementById(id);
+
+/** A note beside the pointer, of what it is on. */
+function connectTips() {
+  const tip = el("div", { id: "tip", hidden: true });
+  document.body.append(tip);
+  document.addEventListener("pointerover", event => {
+    const said = event.target.closest?.("[data-tip]")?.dataset.tip;
+    tip.hidden = !said;
+    if (!said) return;
+    tip.textContent = said;
+    const box = event.target.getBoundingClientRect();
+    tip.style.left = `${Math.max(Math.min(box.left, innerWidth - tip.offsetWidth - 8), 8)}px`;
+    tip.style.top = `${box.top > tip.offsetHeight + 8 ? box.top - tip.offsetHeight - 4 : box.bottom + 4}px`;
+  });
+}

@@ -50,17 +50,18 @@ function overviewOfOne(run) {
     l0 === null ? null : fact("L0", short(l0)));
   // The note of a run that is over is in its banner.
   const note = run.head?.note && run.head.state === "running" && isLive ? el("p", { class: "hint" }, run.head.note) : null;
-  return [verdictOf(run), facts, note, summaryOf(run)];
+  return [verdictOf(run), facts, note];
 }
 
-function summaryOf(run) {
-  const summary = run.head?.summary;
-  if (!summary) return null;
-  const tables = (summary.tables ?? []).map(one => el("div", { class: "card" }, el("h3", {}, one.title),
+/** The summary of a finished run. */
+function resultsSection() {
+  const summary = focused()?.head?.summary;
+  if (!runs.some(run => run?.head?.summary)) return null;
+  const tables = (summary?.tables ?? []).map(one => el("div", { class: "card" }, el("h3", {}, one.title),
     table((one.columns ?? []).map((title, i) => ({ title, number: i > 0, show: row => row[i] })), one.rows ?? [])));
-  const lines = summary.lines?.length ? el("div", { class: "card" }, el("h3", {}, "at the end"),
+  const lines = summary?.lines?.length ? el("div", { class: "card" }, el("h3", {}, "at the end"),
     el("dl", { class: "lines" }, summary.lines.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]))) : null;
-  return el("div", { class: "cards" }, tables, lines);
+  return [runSelect(), summary ? el("div", { class: "cards" }, tables, lines) : el("p", { class: "none" }, "This run is not finished.")];
 }
 
 function overviewOfMany(all) {
@@ -85,7 +86,6 @@ function overviewOfMany(all) {
     solved.map(line => el("p", { class: "sentence" }, line)),
     el("div", { class: "card" }, table(columns, all)),
     waiting.length ? el("p", { class: "hint" }, `Not begun: ${waiting.map(one => one.directory).join(", ")}`) : null,
-    ...all.filter(run => run.head?.summary).length ? [folded("summary of a run", "", false, runSelect(), summaryOf(focused()))] : [],
   ];
 }
 

@@ -57,23 +57,30 @@ fn a_run_is_drawn() {
             early: [...document.querySelectorAll('#curves td')].map(one => one.textContent),
             odd: text(card('loss/total').querySelector('.odd')), images: document.querySelectorAll('.picture img').length,
             loaded: [...document.images].every(one => one.naturalWidth > 0),
-            sites: [...document.querySelectorAll('#sites em')].map(one => one.textContent),
+            sites: [...document.querySelectorAll('#curves em')].map(one => one.textContent), names: all('#curves .chart .name').map(text),
             rows: document.querySelectorAll('.components .open').length, events: document.querySelectorAll('#events tbody tr').length };";
     let Some(found) = in_browser(&[run], script) else {
         return;
     };
     assert_eq!(found["title"], "x");
-    // Two losses, an evaluation, two sites, L0, speed and its parts, two of the machine.
+    // Two losses, an evaluation, L0 of all sites, speed and its parts, two of the machine.
     assert_eq!(
         (&found["canvases"], &found["drawn"]),
-        (&json!(10), &json!(10))
+        (&json!(8), &json!(8))
     );
+    let names = [
+        "total loss ↓",
+        "kl ↓",
+        "active components (L0) against KL, importance-masked",
+        "KL, importance-masked ↓",
+        "active components (L0), by site ↓",
+    ];
+    assert_eq!(found["names"], json!(names));
     let sections = [
         "Verdict",
-        "Curves",
-        "L0 by site",
+        "Importances, U and V",
         "Components",
-        "U and V",
+        "Curves",
         "Figures",
         "Speed",
         "Machine",
@@ -140,9 +147,9 @@ fn everything_that_can_be_clicked_is_clicked() {
         return;
     };
     for name in ["log", "time", "step", "linear", "auto", "theme"] {
-        assert_eq!(found[name], 10, "{name}");
+        assert_eq!(found[name], 8, "{name}");
     }
-    assert_eq!(found["filtered"], json!(["ci_masked"]));
+    assert_eq!(found["filtered"], json!(["KL, importance-masked ↓"]));
     assert_eq!(found["at"], "step 1 · 1 s");
     assert_eq!(found["read"], "50 ~ 73.68");
     assert_eq!(found["tokens"], json!(["The", " cat", "↵"]));
@@ -223,6 +230,8 @@ fn a_phone_scrolls_in_one_direction() {
         document.querySelectorAll('details').forEach(one => { one.open = true; });
         document.querySelectorAll('.components .open').forEach(one => one.click());
         await rest();
+        card('loss/total').scrollIntoView({ behavior: 'instant' });
+        await rest();
         document.getElementById('view').open = false;
         const height = () => document.getElementById('bar').offsetHeight;
         const before = height();
@@ -250,7 +259,7 @@ fn unexpected_file_hides_only_its_section() {
     let found = chromium.run(&format!(
         "{HELPERS} return [document.querySelectorAll('.failed').length, drawn()];"
     ));
-    assert_eq!(found, json!([1, 10]));
+    assert_eq!(found, json!([1, 8]));
 }
 
 #[test]
@@ -458,6 +467,7 @@ fn a_link_leads_to_its_section_at_once() {
 fn all_charts_are_on_paper() {
     let (_dir, run) = run("x");
     let script = "
+        card('loss/total').scrollIntoView({ behavior: 'instant' });
         document.getElementById('theme').click();
         await rest();
         const look = () => [drawn(), document.documentElement.dataset.theme];
@@ -473,10 +483,10 @@ fn all_charts_are_on_paper() {
     };
     let before = &found["before"];
     assert!(
-        before[0].as_u64() < Some(10) && before[1] == "dark",
+        before[0].as_u64() < Some(8) && before[1] == "dark",
         "{found}"
     );
-    assert_eq!(found["printed"], json!([10, "light", 10, "2.5"]));
+    assert_eq!(found["printed"], json!([8, "light", 8, "2.5"]));
     assert_eq!((&found["after"], &found["width"]), (before, &json!(true)));
 }
 
