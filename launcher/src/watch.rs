@@ -168,7 +168,13 @@ async fn figure(
     Path((run, step, name)): Path<(usize, u64, String)>,
 ) -> Response {
     let figure = move || held(&shared).book.figure(run, step, &name);
-    let mut response = typed("image/svg+xml", on_a_thread(figure).await.flatten());
+    let figure = on_a_thread(figure).await.flatten();
+    let is_drawing = |text: &String| text.trim_start().starts_with('<');
+    let kind = match figure.as_ref().is_none_or(is_drawing) {
+        true => "image/svg+xml",
+        false => "application/json",
+    };
+    let mut response = typed(kind, figure);
     // A figure opened by itself is a document; the policy keeps it from running scripts.
     let policy = HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; sandbox");
     response

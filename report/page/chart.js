@@ -336,6 +336,7 @@ class Chart {
 function toPaper(isOn) {
   Object.assign(paper, { isOn, finer: isOn ? 2 : 1 });
   setTheme();
+  for (const canvas of document.querySelectorAll(".panel canvas")) canvas.paint();
   for (const chart of charts) {
     chart.clear();
     if (isOn) chart.refresh();

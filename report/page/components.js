@@ -1,7 +1,5 @@
 // Components: a table for each site, and for each component its text and the effect of its removal.
 
-const asked = new Map();
-
 /** The components of a run: from this file, or from the server, which is asked once a step. */
 function componentsOf(run) {
   if (run?.pictures) return run.pictures.components;

@@ -51,10 +51,25 @@ class Bars {
     const height = count => count > 0 ? Math.max(100 * Math.log1p(count) / most, 1.5) : 0;
     this.plot.setAttribute("viewBox", `${low} 0 ${high - low} 100`);
     this.path.setAttribute("d", counts.map((count, i) => `M${edges[i]} 100V${100 - height(count)}H${edges[i + 1]}V100Z`).join(""));
-    this.axis.replaceChildren(...[low, (low + high) / 2, high].map(edge => el("span", {}, tick(edge))));
+    this.axis.replaceChildren(...[low, (low + high) / 2, high].map(edge => el("span", {}, tick(Number(edge.toPrecision(3))))));
     this.plot.setAttribute("role", "img");
     this.plot.setAttribute("aria-label", `${this.name}: histogram, step ${histogram.step}`);
     this.say(null);
+  }
+
+  /** Shows values in descending order, those of components, on a log scale. */
+  rank(order, values) {
+    const most = values[0] ?? 0, least = Math.max(values.findLast(value => value > 0) ?? 1, most * 1e-6);
+    const count = values.length, every = Math.ceil(count / 600);
+    const height = value => value > 0 ? 6 + 94 * (most > least ? Math.max(Math.log(value / least), 0) / Math.log(most / least) : 1) : 0;
+    const alive = values.filter(value => value > 0).length;
+    this.plot.setAttribute("viewBox", `0 0 ${count || 1} 100`);
+    this.path.setAttribute("d", values.map((value, i) => i % every ? "" : `M${i} 100V${100 - height(value)}H${Math.min(i + every, count)}V100Z`).join(""));
+    this.axis.replaceChildren(el("span", {}, `${alive.toLocaleString("en")} of ${count.toLocaleString("en")} above 0`), el("span", {}, `${tick(Number(least.toPrecision(2)))} to ${tick(Number(most.toPrecision(2)))}, log`));
+    this.say = part => {
+      const at = part === null ? null : Math.min(Math.floor(part * count), count - 1);
+      this.said.textContent = at === null ? "" : `#${order[at]}: ${short(values[at])}`;
+    };
   }
 
   /** Shows the count of the bin at a fraction of the width; the total without a pointer. */

@@ -171,7 +171,7 @@ function connect() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     setTheme();
     redraw();
-    showHead();
+    show(true);
   });
   document.addEventListener("keydown", event => {
     if (/INPUT|SELECT|TEXTAREA/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -235,7 +235,8 @@ impl Book {
         text_of(&self.answer(&words.filter_map(place).collect(), version, LIVE))
     }
 
-    /// A figure of run `id` as SVG; `None` unless the run lists it.
+    /// A figure of run `id`: its numbers as JSON, or SVG without them; `None` unless the run lists
+    /// it.
     pub fn figure(&self, id: usize, step: u64, name: &str) -> Option<String> {
         figures::read(&self.runs.get(id)?.dir, step, name)
     }

@@ -1,4 +1,5 @@
-//! The figures of a run: `figures/step-NNNNNNNN/NAME.svg`, and `components.json` beside them.
+//! The figures of a run: `figures/step-NNNNNNNN/NAME.svg`, each with its numbers as `NAME.json`
+//! beside it, from which the page draws it; and `components.json`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,13 +19,16 @@ pub(crate) type Figures = BTreeMap<u64, BTreeMap<String, String>>;
 pub(crate) fn list(run: &Path) -> Listing {
     let mut found = Listing::new();
     for (step, dir) in steps(run) {
+        let bytes = |name: &str| {
+            let file = fs::symlink_metadata(dir.join(name)).ok()?;
+            file.is_file().then(|| file.len())
+        };
         let names = spd_files::atomic::names(&dir).unwrap_or_default();
         for name in names.iter().filter_map(|name| name.to_str()) {
-            let file = fs::symlink_metadata(dir.join(name)).ok();
-            let bytes = file.filter(fs::Metadata::is_file).map(|file| file.len());
-            if let (Some(figure), Some(bytes)) = (name.strip_suffix(".svg"), bytes) {
+            if let (Some(figure), Some(drawn)) = (name.strip_suffix(".svg"), bytes(name)) {
+                let numbers = bytes(&format!("{figure}.json"));
                 let of_step = found.entry(step).or_default();
-                of_step.insert(figure.to_owned(), bytes);
+                of_step.insert(figure.to_owned(), numbers.unwrap_or(drawn));
             }
         }
     }
@@ -48,7 +52,8 @@ pub(crate) fn steps(run: &Path) -> Vec<(u64, PathBuf)> {
     found
 }
 
-/// The text of a listed figure; `None` for every other name, so that no path leads out of the run.
+/// The numbers of a listed figure as JSON, or its SVG without them; `None` for every other name, so
+/// that no path leads out of the run.
 pub(crate) fn read(run: &Path, step: u64, name: &str) -> Option<String> {
     let (_, dir) = steps(run).into_iter().find(|(found, _)| *found == step)?;
     let file = format!("{name}.svg");
@@ -56,7 +61,9 @@ pub(crate) fn read(run: &Path, step: u64, name: &str) -> Option<String> {
     let listed = names
         .into_iter()
         .find(|found| found.to_str() == Some(&file))?;
-    text(&dir.join(listed), LARGEST)
+    let drawn = dir.join(listed);
+    let numbers = text(&drawn.with_extension("json"), LARGEST);
+    numbers.or_else(|| text(&drawn, LARGEST))
 }
 
 /// The text of a file that is no link and has at most `most` bytes.
@@ -126,7 +133,6 @@ mod tests {
             let dir = run.path().join(format!("figures/step-{step:08}"));
             fs::create_dir_all(&dir).unwrap();
             fs::write(dir.join("uv_matrices.svg"), "<svg>12345</svg>").unwrap();
-            fs::write(dir.join("uv_matrices.json"), "{}").unwrap();
         }
         run
     }
@@ -144,6 +150,25 @@ mod tests {
         assert_eq!(steps(16 * 3), (vec![1, 5, 9], 6));
         assert_eq!(steps(16), (vec![9], 8));
         assert_eq!(steps(15), (vec![], 9));
+    }
+
+    #[test]
+    fn numbers_stand_for_the_figure() {
+        let run = run_with_steps(2);
+        let numbers = run.path().join("figures/step-00000002/uv_matrices.json");
+        fs::write(&numbers, "[7]").unwrap();
+        let bytes: Vec<u64> = list(run.path())
+            .into_values()
+            .flat_map(BTreeMap::into_values)
+            .collect();
+        assert_eq!(bytes, [16, 3]);
+        let of = |step| read(run.path(), step, "uv_matrices").unwrap();
+        assert_eq!(
+            (of(1).as_str(), of(2).as_str()),
+            ("<svg>12345</svg>", "[7]")
+        );
+        fs::write(&numbers, b"\xff").unwrap();
+        assert_eq!(of(2), "<svg>12345</svg>");
     }
 
     #[test]

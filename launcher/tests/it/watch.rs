@@ -206,6 +206,15 @@ fn watch_answers_only_this_machine_and_only_listed_names() {
     ] {
         assert!(head.contains(header), "{head}");
     }
+    fs::write(figures.join("uv_matrices.json"), "[7]").unwrap();
+    let (head, numbers) = watch.ask("GET /figure/0/2/uv_matrices HTTP/1.1\r\nHost: 127.0.0.1\r\n");
+    assert!(
+        numbers == "[7]"
+            && head
+                .to_lowercase()
+                .contains("content-type: application/json"),
+        "{head}{numbers}"
+    );
     for host in [
         "Host: evil.example\r\n",
         "Host: 127.0.0.1.evil.example:80\r\n",

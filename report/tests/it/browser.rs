@@ -329,6 +329,60 @@ fn the_verdict_comes_first_with_what_to_turn_and_the_cause_of_a_failure() {
 }
 
 #[test]
+fn figures_are_drawn_from_their_numbers() {
+    let (_dir, run) = run("x");
+    let dir = run.join("figures/step-00000040");
+    let matrix = json!([{"site": "a V", "order": [5, 2], "each": [1, 1], "rows": [[1.0, -0.5], [0.0, 0.25], [0.0, 0.0]]}]);
+    let counts = json!([{"site": "a", "low": 0.0, "high": 1.0, "counts": [3, 0]}]);
+    let active = json!({"groups": [], "sites": [{"name": "a", "components": 4, "l0": 1.0}]});
+    let means = json!([{"site": "a", "order": [5, 2], "means": [0.5, 0.0]}]);
+    for (name, numbers) in [
+        ("uv_matrices", matrix),
+        ("counts", counts),
+        ("active", active),
+        ("mean_importance", means),
+        ("strange", json!([7])),
+    ] {
+        fs::write(dir.join(format!("{name}.svg")), "<svg>").unwrap();
+        fs::write(dir.join(format!("{name}.json")), numbers.to_string()).unwrap();
+    }
+    let script = "
+        dispatchEvent(new Event('beforeprint'));
+        dispatchEvent(new Event('afterprint'));
+        const canvas = document.querySelector('#uv canvas'), box = canvas.getBoundingClientRect();
+        const said = () => text(document.querySelector('#uv .panel .value'));
+        const colors = () => [[0, 0], [1, 0], [0, 2]].map(([x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1).data]);
+        const before = said();
+        canvas.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + 0.75 * box.width, clientY: box.top + 1 }));
+        return { before, said: said(), size: [canvas.width, canvas.height], colors: colors(),
+            figures: all('#figures .picture').map(one => [one.firstChild.firstChild.textContent, one.querySelector('.ends, .active td, .none').textContent]),
+            images: all('#figures .picture img').length };";
+    let Some(found) = in_browser(&[run], script) else {
+        return;
+    };
+    assert_eq!(
+        (&found["before"], &found["said"]),
+        (&json!("±1"), &json!("input 0, #2: -0.5"))
+    );
+    assert_eq!(found["size"], json!([2, 3]));
+    // The greatest magnitude has the whole colour, half of it half of the way, and 0 none.
+    let colors = json!([
+        [200, 70, 0, 255],
+        [124, 169, 205, 255],
+        [247, 248, 250, 255]
+    ]);
+    assert_eq!(found["colors"], colors);
+    let strange = "Its numbers have a form that this page does not draw; the SVG beside them in the run directory shows it.";
+    let figures = json!([
+        ["active", "a"],
+        ["counts", "00.51"],
+        ["mean importance", "1 of 2 above 00.5 to 0.5, log"],
+        ["strange", strange]
+    ]);
+    assert_eq!((&found["figures"], &found["images"]), (&figures, &json!(0)));
+}
+
+#[test]
 fn only_training_curves_are_smoothed() {
     let (_dir, run) = run("x");
     let script = "
