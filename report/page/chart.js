@@ -41,6 +41,7 @@ function zoom(domain, range) {
   const mapped = range?.map(x => translated(x, domain, other));
   if (mapped && mapped[1] > mapped[0]) view.ranges[other] = mapped;
   byId("whole").hidden = !range;
+  writeAddress();
   redraw();
 }
 

@@ -140,6 +140,7 @@ function runSelect() {
   const option = run => el("option", { value: run.id, selected: run === focused() }, book.names[run.id]);
   const choose = event => {
     view.focus = Number(event.target.value);
+    writeAddress();
     show(true);
   };
   return el("label", { class: "of-run" }, el("span", {}, "Run"), el("select", { onchange: choose }, runs.filter(Boolean).map(option)));

@@ -34,9 +34,7 @@ function show(all, isByItself = false) {
   showHead();
   // The bar has its links now, and headings stand below it.
   clearBar();
-  // The address may name a section that did not exist yet.
-  if (!show.wasHere) byId(location.hash.slice(1))?.scrollIntoView();
-  show.wasHere = true;
+  show.wasHere ||= goThere();
 }
 
 function fillSection(name, title, make) {
@@ -79,6 +77,7 @@ function showHead() {
   };
   const links = SECTIONS.filter(([name]) => byId(name) && !byId(name).hidden).map(([name, title]) => el("a", { href: `#${name}`, onclick: go(name) }, title));
   byId("sections").replaceChildren(...links);
+  markSection();
   const all = runs.filter(Boolean);
   const toggle = run => () => {
     view.hidden = view.hidden.includes(run.id) ? view.hidden.filter(id => id !== run.id) : [...view.hidden, run.id];
@@ -147,6 +146,7 @@ function connect() {
   smooth.value = view.smooth;
   filter.addEventListener("input", () => {
     view.filter = filter.value.trim();
+    writeAddress();
     soon(() => show(false));
   });
   smooth.addEventListener("input", () => {
@@ -180,6 +180,13 @@ function connect() {
       filter.focus();
       event.preventDefault();
     } else if (event.key === "t") changeTheme();
+  });
+  addEventListener("scroll", () => soon(markSection), { passive: true });
+  addEventListener("hashchange", () => {
+    readAddress();
+    show(true);
+    zoomAsAddressed();
+    goThere();
   });
   new ResizeObserver(clearBar).observe(byId("bar"));
   new ResizeObserver(() => soon(() => charts.forEach(chart => chart.resize()))).observe(byId("main"));
@@ -229,10 +236,12 @@ function trouble(text) {
 recall();
 setTheme();
 connect();
+readAddress();
 if (isLive) follow();
 else {
   take(given);
   show(true);
+  zoomAsAddressed();
 }
 const thinned = runs.some(run => [...run.curves.values()].some(curve => curve.of > curve.x.length));
 byId("foot").textContent = thinned ? "Curves of very many points are drawn by the least and the greatest of each stretch." : "";

@@ -24,6 +24,7 @@ const PARTS: [(&str, &[&str]); 2] = [
             include_str!("../page/scatter.js"),
             include_str!("../page/verdict.js"),
             include_str!("../page/tables.js"),
+            include_str!("../page/address.js"),
             include_str!("../page/main.js"),
         ],
     ),

@@ -383,6 +383,117 @@ fn figures_are_drawn_from_their_numbers() {
 }
 
 #[test]
+fn forty_thousand_components_are_a_table_of_a_few_rows() {
+    let (_dir, run) = run("x");
+    let sites: Vec<String> = (0..40)
+        .map(|site| format!("h.{}.{}", site / 4, ["q", "k", "v", "o"][site % 4]))
+        .collect();
+    let order: Vec<u64> = (0..1000).collect();
+    let of = |key: &str, value: fn(u64) -> f64| {
+        let values: Vec<f64> = order.iter().map(|&index| value(index)).collect();
+        let all = sites
+            .iter()
+            .map(|site| json!({"site": site, "order": order, (key): values}));
+        Value::Array(all.collect()).to_string()
+    };
+    let dir = run.join("figures/step-00000040");
+    let means = of("means", |index| 1.0 / (index + 1) as f64);
+    let densities = of("frequencies", |index| if index < 900 { 0.5 } else { 0.0 });
+    for (name, numbers) in [
+        ("mean_importance", means),
+        ("activation_frequency", densities),
+    ] {
+        fs::write(dir.join(format!("{name}.json")), numbers).unwrap();
+        fs::write(dir.join(format!("{name}.svg")), "<svg>").unwrap();
+    }
+    let script = "
+        const open = () => all('.components .open').map(text), rows = document.querySelector('.rows');
+        const found = { said: text(document.querySelector('#components > .hint:not(.choose *)')), few: open().length < 80, high: rows.scrollHeight, cells: all('.map button').length };
+        const began = performance.now();
+        document.querySelector('.components thead button').click();
+        found.sorted = open()[0];
+        rows.scrollTop = 31 * 20000;
+        await rest();
+        found.middle = open().includes('#500') && open().length < 80;
+        document.querySelectorAll('.map button')[1].click();
+        found.site = document.querySelector('#components select').value;
+        const search = document.querySelector('#components input');
+        search.value = '#17';
+        search.dispatchEvent(new Event('input'));
+        await rest();
+        found.one = open();
+        found.quick = performance.now() - began < 3000;
+        document.querySelector('.components .open').click();
+        found.hash = location.hash;
+        found.dead = all('.components .dead').length;
+        return found;";
+    let Some(found) = in_window((1400, 900), &[run], script) else {
+        return;
+    };
+    let said = "36,000 of 40,000 components alive, 4,000 dead; 18,000 active at a position";
+    assert_eq!(found["said"], said);
+    assert_eq!(
+        (&found["few"], &found["middle"], &found["quick"]),
+        (&json!(true), &json!(true), &json!(true))
+    );
+    assert!(found["high"].as_u64() > Some(40_000 * 31), "{found}");
+    assert_eq!(
+        (&found["cells"], &found["sorted"]),
+        (&json!(40), &json!("#0"))
+    );
+    assert_eq!(
+        (&found["site"], &found["one"]),
+        (&json!("h.0.o"), &json!(["#17"]))
+    );
+    assert_eq!(
+        (&found["hash"], &found["dead"]),
+        (&json!("#component=h.0.o%3A17"), &json!(0))
+    );
+}
+
+#[test]
+fn the_address_leads_to_a_component_a_filter_and_a_range() {
+    let Some(mut chromium) = Chromium::start() else {
+        return;
+    };
+    let (_dir, run) = run("x");
+    let file = run.join("report.html");
+    fs::write(&file, page(std::slice::from_ref(&run)).unwrap()).unwrap();
+    let address = format!(
+        "file://{}#component=h.2.q:17&filter=loss&zoom=step:10-20",
+        file.display()
+    );
+    chromium.open(&address, (1400, 900));
+    let look = "
+        const { min, max } = card('loss/total').chart.plot?.scales.x ?? {};
+        return [document.querySelector('.detail h3 a')?.textContent ?? null, all('#curves .chart .name').map(text), document.getElementById('whole').hidden, min ?? null, max ?? null];";
+    let found = chromium.run(&format!("{HELPERS} document.getElementById('curves').scrollIntoView({{ behavior: 'instant' }}); await rest(); {look}"));
+    let names = ["total loss ↓", "kl ↓"];
+    assert_eq!(found, json!(["h.2.q #17", names, false, 10, 20]));
+    let script = "
+        document.querySelector('#component h3 a').click();
+        await rest();
+        document.querySelector('.components .open').click();
+        type('filter', 'kl');
+        await rest();
+        document.querySelector('nav a[href=\"#config\"]').click();
+        return [location.hash, document.getElementById('whole').hidden];";
+    let found = chromium.run(&format!("{HELPERS} {script}"));
+    assert_eq!(found, json!(["#config&filter=kl", true]));
+    // An address of something else is a page all the same.
+    chromium.open("about:blank", (1400, 900));
+    chromium.open(
+        &format!(
+            "file://{}#component=%E0:&zoom=step:9-1&filter=%",
+            file.display()
+        ),
+        (1400, 900),
+    );
+    let found = chromium.run(&format!("{HELPERS} return [document.getElementById('trouble').hidden, all('.detail').length, view.filter];"));
+    assert_eq!(found, json!([true, 0, ""]));
+}
+
+#[test]
 fn only_training_curves_are_smoothed() {
     let (_dir, run) = run("x");
     let script = "
