@@ -1,9 +1,23 @@
 // Tables: results of the runs, their settings, events.
 
-function table(columns, rows) {
-  const cell = (tag, column, inside) => el(tag, { class: column.number ? "number" : null }, inside);
-  const row = one => el("tr", {}, columns.map(column => cell("td", column, column.show(one))));
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, columns.map(column => cell("th", column, column.title)))), el("tbody", {}, rows.map(row))));
+const sorted = {};
+
+/** A table. With a name, its columns that have a `value` sort it. */
+function table(columns, rows, name) {
+  const cell = (tag, column, set, inside) => el(tag, { class: column.number ? "number" : null, ...set }, inside);
+  const row = one => el("tr", {}, columns.map(column => cell("td", column, {}, column.show(one))));
+  const by = sorted[name] && columns.find(column => column.key === sorted[name].key);
+  const compare = (one, other) => one === other ? 0 : one === null ? 1 : other === null ? -1 : (one < other ? -1 : 1) * (sorted[name].up ? 1 : -1);
+  const shown = by ? [...rows].sort((one, other) => compare(by.value(one), by.value(other))) : rows;
+  const sort = key => event => {
+    sorted[name] = { key, up: sorted[name]?.key === key ? !sorted[name].up : true };
+    const made = table(columns, rows, name);
+    event.target.closest(".scroll").replaceWith(made);
+    [...made.querySelectorAll("th button")].find(one => one.textContent === event.target.textContent)?.focus();
+  };
+  const head = column => name && column.value
+    ? cell("th", column, { "aria-sort": by !== column ? "none" : sorted[name].up ? "ascending" : "descending" }, el("button", { type: "button", onclick: sort(column.key) }, column.title)) : cell("th", column, {}, column.title);
+  return el("div", { class: "scroll" }, el("table", { class: name ? "sortable" : null }, el("thead", {}, el("tr", {}, columns.map(head))), el("tbody", {}, shown.map(row))));
 }
 
 const dotOf = run => el("i", { class: "dot", style: `background:${colorOf(run.id)}` });
@@ -67,16 +81,21 @@ function resultsSection() {
 function overviewOfMany(all) {
   const member = new Map(book.sweeps.flatMap(sweep => sweep.runs ?? []).filter(one => one.run !== null).map(one => [one.run, one]));
   const swept = [...new Set([...member.values()].flatMap(one => Object.keys(one.values ?? {})))];
+  const setting = key => run => member.get(run.id)?.values?.[key] ?? null;
+  const number = (title, value) => ({ key: title, title, number: true, value, show: run => short(value(run)) });
+  const measured = [
+    ...TELLING.filter(([, key]) => all.some(run => run.curves.has(key))).map(([title, key]) => number(title, run => lastOf(run, key) ?? null)),
+    number("L0", l0Of),
+  ];
   const columns = [
-    { title: "run", show: run => [dotOf(run), book.names[run.id]] },
-    ...swept.map(key => ({ title: key, number: true, show: run => String(member.get(run.id)?.values?.[key] ?? "–") })),
-    { title: "state", show: stateMark },
-    { title: "step", number: true, show: run => stepOf(run).toLocaleString("en") },
-    { title: "time", number: true, show: run => lasting(timeOf(run)) },
-    ...TELLING.filter(([, key]) => all.some(run => run.curves.has(key))).map(([title, key]) => ({ title, number: true, show: run => short(lastOf(run, key) ?? null) })),
-    { title: "L0", number: true, show: run => short(l0Of(run)) },
-    ...all.some(run => run.head?.verdict) ? [{ title: "verdict", show: run => run.head?.verdict?.text ?? "–" }] : [],
-    ...all.some(solvedOf) ? [{ title: "solved", show: run => solvedOf(run) ?? "–" }] : [],
+    { key: "run", title: "run", value: run => run.id, show: run => [dotOf(run), book.names[run.id]] },
+    ...swept.map(key => ({ key, title: key, number: true, value: setting(key), show: run => String(setting(key)(run) ?? "–") })),
+    { key: "state", title: "state", value: run => stateOf(run) ?? "", show: stateMark },
+    { key: "step", title: "step", number: true, value: stepOf, show: run => stepOf(run).toLocaleString("en") },
+    { key: "time", title: "time", number: true, value: timeOf, show: run => lasting(timeOf(run)) },
+    ...measured,
+    ...all.some(run => run.head?.verdict) ? [{ title: "verdict", show: run => el("span", { class: "said" }, run.head?.verdict?.text ?? "–") }] : [],
+    ...all.some(solvedOf) ? [{ key: "solved", title: "solved", value: run => solvedOf(run), show: run => solvedOf(run) ?? "–" }] : [],
   ];
   const waiting = book.sweeps.flatMap(sweep => sweep.runs ?? []).filter(one => one.run === null);
   // With several sweeps, or a sweep beside other runs, a line names its runs.
@@ -84,9 +103,24 @@ function overviewOfMany(all) {
   const solved = book.sweeps.filter(sweep => sweep.solved).map(sweep => isOne ? sweep.solved : `${sweep.name}: ${sweep.solved}`);
   return [
     solved.map(line => el("p", { class: "sentence" }, line)),
-    el("div", { class: "card" }, table(columns, all)),
+    el("div", { class: "card" }, table(columns, all, "runs")),
     waiting.length ? el("p", { class: "hint" }, `Not begun: ${waiting.map(one => one.directory).join(", ")}`) : null,
+    isOne && swept.includes("seed") ? overSeeds(all, swept.filter(key => key !== "seed"), setting, measured) : null,
   ];
+}
+
+/** The mean and the range of each metric over runs that differ in the seed only. */
+function overSeeds(all, swept, setting, measured) {
+  const groups = Map.groupBy(all, run => JSON.stringify(swept.map(key => setting(key)(run))));
+  if (![...groups.values()].some(runs => runs.length > 1)) return null;
+  const values = ({ value }, runs) => runs.map(value).filter(value => value !== null);
+  const column = measure => ({ title: measure.title, number: true, show: runs => {
+    const of = values(measure, runs);
+    if (!of.length) return "–";
+    return [short(of.reduce((sum, value) => sum + value, 0) / of.length), el("span", { class: "range" }, ` ${short(Math.min(...of))} to ${short(Math.max(...of))}`)];
+  } });
+  const columns = [...swept.map(key => ({ title: key, number: true, show: runs => String(setting(key)(runs[0]) ?? "–") })), { title: "seeds", number: true, show: runs => runs.length }, ...measured.map(column)];
+  return el("div", { class: "card" }, el("h3", {}, "mean over seeds, and the range"), table(columns, [...groups.values()]));
 }
 
 function configSection() {

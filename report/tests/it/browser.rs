@@ -494,6 +494,27 @@ fn the_address_leads_to_a_component_a_filter_and_a_range() {
 }
 
 #[test]
+fn runs_are_sorted_and_seeds_are_put_together() {
+    let (_dir, sweep) = sweep();
+    let script = "
+        const button = name => all('#overview .sortable button').find(one => text(one) === name);
+        const first = () => text(document.querySelector('#overview .sortable tbody td'));
+        button('seed').click();
+        const up = first();
+        button('seed').click();
+        return { up, down: first(), seeds: all('#overview .card:not(:first-of-type) td').map(text).slice(0, 2), dots: all('#tradeoff .at-place').length };";
+    let Some(found) = in_browser(&[sweep], script) else {
+        return;
+    };
+    assert_eq!(
+        (&found["up"], &found["down"]),
+        (&json!("seed=0"), &json!("seed=1"))
+    );
+    assert_eq!(found["dots"], 2);
+    assert_eq!(found["seeds"], json!(["2", "2.5 2.5 to 2.5"]));
+}
+
+#[test]
 fn only_training_curves_are_smoothed() {
     let (_dir, run) = run("x");
     let script = "
