@@ -605,7 +605,8 @@ impl RankState {
 
     /// Whether it failed by itself.
     fn is_cause(&self) -> bool {
-        let has_failed = self.failure.is_some() || self.cause(false).is_some();
+        let is_hung = matches!(self.killed, Some((_, Killed::Hung(_))));
+        let has_failed = is_hung || self.failure.is_some() || self.cause(false).is_some();
         has_failed && !self.is_consequence()
     }
 
