@@ -29,7 +29,7 @@ pub(crate) const STRONGEST: usize = 12;
 const OF_IMPORTANCE: f64 = 16_777_216.0;
 const OF_ACTIVATION: f64 = 1_099_511_627_776.0;
 
-/// What was measured of a site on a batch.
+/// Measurements of a site on a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct OfSite<'a> {
     /// Importances, f32 `[rows * positions, c]`.

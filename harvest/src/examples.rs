@@ -52,7 +52,7 @@ impl Example {
 pub(crate) enum First {
     /// Any, by lot.
     Lot,
-    /// Those of the highest logit; of equal ones some by lot.
+    /// The examples of the highest logit; of equal ones some by lot.
     Strongest,
 }
 

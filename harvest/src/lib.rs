@@ -1,5 +1,5 @@
-//! What each component of a decomposition does over a dataset: how often it is active, on which
-//! tokens, with which others, and in which text.
+//! The behaviour of each component of a decomposition over a dataset: how often it is active, on
+//! which tokens, with which others, and in which text.
 //!
 //! ```text
 //! importances of a batch -> Part -> Counts -> harvest.safetensors -> tables in parquet

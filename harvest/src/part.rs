@@ -169,8 +169,8 @@ fn likely(probabilities: &[f32]) -> Vec<(u32, u64)> {
 /// The pairs of components that are active at one position.
 ///
 /// A component that is active often is a bitmap of positions: it meets another by the bits that both
-/// have. One that is active at fewer positions than a bitmap has words goes through the others at
-/// each of them.
+/// have. A component that is active at fewer positions than a bitmap has words goes through the
+/// others at each of them.
 struct Pairs<'a> {
     active_at: &'a [Vec<u32>],
     bitmaps: Vec<Option<Vec<u64>>>,
@@ -251,7 +251,7 @@ impl Components {
         Self { of, ends }
     }
 
-    /// Those of higher numbers than a component, at a position.
+    /// The active components of higher numbers than `component`, at a position.
     fn after(&self, at: usize, component: usize) -> &[u32] {
         let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
         let all = &self.of[start..self.ends[at]];

@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 /// The entry of the file's metadata.
 const KEY: &str = "harvest";
 
-/// What keeps a harvest from its file.
+/// An error of reading or writing the counts of a harvest.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A file that cannot be read or written.
@@ -29,7 +29,7 @@ pub enum StateError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
     /// A file that is no harvest, or not a whole one.

@@ -21,7 +21,7 @@ const TOKENS: usize = 40;
 /// once or twice says nothing.
 const SEEN: f64 = 10.0;
 
-/// What the removal of a component changes.
+/// The effect of the removal of a component.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Removal {
     /// Positions that were looked at.

@@ -81,7 +81,7 @@ struct Run {
     dir: PathBuf,
     rows: Rows,
     components: Kept,
-    /// Those of the newest figures that have them, and their step.
+    /// The components of the newest figures that have them, and their step.
     counts: Option<(u64, Counts)>,
     /// Everything but rows, and the number of its changes.
     head: Value,

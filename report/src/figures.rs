@@ -21,7 +21,7 @@ pub(crate) fn list(run: &Path) -> Listing {
     for (step, dir) in steps(run) {
         let bytes = |name: &str| {
             let file = fs::symlink_metadata(dir.join(name)).ok()?;
-            file.is_file().then(|| file.len())
+            file.is_file().then_some(file.len())
         };
         let names = spd_files::atomic::names(&dir).unwrap_or_default();
         for name in names.iter().filter_map(|name| name.to_str()) {

@@ -31,7 +31,7 @@ pub(crate) struct Verdict {
     /// The verdict as a sentence.
     text: String,
     gauges: Vec<Gauge>,
-    /// What to change, the most promising first; empty for a good run.
+    /// Settings to change, the most promising first; empty for a good run.
     turn: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ struct Gauge {
     good: [f64; 2],
 }
 
-/// What a verdict is made of.
+/// The numbers behind a verdict.
 #[derive(Debug, Default)]
 pub(crate) struct Facts<'a> {
     /// The settings of the run.
@@ -62,7 +62,7 @@ pub(crate) struct Facts<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Counts {
     all: usize,
-    /// Those that were active in no row.
+    /// Components that were active in no row.
     never: usize,
 }
 

@@ -72,7 +72,7 @@ pub struct Ablate<'a> {
     pub told: &'a dyn Fn(usize, usize),
 }
 
-/// What an ablation changes.
+/// The effect of an ablation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ablated {
     /// The run directory.

@@ -86,7 +86,7 @@ pub struct ProbedSite {
     /// Number of its components.
     #[serde(rename = "C")]
     pub c: usize,
-    /// Those that are important somewhere, of the largest importance first.
+    /// The components that are important somewhere, of the largest importance first.
     pub components: Vec<ProbedComponent>,
 }
 

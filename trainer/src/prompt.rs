@@ -15,7 +15,7 @@ use crate::networks::{Input, Target};
 use crate::removal::log_sum_exp;
 use crate::repeat::tile_rows;
 
-/// What a decomposition is to read.
+/// The input of a decomposition.
 #[derive(Debug, Clone, Copy)]
 pub enum Prompt<'a> {
     /// A text, which the tokenizer of the run's dataset makes tokens of.
@@ -277,7 +277,7 @@ impl MaskedPrompt {
     }
 }
 
-/// What the rows of each site are in a batch of `positions`. That of a table's entries may be a
+/// The rows of each site in a batch of `positions`. That of a table's entries may be a
 /// multiple of the positions by accident, but is the same for any number of rows.
 pub(crate) fn rows_of_sites(
     of: &Decomposition,

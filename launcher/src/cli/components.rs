@@ -9,8 +9,8 @@ use super::values::{at_least_one, fraction_or_one, not_negative, thread_count};
 const ABOUT_COMPARE: &str = "\
 A component is a rank-one matrix v u^T. Two are as alike as the absolute cosine of the angle between
 them, |v.v'| |u.u'| / (|v| |v'| |u| |u'|). The components of a site of two runs are matched one to one, so
-that the sum of the cosines is largest. Those take part that are alive: active, by
-eval.alive_threshold, in at least one of the held-out rows that the figures of their run are drawn from.
+that the sum of the cosines is largest. A component takes part if it is alive: active, by
+eval.alive_threshold, in at least one of the held-out rows that the figures of its run are drawn from.
 
 Columns:
   alive     components of each run that take part
@@ -58,8 +58,8 @@ pub(crate) struct PromptArgs {
     /// Text of the prompt, which the tokenizer of the run's dataset makes tokens of
     #[arg(value_name = "TEXT")]
     pub(crate) text: Option<String>,
-    /// The same, as a flag
-    #[arg(long = "text", value_name = "TEXT")]
+    /// Text of the prompt, which may begin with a dash
+    #[arg(long = "text", value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) text_flag: Option<String>,
     /// File with the text
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -1,4 +1,4 @@
-//! What a harvest is of: a checkpoint and text.
+//! The subject of a harvest: a checkpoint and text.
 
 use std::path::{Path, PathBuf};
 

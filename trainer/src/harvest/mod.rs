@@ -1,6 +1,7 @@
-//! A harvest of a run: what each component of its newest checkpoint does over a dataset, as tables.
+//! A harvest of a run: the behaviour of each component of its newest checkpoint over a dataset, as
+//! tables.
 //!
-//! The text is cut into parts of some [32,768](PART) positions. [`Harvesting::count`] makes those
+//! The text is cut into parts of some 32,768 positions. [`Harvesting::count`] makes those
 //! of one rank, and saves its counts as it goes, so that a killed harvest goes on;
 //! [`Harvesting::finish`] adds up the counts of all ranks, removes components one by one, and writes
 //! the tables. Counts [add up](spd_harvest::Counts) to the same bytes in any order, so the files
@@ -190,8 +191,8 @@ impl Harvesting {
         self.place.is_done()
     }
 
-    /// Takes the directory, and adds up what killed ranks left in it. Nobody else may write there
-    /// while the lock is held.
+    /// Takes the directory, and adds up the counts that killed ranks left in it. No other process
+    /// may write there while the lock is held.
     ///
     /// # Errors
     ///
@@ -441,7 +442,7 @@ fn program(decomposition: &Decomposition, store: &Store) -> Result<Builder, Faul
     Ok(b)
 }
 
-/// What was measured of a site, with a row for each position.
+/// Measurements of a site, with a row for each position.
 struct Measured<'a> {
     importance: Cow<'a, [f32]>,
     logits: Cow<'a, [f32]>,

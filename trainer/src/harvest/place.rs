@@ -122,7 +122,7 @@ impl Place {
         let others: Vec<PathBuf> = others.into_iter().filter(|path| *path != first).collect();
         for path in &others {
             let (counts, _) = load(path)?;
-            // One that was added before a kill, and not removed yet.
+            // A file that was added before a kill may still be there.
             if !sum.overlaps(&counts) {
                 sum.add(&counts);
             }

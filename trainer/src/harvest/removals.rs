@@ -1,8 +1,8 @@
 //! Removals of a harvest: what the output is without each component, where it is active.
 //!
 //! A component is removed at the first of the examples that were taken by lot, which are any of the
-//! positions where it is active, each as likely as the other. What is measured is saved now and
-//! then, beside the counts that it belongs to.
+//! positions where it is active, each as likely as the other. The results are saved now
+//! and then, beside the counts that they belong to.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -150,7 +150,7 @@ impl Saved {
             let (of, all): (Value, Vec<Line>) = serde_json::from_slice(&text).ok()?;
             (of == self.of).then_some(all)
         };
-        // What cannot be read is measured again.
+        // A file that cannot be read is measured again.
         let all = read().unwrap_or_default().into_iter();
         all.map(|(place, positions, kl, up, down)| {
             let removal = Removal {

@@ -41,7 +41,7 @@ impl Texts {
         Ok(Self { of, tokens })
     }
 
-    /// Where batches of so many rows come from.
+    /// The source of batches of so many rows.
     pub(super) fn source(&self, source: usize, rows: usize) -> (Source, Feed) {
         let OfDataset { windows, feed } = &self.of[source];
         (Source::Tokens(windows.clone()), Feed { rows, ..*feed })
