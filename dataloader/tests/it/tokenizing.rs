@@ -11,7 +11,7 @@ use std::time::Duration;
 use safetensors::SafeTensors;
 use serde_json::json;
 use spd_dataloader::{
-    Batch, CheckedFiles, Dataset, Source, Tokenize, TokenizerChoice, TokenizerId, tokenize,
+    Batch, CheckedFiles, Dataset, Dtype, Source, Tokenize, TokenizerChoice, TokenizerId, tokenize,
 };
 use tokenizers::Tokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -213,7 +213,8 @@ fn a_text_is_encoded_by_the_tokenizer_of_a_dataset() {
         refused(&dataset, b"a\xff"),
         "DIR/data/train/tokens-00000.safetensors: expected a text of UTF-8: invalid utf-8 sequence of 1 bytes from index 1"
     );
-    let plain = Dataset::open(&put(&at("plain.bin"), &[1, 0, 2, 0])).unwrap();
+    let plain = put(&at("plain.bin"), &[1, 0, 2, 0]);
+    let plain = Dataset::open_as(&plain, Some(Dtype::U16)).unwrap();
     assert_eq!(
         refused(&plain, b"a"),
         "DIR/plain.bin: the dataset keeps no tokenizer that a text could be encoded with; give token ids"
