@@ -331,6 +331,17 @@ impl Counts {
         self.parts.len() as u64
     }
 
+    /// The parts that are counted: the number of the dataset, and that of the part there.
+    pub fn each_part(&self) -> impl Iterator<Item = (u16, u64)> {
+        self.parts.iter().copied()
+    }
+
+    /// Components that are active somewhere.
+    pub fn active(&self) -> usize {
+        let all = self.sites.iter().flat_map(|site| &site.active);
+        all.filter(|&&active| active > 0).count()
+    }
+
     /// Positions that are counted.
     pub fn positions(&self) -> u64 {
         self.positions

@@ -28,4 +28,4 @@ pub use examples::{AROUND, Example};
 pub use part::{LIKELY, Part, Text};
 pub use setup::{Setup, Site};
 pub use state::{StateError, load, save};
-pub use tables::{Removal, Tables, write_tables};
+pub use tables::{Datasets, Removal, write_tables};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::counts::Counts;
+use crate::counts::{ACTIVATION_BINS, Counts, IMPORTANCE_BINS};
 use crate::examples::{Example, Examples, WINDOW};
 use crate::setup::Setup;
 use crate::sparse::Row;
@@ -127,19 +127,17 @@ fn tensors(counts: &Counts) -> BTreeMap<String, Tensor> {
             &of.importance,
         );
         let [importances, activations] = &of.histograms;
-        let bins = crate::counts::IMPORTANCE_BINS;
         put(
             &mut all,
             name("importance_histogram"),
-            (Dtype::U64, bins),
+            (Dtype::U64, IMPORTANCE_BINS),
             importances,
         );
         if site.activations {
-            let bins = crate::counts::ACTIVATION_BINS;
             put(
                 &mut all,
                 name("activation_histogram"),
-                (Dtype::U64, bins),
+                (Dtype::U64, ACTIVATION_BINS),
                 activations,
             );
             for (what, sums) in ["activation", "activation_active"]
@@ -303,10 +301,10 @@ fn parsed(bytes: &[u8]) -> Result<(Counts, Value), String> {
         let of = &mut counts.sites[index];
         of.active = from.values(&name("active"), Dtype::U64, Some(c))?;
         of.importance = from.values(&name("importance"), Dtype::I64, Some(c))?;
-        let bins = c * crate::counts::IMPORTANCE_BINS;
+        let bins = c * IMPORTANCE_BINS;
         of.histograms[0] = from.values(&name("importance_histogram"), Dtype::U64, Some(bins))?;
         if site.activations {
-            let bins = c * crate::counts::ACTIVATION_BINS;
+            let bins = c * ACTIVATION_BINS;
             of.histograms[1] =
                 from.values(&name("activation_histogram"), Dtype::U64, Some(bins))?;
             for (what, sums) in ["activation", "activation_active"]

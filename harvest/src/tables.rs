@@ -35,7 +35,7 @@ pub struct Removal {
 }
 
 /// The datasets behind a harvest.
-pub trait Tables {
+pub trait Datasets {
     /// The tokens of a row of a dataset, and the number of the first of them in the dataset.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ pub trait Tables {
 pub fn write_tables(
     dir: &Path,
     counts: &mut Counts,
-    data: &mut dyn Tables,
+    data: &mut dyn Datasets,
     removals: &BTreeMap<(usize, usize), Removal>,
 ) -> Result<(), StateError> {
     counts.settle();
@@ -128,7 +128,7 @@ fn components(
 fn tokens(
     counts: &Counts,
     (index, site): (usize, &Site),
-    data: &mut dyn Tables,
+    data: &mut dyn Datasets,
     removals: &BTreeMap<(usize, usize), Removal>,
 ) -> Group {
     let first = first_component(counts, index);
@@ -252,7 +252,7 @@ fn farthest(row: &Row, all: &[u64], (active, n): (u64, u64), unit: f64) -> [Vec<
 fn examples(
     counts: &Counts,
     (index, site): (usize, &Site),
-    data: &mut dyn Tables,
+    data: &mut dyn Datasets,
 ) -> io::Result<Group> {
     let t = counts.setup.positions;
     let mut components = Vec::new();

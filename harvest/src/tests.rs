@@ -17,7 +17,8 @@ use serde_json::json;
 use crate::counts::{ACTIVATION_BINS, IMPORTANCE_BINS, STRONGEST};
 use crate::part::{LIKELY, OF_PROBABILITY};
 use crate::{
-    Counts, OfSite, Part, Removal, Setup, Site, StateError, Tables, Text, load, save, write_tables,
+    Counts, Datasets, OfSite, Part, Removal, Setup, Site, StateError, Text, load, save,
+    write_tables,
 };
 
 const T: usize = 50;
@@ -323,7 +324,7 @@ fn an_importance_that_is_no_number_ends_the_harvest() {
 
 struct Data;
 
-impl Tables for Data {
+impl Datasets for Data {
     fn row(&mut self, _: u16, row: u64) -> io::Result<(u64, Vec<u32>)> {
         Ok((row * T as u64, (0..T).map(|t| token(row, t)).collect()))
     }

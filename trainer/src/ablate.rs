@@ -178,13 +178,8 @@ pub fn ablate(asked: &Ablate<'_>) -> Result<Ablated, Fault> {
         task,
         ..
     } = State::of(&Again {
-        run_dir: asked.run_dir,
-        set: asked.set,
         data: asked.data,
-        out: None,
-        threads: asked.threads,
-        fits: asked.fits,
-        climbs: &|_, _| {},
+        ..Again::at_components(asked.run_dir, asked.set, asked.threads, asked.fits)
     })?;
     let on = On {
         processor: &pool.into(),

@@ -56,6 +56,26 @@ pub struct Again<'a> {
     pub climbs: &'a (dyn Fn(u64, u64) + Sync),
 }
 
+impl<'a> Again<'a> {
+    /// A look at the components of a run, which writes nothing.
+    pub(crate) fn at_components(
+        run_dir: &'a Path,
+        set: &'a [String],
+        threads: usize,
+        fits: &'a dyn Fn(usize) -> Result<(), String>,
+    ) -> Self {
+        Self {
+            run_dir,
+            set,
+            data: None,
+            out: None,
+            threads,
+            fits,
+            climbs: &|_, _| {},
+        }
+    }
+}
+
 /// The state that was looked at.
 #[derive(Debug)]
 pub struct Seen {
@@ -156,7 +176,7 @@ impl State {
             step,
             snapshot,
             damaged,
-        } = newest(again.run_dir)?;
+        } = newest(again.run_dir, "look at")?;
         let sources = data::open_checked(&run)?;
         let pool = Arc::new(Pool::new(again.threads)?);
         let processor = Processor::Cpu(Arc::clone(&pool));
@@ -251,17 +271,19 @@ pub(crate) struct Newest {
 
 /// Reads the newest checkpoint of a run directory that holds.
 ///
+/// - `purpose`: what it is for, as a verb
+///
 /// # Errors
 ///
 /// Bad input when there is none.
-pub(crate) fn newest(run_dir: &Path) -> Result<Newest, Fault> {
+pub(crate) fn newest(run_dir: &Path, purpose: &str) -> Result<Newest, Fault> {
     let root = run_dir.join(resume::CHECKPOINTS);
     let found = read_newest(&root)?;
     let Some((step, snapshot)) = found.newest else {
         let bad = found.damaged.first();
         let bad = bad.map(|(path, reason)| format!(" that holds ({}: {reason})", path.display()));
         return Err(Fault::BadInput(format!(
-            "{}: has no checkpoint{} to look at; run it first",
+            "{}: has no checkpoint{} to {purpose}; run it first",
             root.display(),
             bad.unwrap_or_default()
         )));

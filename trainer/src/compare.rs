@@ -238,15 +238,12 @@ impl Opened {
             mut store,
             mut task,
             ..
-        } = State::of(&Again {
+        } = State::of(&Again::at_components(
             run_dir,
-            set: &set,
-            data: None,
-            out: None,
-            threads: asked.threads,
-            fits: &|need| (asked.fits)(need.saturating_add(held)),
-            climbs: &|_, _| {},
-        })?;
+            &set,
+            asked.threads,
+            &|need| (asked.fits)(need.saturating_add(held)),
+        ))?;
         let mut active = Vec::new();
         Outcome::of(pool.enter(|| {
             task.make_room()?;

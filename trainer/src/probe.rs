@@ -132,15 +132,12 @@ pub fn probe(asked: &Probe<'_>) -> Result<Probed, Fault> {
         mut store,
         task,
         ..
-    } = State::of(&Again {
-        run_dir: asked.run_dir,
-        set: asked.set,
-        data: None,
-        out: None,
-        threads: asked.threads,
-        fits: asked.fits,
-        climbs: &|_, _| {},
-    })?;
+    } = State::of(&Again::at_components(
+        asked.run_dir,
+        asked.set,
+        asked.threads,
+        asked.fits,
+    ))?;
     let rows = Rows::of(asked.prompt, &task, 0)?;
     let mut texts = texts(&task)?;
     let of = &task.decomposition;

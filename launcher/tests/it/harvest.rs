@@ -132,6 +132,18 @@ fn other_text_is_added_and_the_same_text_is_not_counted_twice() {
     };
     assert!(own.starts_with("step-00000002-"), "{own}");
     let own = format!("runs/x/harvests/{own}");
+    // A component is active without an example of it too.
+    let none = [
+        "runs/x",
+        "--tokens",
+        "64",
+        "--examples",
+        "0",
+        "--out",
+        "few",
+    ];
+    let said = harvest(&scratch, &none);
+    assert!(!said.starts_with("0 of "), "{said}");
     let asked = ["runs/x", "--data", "other/val", "--out", "other-text"];
     harvest(&scratch, &[&asked, &few[..]].concat());
     harvest(&scratch, &[&own, "other-text", "--merge", "--out", "both"]);
@@ -167,6 +179,11 @@ fn other_text_is_added_and_the_same_text_is_not_counted_twice() {
         &scratch,
         &["runs/x", "--out", "data"],
         "data: holds shakespeare, which is of no harvest; give the name of a new directory with --out",
+    );
+    refused(
+        &scratch,
+        &["runs/x", "--out", "/proc/x"],
+        "/proc/x: cannot be made: No such file or directory (os error 2); give another directory with --out",
     );
     refused(
         &scratch,

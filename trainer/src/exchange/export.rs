@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use safetensors::tensor::TensorView;
-use spd_checkpoint::{Dtype, Tensor, load, look, step_path};
+use spd_checkpoint::{Dtype, Tensor};
 use spd_files::atomic::{make_dir, write_file};
 
 use super::names::{self, MOMENTS, TARGET};
 use super::torch_save::{self, Saved};
+use crate::again::{Newest, newest};
 use crate::fault::Fault;
 use crate::networks::{LayerKind, Target, pre_identity, shipped};
-use crate::resume::CHECKPOINTS;
 use crate::run_file::{Run, WeightsFile, Written};
 use crate::sites::{Site, resolve};
 
@@ -42,18 +42,7 @@ const TARGET_DIR: &str = "target";
 pub fn export(run_dir: &Path, out: &Path) -> Result<Exported, Fault> {
     let config = run_dir.join("config.toml");
     let run = Run::load_resolved(&config)?;
-    let root = run_dir.join(CHECKPOINTS);
-    let found = look(&root)?;
-    let Some((step, _)) = found.newest else {
-        let bad = found.damaged.first();
-        let bad = bad.map(|(path, reason)| format!(" that holds ({}: {reason})", path.display()));
-        return Err(Fault::BadInput(format!(
-            "{}: has no checkpoint{} to export; run it first",
-            root.display(),
-            bad.unwrap_or_default()
-        )));
-    };
-    let snapshot = load(&step_path(&root, step))?;
+    let Newest { step, snapshot, .. } = newest(run_dir, "export")?;
     let target = shipped(&run.target.model)?;
     let sites = resolve(&run.decomposition, &target.layers())?;
     let tensors: Vec<Tensor> = snapshot.tensors;

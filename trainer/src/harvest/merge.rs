@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use spd_checkpoint::Lock;
 use spd_engine::{Pool, Processor};
-use spd_files::atomic::make_dir;
 use spd_harvest::{Counts, load};
 
 use super::about::{self, About, Dataset};
@@ -69,8 +67,7 @@ pub fn merge(
     };
     place.check(&about, &counts.setup)?;
     let mut harvesting = opened(about, &counts, place, threads)?;
-    make_dir(out).with_context(|| format!("{}: cannot be made", out.display()))?;
-    let _lock = Lock::take(out)?;
+    let _lock = harvesting.place.take()?;
     harvesting.complete(counts, told)
 }
 

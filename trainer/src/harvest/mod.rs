@@ -23,8 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use spd_checkpoint::Lock;
 use spd_dataloader::Batch;
-use spd_engine::{Arena, Builder, Executor, Pool, Processor, Store, Type};
-use spd_files::atomic::make_dir;
+use spd_engine::{Arena, Builder, Executor, Pool, Processor, Store};
 use spd_harvest::{Counts, Example, OfSite, Part, Setup, Site, StateError, Text};
 
 pub use self::merge::merge;
@@ -33,11 +32,12 @@ use self::about::{About, Dataset};
 use self::place::Place;
 use self::text::Texts;
 use crate::again::{Newest, evaluate_on, newest};
-use crate::component_model::{BatchShape, DataStream, RowsOf};
+use crate::component_model::{BatchShape, RowsOf};
 use crate::data;
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
 use crate::figures::of_positions;
+use crate::memory::arena_bytes;
 use crate::networks::Input;
 use crate::rank::processor;
 use crate::resume::{self, What};
@@ -149,9 +149,24 @@ impl Harvesting {
                 request.run_dir.display()
             )));
         };
-        let rows = decomposition.shape(1).positions as u64;
-        let dataset = Dataset::of(&run, request.data, &sources, settings.tokens.div_ceil(rows))?;
-        let setup = setup(&decomposition, &store, vocab, settings)?;
+        let positions = decomposition.shape(1).positions;
+        let rows = settings.tokens.div_ceil(positions as u64);
+        let dataset = Dataset::of(&run, request.data, &sources, rows)?;
+        let (_, sites) = program(&decomposition, &store)?;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a threshold is rounded to f32"
+        )]
+        let alive = run.eval.metrics.active.alive_threshold as f32;
+        let setup = Setup {
+            sites,
+            vocab,
+            positions,
+            alive,
+            seed: run.seed,
+            examples: settings.examples,
+            pairs: settings.pairs,
+        };
         let about = About::of(request.run_dir, &run, newest.step, settings, dataset)?;
         let place = Place::of(request, &about, &setup)?;
         let rows = about::source(request.data, &sources).clone();
@@ -196,11 +211,9 @@ impl Harvesting {
     ///
     /// # Errors
     ///
-    /// When another process has the directory, or the disk refuses.
+    /// Bad input, when the directory cannot be made or another process has it; when the disk refuses.
     pub fn begin(&self) -> Result<Lock, Fault> {
-        make_dir(&self.place.dir)
-            .with_context(|| format!("{}: cannot be made", self.place.dir.display()))?;
-        let lock = Lock::take(&self.place.dir)?;
+        let lock = self.place.take()?;
         self.place.gather(&self.about, &self.setup)?;
         // Ranks on GPUs use the kernels that the first one chose.
         if self.processor.device().is_some() {
@@ -215,7 +228,7 @@ impl Harvesting {
             let kept = device.keep_record(self.place.dir.join("kernels.txt"));
             kept.map_err(|fault| Fault::BadInput(fault.to_string()))?;
         }
-        let program = program(&self.decomposition, &self.store)?;
+        let (program, _) = program(&self.decomposition, &self.store)?;
         let mut program = Executor::planned(&program, &self.processor);
         program.parameters.seed = self.run.seed;
         Ok(program)
@@ -281,11 +294,10 @@ impl Harvesting {
             let tokens = batch.tokens.chunks_exact(t + 1);
             let tokens: Vec<u32> = tokens.flat_map(|row| &row[..t]).copied().collect();
             let output = |name: &str| program.output(name, &self.store, arena);
-            let measured: Vec<Measured<'_>> = self
-                .setup
-                .sites
-                .iter()
-                .map(|site| Measured::of(site, (feed.rows, t), &output))
+            let shape = self.decomposition.shape(feed.rows);
+            let sites = self.setup.sites.iter();
+            let measured: Vec<Measured<'_>> = sites
+                .map(|site| Measured::of(site, shape, &output))
                 .collect();
             let sites: Vec<OfSite<'_>> = measured.iter().map(Measured::of_site).collect();
             let text = Text {
@@ -322,21 +334,26 @@ impl Harvesting {
             .write(&mut counts, &self.about, &mut self.texts, &removals)
     }
 
-    /// Bytes of memory that a rank takes, at most.
+    /// Bytes of memory that a rank may take. The positions of a part where each component is active
+    /// are left out.
     fn memory(&self) -> Result<usize, Fault> {
-        let program = program(&self.decomposition, &self.store)?;
-        let program = Executor::planned(&program, &Processor::Cpu(Arc::clone(&self.pool)));
-        let arena = program.plan().arena_bytes() + program.own_bytes();
+        let processor = Processor::Cpu(Arc::clone(&self.pool));
+        let (program, _) = program(&self.decomposition, &self.store)?;
+        let removal = self.decomposition.removal_program(&self.store)?;
+        let programs = [program, removal].map(|program| Executor::planned(&program, &processor));
+        let own: usize = programs.iter().map(Executor::own_bytes).sum();
         let components = self.setup.components();
-        let examples = 2 * self.setup.examples * size_of::<Example>();
+        let examples = self.setup.examples.saturating_mul(2 * size_of::<Example>());
         let pairs = match self.setup.pairs {
             true => components.saturating_mul(components) / 2 * 12,
             false => 0,
         };
-        let tokens = 2 * 24 * self.setup.vocab;
-        let counts = components * (examples + (20 + 64) * 8 + tokens) + pairs;
+        let each = (20 + 64) * 8 + 2 * 24 * self.setup.vocab;
+        let counts = components.saturating_mul(examples.saturating_add(each));
         // With the copy that is being written.
-        Ok(self.store.bytes() + arena + 2 * counts)
+        let counts = counts.saturating_add(pairs).saturating_mul(2);
+        let programs = self.store.bytes() + arena_bytes(&programs) + own;
+        Ok(programs.saturating_add(counts))
     }
 }
 
@@ -358,7 +375,7 @@ impl Opened {
         if let Some(path) = of_data {
             evaluate_on(&mut run, path)?;
         }
-        let newest = newest(run_dir)?;
+        let newest = newest(run_dir, "look at")?;
         let sources = data::open_checked(&run)?;
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store)?;
@@ -377,69 +394,35 @@ impl Opened {
     }
 }
 
-fn setup(
-    decomposition: &Decomposition,
-    store: &Store,
-    vocab: usize,
-    settings: Settings,
-) -> Result<Setup, Fault> {
-    let run = &decomposition.run;
-    let shape = decomposition.shape(run.eval.batch_size);
-    let mut b = Builder::new();
-    let clean_pass = decomposition.clean_pass(&mut b, store, shape, &decomposition.draws)?;
-    let sites = decomposition.sites.iter().zip(&clean_pass.sites);
-    // A site whose rows are no positions, such as the entries of a table, is left out.
-    let sites = sites.filter(|(_, clean)| shape.rows_of(clean.rows) != RowsOf::Others);
-    let sites = sites.map(|(site, clean)| Site {
-        name: site.path().to_owned(),
-        components: site.components,
-        activations: clean.rows == shape.examples(),
-    });
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a threshold is rounded to f32"
-    )]
-    let alive = run.eval.metrics.active.alive_threshold as f32;
-    Ok(Setup {
-        sites: sites.collect(),
-        vocab,
-        positions: shape.positions,
-        alive,
-        seed: run.seed,
-        examples: settings.examples,
-        pairs: settings.pairs,
-    })
-}
-
 /// Importances, logits and activations of all sites on a batch, and `next`, the probabilities of
-/// the next token, f32 `[rows, t, v]`.
-fn program(decomposition: &Decomposition, store: &Store) -> Result<Builder, Fault> {
+/// the next token, f32 `[rows, t, v]`; and the sites. A site whose rows are no positions, such as
+/// the entries of a table, is left out.
+fn program(decomposition: &Decomposition, store: &Store) -> Result<(Builder, Vec<Site>), Fault> {
     let mut b = Builder::new();
     let shape = decomposition.shape(decomposition.run.eval.batch_size);
     let clean_pass = decomposition.clean_pass(&mut b, store, shape, &decomposition.draws)?;
-    for (index, (site, clean)) in decomposition
-        .sites
-        .iter()
-        .zip(&clean_pass.sites)
-        .enumerate()
-    {
-        let rows = shape.rows_of(clean.rows);
-        if rows == RowsOf::Others {
+    let mut sites = Vec::new();
+    let all = decomposition.sites.iter().zip(&clean_pass.sites);
+    for (index, (site, clean)) in all.enumerate() {
+        if shape.rows_of(clean.rows) == RowsOf::Others {
             continue;
         }
         b.output(format!("importance {}", site.path()), clean.importance);
         b.output(format!("logits {}", site.path()), clean.logits);
-        if clean.rows == shape.examples() {
+        let activations = clean.rows == shape.examples();
+        if activations {
             let lengths = decomposition.lengths(&mut b, &clean_pass, index)?;
             b.output(format!("activation {}", site.path()), lengths);
         }
+        sites.push(Site {
+            name: site.path().to_owned(),
+            components: site.components,
+            activations,
+        });
     }
-    let output = clean_pass.output;
-    let v = b.ty(output).columns();
-    let logits = b.reshape(output, &Type::f32(&[shape.examples(), v]).dims)?;
-    let next = b.softmax(logits)?;
+    let next = b.softmax(clean_pass.output)?;
     b.output("next", next);
-    Ok(b)
+    Ok((b, sites))
 }
 
 /// Measurements of a site, with a row for each position.
@@ -450,12 +433,7 @@ struct Measured<'a> {
 }
 
 impl<'a> Measured<'a> {
-    fn of(site: &Site, (rows, t): (usize, usize), output: &impl Fn(&str) -> &'a [f32]) -> Self {
-        let shape = BatchShape {
-            stream: DataStream::Target,
-            rows,
-            positions: t,
-        };
+    fn of(site: &Site, shape: BatchShape, output: &impl Fn(&str) -> &'a [f32]) -> Self {
         let [importance, logits] = ["importance", "logits"].map(|what| {
             let values = output(&format!("{what} {}", site.name));
             of_positions(values, shape, site.components).expect("sites of other rows are left out")

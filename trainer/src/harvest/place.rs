@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde_json::json;
-use spd_files::atomic::{remove, unfinished, write_file};
-use spd_harvest::{Counts, Setup, Tables, load, save, write_tables};
+use spd_checkpoint::Lock;
+use spd_files::atomic::{make_dir, remove, unfinished, write_file};
+use spd_harvest::{Counts, Datasets, Setup, load, save, write_tables};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::about::About;
@@ -31,28 +32,14 @@ pub(super) struct Place {
 impl Place {
     /// The directory of a harvest: the same settings have the same one.
     pub(super) fn of(request: &Request<'_>, about: &About, setup: &Setup) -> Result<Self, Fault> {
-        if let Some(out) = request.out {
-            let place = Self {
-                dir: out.to_owned(),
-            };
-            place.check(about, setup)?;
-            return Ok(place);
-        }
-        let Settings { shard, .. } = request.settings;
-        let whole = Settings {
-            shard: (0, 1),
-            ..request.settings
+        let own = || {
+            request
+                .run_dir
+                .join(HARVESTS)
+                .join(name(request, about.step))
         };
-        let mut name = format!("step-{:08}", about.step);
-        if whole != Settings::default() || request.data.is_some() {
-            let settings = format!("{whole:?} {:?}", request.data);
-            name += &format!("-{:016x}", xxh3_64(settings.as_bytes()));
-        }
-        if shard.1 > 1 {
-            name += &format!("-shard-{}-of-{}", shard.0, shard.1);
-        }
         let place = Self {
-            dir: request.run_dir.join(HARVESTS).join(name),
+            dir: request.out.map_or_else(own, Path::to_owned),
         };
         place.check(about, setup)?;
         Ok(place)
@@ -81,6 +68,17 @@ impl Place {
                 let (counts, of) = load(&path)?;
                 is_same(&path, (&counts.setup, of), (setup, about))
             })
+    }
+
+    /// Makes the directory, and keeps other processes that write there away.
+    pub(super) fn take(&self) -> Result<Lock, Fault> {
+        make_dir(&self.dir).map_err(|error| {
+            Fault::BadInput(format!(
+                "{}: cannot be made: {error}; give another directory with --out",
+                self.dir.display()
+            ))
+        })?;
+        Ok(Lock::take(&self.dir)?)
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -167,18 +165,11 @@ impl Place {
         &self,
         counts: &mut Counts,
         about: &About,
-        texts: &mut dyn Tables,
+        texts: &mut dyn Datasets,
         removals: &Removals,
     ) -> Result<String, Fault> {
         save(&self.dir.join(COUNTS), counts, &value(about)?)?;
         write_tables(&self.dir, counts, texts, removals)?;
-        let active = (0..counts.setup.sites.len()).map(|site| {
-            let components = 0..counts.setup.sites[site].components;
-            components
-                .filter(|&at| !counts.sample(site, at).is_empty())
-                .count()
-        });
-        let active: usize = active.sum();
         let mut done = value(about)?;
         done["positions"] = json!(counts.positions());
         done["parts"] = json!([counts.parts(), about.parts()]);
@@ -189,13 +180,32 @@ impl Place {
         for path in self.partial()? {
             remove(&path).with_context(|| path.display().to_string())?;
         }
-        Saved::of(&self.dir, counts).remove();
+        Saved::of(&self.dir, counts, about).remove();
         Ok(format!(
-            "{active} of {} components are active somewhere in {} tokens",
+            "{} of {} components are active somewhere in {} tokens",
+            counts.active(),
             counts.setup.components(),
             counts.positions()
         ))
     }
+}
+
+/// The name of the directory of a harvest in its run directory.
+fn name(request: &Request<'_>, step: u64) -> String {
+    let Settings { shard, .. } = request.settings;
+    let whole = Settings {
+        shard: (0, 1),
+        ..request.settings
+    };
+    let mut name = format!("step-{step:08}");
+    if whole != Settings::default() || request.data.is_some() {
+        let settings = format!("{whole:?} {:?}", request.data);
+        name += &format!("-{:016x}", xxh3_64(settings.as_bytes()));
+    }
+    if shard.1 > 1 {
+        name += &format!("-shard-{}-of-{}", shard.0, shard.1);
+    }
+    name
 }
 
 fn value(about: &About) -> Result<serde_json::Value, Fault> {

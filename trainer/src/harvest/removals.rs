@@ -13,8 +13,9 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use spd_engine::Executor;
 use spd_files::atomic::write_file;
-use spd_harvest::{Counts, Removal, Tables as _};
+use spd_harvest::{Counts, Datasets as _, Removal};
 
+use super::about::About;
 use super::{Harvesting, Step};
 use crate::fault::Fault;
 use crate::removal::{Effects, Removed, rows};
@@ -43,7 +44,7 @@ impl Harvesting {
         if most == 0 {
             return Ok(Removals::new());
         }
-        let saved = Saved::of(&self.place.dir, counts);
+        let saved = Saved::of(&self.place.dir, counts, &self.about);
         let mut found = saved.read();
         let program = self.decomposition.removal_program(&self.store)?;
         let mut program = Executor::planned(&program, &self.processor);
@@ -54,10 +55,8 @@ impl Harvesting {
         let pool = Arc::clone(&self.pool);
         let (mut at, mut done) = (Instant::now(), 0);
         for (index, site) in sites.iter().enumerate() {
-            let known = self.decomposition.sites.iter();
-            let number = known
-                .into_iter()
-                .position(|other| other.path() == site.name);
+            let mut known = self.decomposition.sites.iter();
+            let number = known.position(|other| other.path() == site.name);
             let number = number.context("a site of the run")?;
             let components: Vec<usize> = (0..site.components).collect();
             for together in components.chunks(TOGETHER) {
@@ -137,10 +136,11 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    pub(super) fn of(dir: &Path, counts: &Counts) -> Self {
+    pub(super) fn of(dir: &Path, counts: &Counts, about: &About) -> Self {
+        let parts: Vec<(u16, u64)> = counts.each_part().collect();
         Self {
             path: dir.join("removals.json"),
-            of: json!([counts.parts(), counts.positions()]),
+            of: json!([about, counts.setup, parts]),
         }
     }
 

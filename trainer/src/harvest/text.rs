@@ -3,7 +3,7 @@
 use std::io;
 
 use spd_dataloader::{Batch, Feed, Order, Source, TokenTexts, Windows};
-use spd_harvest::Tables;
+use spd_harvest::Datasets;
 
 use crate::data::{eval_feed, training_feed};
 use crate::fault::Fault;
@@ -48,7 +48,7 @@ impl Texts {
     }
 }
 
-impl Tables for Texts {
+impl Datasets for Texts {
     fn row(&mut self, source: u16, row: u64) -> io::Result<(u64, Vec<u32>)> {
         let gone = || io::Error::other(format!("no row {row} of dataset {source}"));
         let OfDataset { windows, feed } = self.of.get(usize::from(source)).ok_or_else(gone)?;
