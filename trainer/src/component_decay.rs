@@ -4,6 +4,7 @@ use spd_engine::ops::{Decay, Lines};
 use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{CleanPass, Decomposition};
+use crate::parameters::LR;
 use crate::run_file::{Decays, Nontarget};
 
 impl Decomposition {
@@ -43,7 +44,7 @@ impl Decomposition {
             reason = "a setting is rounded to f32"
         )]
         let op = |b: &mut Builder, of| Decay {
-            lr: b.step_scalar("lr"),
+            lr: b.step_scalar(LR),
             decay: *weight_decay as f32,
             root: *decays == Decays::Product,
             of,

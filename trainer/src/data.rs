@@ -51,8 +51,15 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
             nontarget: None,
         });
     }
-    let (Data::Tokens { train, eval, .. }, Input::Tokens { vocab, .. }) =
-        (&run.data, run.target.model.input())
+    let (
+        Data::Tokens {
+            train,
+            eval,
+            seq_len,
+            ..
+        },
+        Input::Tokens { vocab, .. },
+    ) = (&run.data, run.target.model.input())
     else {
         return Err(Fault::BadInput(
             "[data] kind does not fit the target".into(),
@@ -60,22 +67,27 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
     };
     let vocab = u32::try_from(vocab)
         .map_err(|_| Fault::BadInput(format!("[target] vocab: {vocab} tokens are too many")))?;
-    let of_train = windows(run, train, vocab)?;
+    let of_train = windows(run, train, (*seq_len, vocab))?;
     let [of_train, of_eval] = match eval {
         EvalData::Dataset(path) => {
-            let of_eval = windows(run, path, vocab)?;
+            let of_eval = windows(run, path, (*seq_len, vocab))?;
             check_tokenizers([(train, &of_train), (path, &of_eval)])?;
             [of_train, of_eval]
         }
         EvalData::HeldOut { held_out } => of_train.split(*held_out)?,
     };
-    let path = run.nontarget.as_ref().map(|said| &said.data);
-    let nontarget = path.map(|path| {
+    let nontarget = run.nontarget.as_ref().map(|said| {
+        let (path, of_row) = (&said.data, said.seq_len.unwrap_or(*seq_len));
         // Its held-out rows are not trained on either.
         if path == train {
-            return Ok(of_train.clone());
+            if of_row == *seq_len {
+                return Ok(of_train.clone());
+            }
+            return Err(Fault::BadInput(format!(
+                "[nontarget] seq_len: expected that of [data], {seq_len}, for the dataset that [data] trains on, found {of_row}"
+            )));
         }
-        let windows = windows(run, path, vocab)?;
+        let windows = windows(run, path, (of_row, vocab))?;
         check_tokenizers([(train, &of_train), (path, &windows)])?;
         Ok::<_, Fault>(windows)
     });
@@ -88,7 +100,9 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
 }
 
 /// The rows of the dataset at a path.
-fn windows(run: &Run, path: &Path, vocab: u32) -> Result<Windows, Fault> {
+///
+/// - `seq_len`: tokens of a row
+fn windows(run: &Run, path: &Path, (seq_len, vocab): (usize, u32)) -> Result<Windows, Fault> {
     let dataset = dataset(&run.data, path)?;
     if let Some(found) = dataset.vocab_size().filter(|&found| found > vocab) {
         let trained_on = datasets(run).first().copied();
@@ -110,7 +124,6 @@ fn windows(run: &Run, path: &Path, vocab: u32) -> Result<Windows, Fault> {
         )));
     }
     let Data::Tokens {
-        seq_len,
         cross_documents,
         document_end,
         ..
@@ -130,7 +143,7 @@ fn windows(run: &Run, path: &Path, vocab: u32) -> Result<Windows, Fault> {
         }
     };
     let rows = Rows {
-        seq_len: *seq_len,
+        seq_len,
         vocab,
         documents,
     };

@@ -12,7 +12,8 @@ use crate::component_model::{ComponentModel, DataStream, Settings};
 use crate::fault::Fault;
 use crate::losses::{self, Extent, Loss, LossInputs, Scalar, StreamLosses};
 use crate::networks::{LEAKY, Network, Target, shipped};
-use crate::run_file::{Data, Reduction, Run, Train};
+use crate::parameters::{LR, LR_IMPORTANCE};
+use crate::run_file::{BatchSize, Data, Reduction, Run, Train};
 use crate::sites::resolve;
 
 /// A component model with the run that trains it.
@@ -130,11 +131,13 @@ impl Decomposition {
     fn stream(
         &self,
         store: &Store,
-        (stream, rows, losses): (DataStream, usize, Vec<Loss>),
+        (stream, size, losses): (DataStream, BatchSize, Vec<Loss>),
     ) -> std::result::Result<StreamLosses, Fault> {
+        let shape = self.block_shape(size.rows);
         let shape = BatchShape {
             stream,
-            ..self.block_shape(rows)
+            positions: size.positions.unwrap_or(shape.positions),
+            ..shape
         };
         let is_asked = |loss: &Loss| {
             let lives = loss.term.term().adversary().is_some();
@@ -195,8 +198,28 @@ impl Decomposition {
         from.losses(b, &self.run.losses)
     }
 
+    /// The step scalars of a step that follow from its number, counted from 0: learning rates,
+    /// those of losses, such as `p`, and Muon's.
+    pub(crate) fn step_scalars(&self, step: u64) -> Vec<(String, f64)> {
+        let train = &self.run.train;
+        let rates = [
+            (LR, Some(&train.lr)),
+            (LR_IMPORTANCE, train.lr_importance.as_ref()),
+        ];
+        let rates = rates
+            .into_iter()
+            .filter_map(|(name, rate)| Some((name, rate?)));
+        let rates = rates.map(|(name, rate)| (name.to_owned(), rate.at(step, train.steps)));
+        let of_muon = train.muon.iter().flat_map(|muon| muon.scalars(step + 1));
+        let of_muon = of_muon.map(|(name, value)| (name.to_owned(), value));
+        rates
+            .chain(self.loss_scalars(step))
+            .chain(of_muon)
+            .collect()
+    }
+
     /// The step scalars of the losses of all streams, which share some, at a step.
-    pub(crate) fn loss_scalars(&self, step: u64) -> Vec<(String, f64)> {
+    fn loss_scalars(&self, step: u64) -> Vec<(String, f64)> {
         let at = (step, self.run.train.steps);
         let mut scalars: Vec<(String, f64)> = Vec::new();
         for StreamLosses { losses, extent } in &self.streams {

@@ -84,7 +84,7 @@ pub(crate) fn read(table: &mut Table<'_>) -> Option<Muon> {
 }
 
 impl Muon {
-    /// Its step scalars beside `lr`, at update `update`, counted from 1: factors of the momentum
+    /// Its step scalars beside the learning rate, at update `update`, counted from 1: factors of the momentum
     /// and of the gradient that take the start from zero out of their sum, for matrices and others,
     /// and what takes it out of the second moment.
     pub fn scalars(&self, update: u64) -> [(&'static str, f64); 5] {
@@ -114,11 +114,12 @@ impl Muon {
         &self,
         b: &mut Builder,
         on: &Moved,
+        lr: &str,
         (clip, norms): (Option<f64>, Value),
         guards: &[Value],
     ) -> Result<()> {
         let gradient = clipped(b, on.gradient, clip, norms)?;
-        let lr = scalar(b, "lr")?;
+        let lr = scalar(b, lr)?;
         let dims = b.ty(on.parameter).dims.clone();
         let (momentum, parameter) = match dims[..] {
             [rows, columns] => {

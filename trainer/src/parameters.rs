@@ -94,7 +94,15 @@ pub struct Update {
     pub clip: Option<f64>,
     /// Muon, in the place of AdamW.
     pub muon: Option<Muon>,
+    /// The step scalar that is its learning rate.
+    pub lr: &'static str,
 }
+
+/// The learning rate of all groups that have none of their own.
+pub(crate) const LR: &str = "lr";
+
+/// That of importance functions, where it is another one.
+pub(crate) const LR_IMPORTANCE: &str = "lr_importance";
 
 impl Default for Update {
     fn default() -> Self {
@@ -104,6 +112,7 @@ impl Default for Update {
             decay_vectors: true,
             clip: None,
             muon: None,
+            lr: LR,
         }
     }
 }
@@ -230,7 +239,7 @@ impl Parameters {
     /// parameters share is updated by one after the other, in their order.
     ///
     /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step
-    /// scalars: `lr`, `correction1`, `correction2`. Returns the guards: each ends in a number that
+    /// scalars: the learning rates, `correction1`, `correction2`. Returns the guards: each ends in a number that
     /// is finite unless the step is refused.
     ///
     /// # Errors
@@ -306,6 +315,7 @@ impl Parameters {
                 decay_vectors,
                 clip,
                 muon,
+                lr,
             } = settings(group);
             let of_group: Vec<&(&Parameter, Value)> =
                 moved.iter().filter(|(p, _)| p.group == group).collect();
@@ -317,7 +327,7 @@ impl Parameters {
                         second: b.persistent(store, p.second),
                         gradient,
                     };
-                    muon.update(b, &on, (clip, norms), &guards)?;
+                    muon.update(b, &on, lr, (clip, norms), &guards)?;
                 }
                 continue;
             }
@@ -351,6 +361,7 @@ impl Parameters {
                         reason = "settings are rounded to f32"
                     )]
                     let op = AdamW {
+                        lr: b.step_scalar(lr),
                         beta1: BETA1 as f32,
                         beta2: beta2 as f32,
                         decay: if decays { decay as f32 } else { 0.0 },

@@ -328,7 +328,11 @@ fn rows(
     if let Some(nontarget) = &run.nontarget {
         let (path, rows_of_step) = (nontarget.data.display(), nontarget.batch_size);
         let losses = said(&nontarget.all_losses(&run.losses));
-        let mut of_stream = format!("{rows_of_step} rows of {path} a step: {losses}");
+        let within = match nontarget.seq_len {
+            Some(seq_len) => format!(", {seq_len} tokens each"),
+            None => String::new(),
+        };
+        let mut of_stream = format!("{rows_of_step} rows of {path} a step{within}: {losses}");
         if nontarget.weight_decay > 0.0 {
             of_stream += &format!("; weight decay {}", brief(nontarget.weight_decay));
         }

@@ -4,7 +4,7 @@ use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{CleanPass, Decomposition, configure, over_blocks};
 use crate::losses::{self, Faithfulness};
-use crate::parameters::{Group, Objective, Update};
+use crate::parameters::{Group, LR, LR_IMPORTANCE, Objective, Update};
 use crate::run_file::{FaithfulnessWarmup, Recompute};
 
 /// The loss of the warm-up, in its program and in messages.
@@ -16,8 +16,8 @@ impl Decomposition {
     /// precision of the run; evaluations are in f32, as are the reference's.
     ///
     /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`; those of the non-target
-    /// stream behind `nontarget/`. Step scalars: `lr`, those of losses, such as `p`, and AdamW's
-    /// corrections.
+    /// stream behind `nontarget/`. Step scalars: those of
+    /// [`step_scalars`](Self::step_scalars), and AdamW's corrections.
     ///
     /// # Errors
     ///
@@ -74,6 +74,10 @@ impl Decomposition {
                 clip: match group {
                     Group::Components => train.clip_components,
                     _ => train.clip_importance,
+                },
+                lr: match (group, &train.lr_importance) {
+                    (Group::Importance, Some(_)) => LR_IMPORTANCE,
+                    _ => LR,
                 },
                 muon: train.muon,
                 ..Update::default()

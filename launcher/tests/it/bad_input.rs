@@ -217,6 +217,19 @@ fn a_vocabulary_or_sequence_beyond_the_target_is_refused() {
 }
 
 #[test]
+fn a_second_stream_of_the_same_dataset_has_rows_of_the_same_length() {
+    refused(
+        &with_data(),
+        "shakespeare.toml",
+        &[
+            "nontarget={ data = 'data/shakespeare/train', batch_size = 4, seq_len = 64, minimality_coeff = 1e-3, \
+             loss = [{ kind = 'stochastic_recon', coeff = 1.0 }] }",
+        ],
+        "[nontarget] seq_len: expected that of [data], 128, for the dataset that [data] trains on, found 64",
+    );
+}
+
+#[test]
 fn datasets_of_two_tokenizers_are_refused() {
     let scratch = with_data();
     let index = scratch.path().join("data/shakespeare/val/index.json");

@@ -13,7 +13,7 @@ use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
 use crate::memory::{Peak, packed_bytes};
 use crate::networks::{Input, Start, Target, TargetTensor};
-use crate::parameters::{self, BETA2, Group, HALT, Parameters, corrections};
+use crate::parameters::{self, BETA2, Group, HALT, LR, Parameters, corrections};
 use crate::run_file::{Data, Run};
 use crate::world::World;
 
@@ -261,12 +261,13 @@ pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomp
 fn set_scalars(work: &Work, update: u32, given: &mut Given) {
     let train = &work.run().train;
     let half = train.steps / 2;
-    let half_way = train.lr.at(half, train.steps);
-    parameters::set_scalars(given, [("lr", half_way)]);
-    parameters::set_scalars(given, corrections(BETA2, update.into()));
-    if let Work::Training(decomposition) | Work::GivenMasks(decomposition) = work {
-        parameters::set_scalars(given, decomposition.loss_scalars(half));
+    match work {
+        Work::Training(decomposition) | Work::GivenMasks(decomposition) => {
+            parameters::set_scalars(given, decomposition.step_scalars(half));
+        }
+        _ => parameters::set_scalars(given, [(LR, train.lr.at(half, train.steps))]),
     }
+    parameters::set_scalars(given, corrections(BETA2, update.into()));
 }
 
 /// Draws the target's tensors, whose names in the store begin with `prefix`.
@@ -339,11 +340,11 @@ fn batches(preset: &Preset) -> Result<Vec<Vec<Batch>>, Fault> {
             let all = batches
                 .iter_mut()
                 .flat_map(|of| (0..).zip(of).zip(&streams));
-            for (number, ((of, batch), &(_, rows, _))) in (0u32..).zip(all) {
+            for (number, ((of, batch), &(_, size, _))) in (0u32..).zip(all) {
                 let stream = Stream::new(Purpose::Features, of, 0);
-                let mut draws = vec![0.0; rows * (seq_len + 1)];
+                let mut draws = vec![0.0; size.rows * (size.positions.unwrap_or(*seq_len) + 1)];
                 stream.fill_uniform(run.seed, number, 0, &mut draws);
-                batch.rows = rows;
+                batch.rows = size.rows;
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,

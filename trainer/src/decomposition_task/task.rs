@@ -14,7 +14,7 @@ use crate::figures;
 use crate::metrics::ladder::{CheckPass, Climbed};
 use crate::metrics::{toy, well_tempered};
 use crate::non_finite::first_not_finite;
-use crate::parameters::{BETA2, Group, corrections, set_scalars};
+use crate::parameters::{BETA2, Group, LR, corrections, set_scalars};
 use crate::peak;
 use crate::refused_step::{halted, refused};
 use crate::run_file::FaithfulnessWarmup;
@@ -29,7 +29,7 @@ fn warm_up(
     update: u64,
 ) -> Result<(), Fault> {
     program.parameters.step = u32::try_from(update).unwrap_or(u32::MAX);
-    set_scalars(program, [("lr", settings.lr)]);
+    set_scalars(program, [(LR, settings.lr)]);
     set_scalars(program, corrections(BETA2, update));
     Ok(program.run(store, arena)?)
 }
@@ -78,17 +78,7 @@ impl Task for DecompositionTask {
     }
 
     fn scalars(&self, step: u64) -> Vec<(String, f64)> {
-        let run = &self.decomposition.run;
-        let steps = run.train.steps;
-        let mut scalars = vec![("lr".to_owned(), run.train.lr.at(step, steps))];
-        scalars.extend(self.decomposition.loss_scalars(step));
-        let of_muon = run
-            .train
-            .muon
-            .iter()
-            .flat_map(|muon| muon.scalars(step + 1));
-        scalars.extend(of_muon.map(|(name, value)| (name.to_owned(), value)));
-        scalars
+        self.decomposition.step_scalars(step)
     }
 
     fn begin(

@@ -243,10 +243,8 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let document_end = table.maybe("document_end", Size::at_least(0));
     let make = table.maybe("make", Text::ANY);
     if let (Some(seq_len), Some(n_ctx)) = (seq_len, target.n_ctx())
-        && seq_len > n_ctx
+        && let Some(message) = no_rows(seq_len, n_ctx)
     {
-        let message =
-            format!("expected at most the target's {n_ctx} positions (n_ctx), found {seq_len}");
         table.refuse::<()>("seq_len", message);
     }
     if let (Some(Some(_)), Some(true)) = (document_end, cross_documents) {
@@ -263,6 +261,13 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
         cross_documents: cross_documents?,
         document_end: document_end?,
         make: make?,
+    })
+}
+
+/// Why rows cannot be so long, if so.
+pub(crate) fn no_rows(seq_len: usize, n_ctx: usize) -> Option<String> {
+    (seq_len > n_ctx).then(|| {
+        format!("expected at most the target's {n_ctx} positions (n_ctx), found {seq_len}")
     })
 }
 

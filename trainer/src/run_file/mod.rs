@@ -33,6 +33,7 @@ pub use huggingface::{LookUp, OnDisk, OnHub};
 pub use nontarget::{Decays, Nontarget};
 pub use pattern::pattern_matches;
 pub use reference::{TargetFiles, WeightsFile, Written};
+pub(crate) use run::BatchSize;
 pub use run::{Checkpoint, Log, Precision, Run};
 pub use schedule::{Decay, Knot, Schedule, Shape};
 pub use target::{Dtype, Target, TargetTrain};

@@ -14,6 +14,8 @@
 //! # Keys of `[nontarget]`
 //!
 //! - `data`, `batch_size` | | | a dataset, of whose rows `[data]` says the rest; rows of a step
+//! - `seq_len` | that of `[data]` | | tokens a row, where `data` is another dataset than `[data]`
+//!   trains on
 //! - `loss` | | | rows as of `[[loss]]`: `stochastic_recon` and `ci_masked_recon`, also as
 //!   `..._subset` and `..._layerwise`, with all of the delta; and `unmasked_recon`, without it
 //! - `minimality_coeff` | | | coefficient of the `importance_minimality` or `smooth_l0` of
@@ -30,6 +32,7 @@ use spd_configs::values::{Location, Number, Size};
 use spd_configs::{reader::Table, words};
 
 use crate::losses::{self, Loss, Term};
+use crate::run_file::data::no_rows;
 use crate::run_file::decomposition::Decomposition;
 use crate::run_file::schedule::{self, Schedule};
 use crate::run_file::target::Facts;
@@ -41,6 +44,9 @@ pub struct Nontarget {
     pub data: PathBuf,
     /// Rows per step.
     pub batch_size: usize,
+    /// Tokens a row; `None` for as many as on the target stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seq_len: Option<usize>,
     /// Weight of the penalty of importances; `None` where the run has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minimality_coeff: Option<Schedule>,
@@ -87,6 +93,12 @@ pub(crate) fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Nontarg
     }
     let data = table.need("data", Location);
     let batch_size = table.need("batch_size", Size::at_least(1));
+    let seq_len = table.maybe("seq_len", Size::at_least(1));
+    if let (Some(Some(seq_len)), Some(n_ctx)) = (seq_len, before.target.n_ctx())
+        && let Some(message) = no_rows(seq_len, n_ctx)
+    {
+        table.refuse::<()>("seq_len", message);
+    }
     let is_penalised = before.losses.is_none_or(|losses| {
         losses
             .iter()
@@ -123,6 +135,7 @@ pub(crate) fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Nontarg
     Some(Nontarget {
         data: data?,
         batch_size: batch_size?,
+        seq_len: seq_len?,
         minimality_coeff: minimality_coeff?,
         weight_decay: weight_decay?,
         decays: decays?,

@@ -99,17 +99,29 @@ pub struct Log {
     pub every: u64,
 }
 
+/// The size of the batches of a stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchSize {
+    /// Rows, of all ranks.
+    pub(crate) rows: usize,
+    /// Positions of a row, where they are not those of `[data]`.
+    pub(crate) positions: Option<usize>,
+}
+
 impl Run {
-    /// The streams of data of a step, each with its rows and its losses.
-    pub(crate) fn streams(&self) -> Vec<(DataStream, usize, Vec<Loss>)> {
-        let target = (
-            DataStream::Target,
-            self.train.batch_size,
-            self.losses.clone(),
-        );
+    /// The streams of data of a step, each with the size of its batches and its losses.
+    pub(crate) fn streams(&self) -> Vec<(DataStream, BatchSize, Vec<Loss>)> {
+        let size = BatchSize {
+            rows: self.train.batch_size,
+            positions: None,
+        };
+        let target = (DataStream::Target, size, self.losses.clone());
         let nontarget = self.nontarget.iter().map(|said| {
-            let losses = said.all_losses(&self.losses);
-            (DataStream::Nontarget, said.batch_size, losses)
+            let size = BatchSize {
+                rows: said.batch_size,
+                positions: said.seq_len,
+            };
+            (DataStream::Nontarget, size, said.all_losses(&self.losses))
         });
         [target].into_iter().chain(nontarget).collect()
     }

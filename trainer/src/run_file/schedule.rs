@@ -122,15 +122,15 @@ pub(crate) fn read(table: &mut Table<'_>, key: &'static str, number: Number) -> 
     table.need(key, OrKnots(number)).map(Schedule::Constant)
 }
 
-/// Reads the learning rate `lr`: a number, a table, or knots.
-pub(crate) fn read_rate(table: &mut Table<'_>) -> Option<Schedule> {
-    if table.has_list("lr") {
-        return read_knots(table, "lr", Number::NOT_NEGATIVE);
+/// Reads a learning rate: a number, a table, or knots.
+pub(crate) fn read_rate(table: &mut Table<'_>, key: &'static str) -> Option<Schedule> {
+    if table.has_list(key) {
+        return read_knots(table, key, Number::NOT_NEGATIVE);
     }
-    let decay = if table.has_table("lr") {
-        table.table("lr", read_decay)
+    let decay = if table.has_table(key) {
+        table.table(key, read_decay)
     } else {
-        table.need("lr", Number::LEARNING_RATE).map(Decay::constant)
+        table.need(key, Number::LEARNING_RATE).map(Decay::constant)
     };
     decay.map(Schedule::Decay)
 }

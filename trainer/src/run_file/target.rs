@@ -182,7 +182,7 @@ fn read_train(table: &mut Table<'_>, reads: Reads) -> Option<TargetTrain> {
     let seed = table.or("seed", Whole::ANY, 0);
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
-    let lr = schedule::read_rate(table);
+    let lr = schedule::read_rate(table, "lr");
     let beta2 = table.or("beta2", Number::DECAY, beta2);
     let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, weight_decay);
     let decay_vectors = table.or("decay_vectors", Flag, decay_vectors);

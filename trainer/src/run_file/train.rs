@@ -4,6 +4,8 @@
 //!
 //! - `steps`, `batch_size`, `lr` | | `steps`, `batch_size`, `lr_schedule`: `start_val`, `fn_type`,
 //!   `warmup_pct`, `final_val_frac` | `lr` is a learning rate
+//! - `lr_importance` | `lr` | | the learning rate of importance functions, where it is another one
+//!   than that of components
 //! - `shards` | the ranks at the first start | | equal blocks of samples that each batch is cut
 //!   into. Sums over samples are sums within blocks, then along one tree over the blocks: any
 //!   number of ranks that divides a power of two gives the same bits
@@ -63,8 +65,11 @@ pub struct Train {
     pub mask_samples: usize,
     /// Distance between outputs.
     pub output_loss: OutputLoss,
-    /// Learning rate of components and importance functions.
+    /// Learning rate of the components, and of the importance functions unless they have their own.
     pub lr: Schedule,
+    /// Learning rate of the importance functions alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr_importance: Option<Schedule>,
     /// Largest gradient norm of the components; `None` does not clip.
     #[serde(serialize_with = "crate::run_file::resolved::clip")]
     pub clip_components: Option<f64>,
@@ -169,7 +174,15 @@ pub(crate) fn read(
         None => OutputLoss::Mse,
     };
     let output_loss = table.or("output_loss", OutputLoss::WORDS, natural_loss);
-    let lr = schedule::read_rate(table);
+    let lr = schedule::read_rate(table, "lr");
+    let lr_importance = match table.has("lr_importance") {
+        true => schedule::read_rate(table, "lr_importance").map(Some),
+        false => {
+            // It is one of the known keys, given or not.
+            table.raw("lr_importance");
+            Some(None)
+        }
+    };
     let clip_components = table.or("clip_components", Clip, None);
     let clip_importance = table.or("clip_importance", Clip, None);
     let muon = table.maybe_table("muon", muon::read);
@@ -223,6 +236,7 @@ pub(crate) fn read(
         mask_samples: mask_samples?,
         output_loss: output_loss?,
         lr: lr?,
+        lr_importance: lr_importance?,
         clip_components: clip_components?,
         clip_importance: clip_importance?,
         muon: muon?,

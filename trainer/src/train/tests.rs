@@ -299,6 +299,7 @@ fn targeted_run(dir: &Path) -> Run {
     run.decomposition.sites = patterns.to_vec();
     (run.train.batch_size, run.train.shards) = (8, Some(4));
     run.train.lr = estimating.train.lr;
+    run.train.lr_importance = Some(Schedule::Constant(2e-3));
     (run.eval.components, run.eval.batches) = (0, 1);
     // At both ends alone: a question of a stop is asked at each.
     (run.eval.every, run.eval.slow_every) = (0, 0);
@@ -321,6 +322,8 @@ fn targeted_run(dir: &Path) -> Run {
     run.nontarget = Some(Nontarget {
         data: dataset("other.bin", 11),
         batch_size: 4,
+        // Half of the positions of the target stream.
+        seq_len: Some(8),
         minimality_coeff: Some(Schedule::Constant(1e-3)),
         weight_decay: 5.0,
         decays: Decays::Factors,
@@ -380,6 +383,32 @@ fn a_refused_step_names_losses_of_both_streams() {
 fn any_number_of_ranks_goes_on_with_two_streams_of_any_other() {
     let dir = tempfile::tempdir().unwrap();
     goes_on_by_any_number_of_ranks(&targeted_run(dir.path()));
+}
+
+#[test]
+fn importance_functions_move_at_a_rate_of_their_own() {
+    let mut run = small_run();
+    run.train.lr_importance = Some(Schedule::Constant(0.0));
+    let dir = tempfile::tempdir().unwrap();
+    let lock = Lock::take(dir.path()).unwrap();
+    let (_, outcome) = trained(&run, (dir.path(), &lock), u64::MAX);
+    assert_eq!(outcome, Outcome::Done);
+    let [before, after] = [3, 5].map(|step| {
+        let state = load(&step_path(&dir.path().join("checkpoints"), step)).unwrap();
+        state.tensors
+    });
+    let (mut still, mut moved) = (0, 0);
+    for (before, after) in before.iter().zip(&after) {
+        let stays = before.bytes == after.bytes;
+        if before.name.starts_with("_ci_fns.") {
+            assert!(stays, "{}", before.name);
+            still += 1;
+        } else if before.name.ends_with(".V") && !before.name.starts_with("adamw.") {
+            assert!(!stays, "{}", before.name);
+            moved += 1;
+        }
+    }
+    assert!(still > 0 && moved > 0, "{still} {moved}");
 }
 
 /// A run with a state that is sharded with the batch in four blocks.

@@ -23,8 +23,8 @@
 //! # Keys of `[[loss]]`
 //!
 //! - persistent_pgd_recon..., merged_recon: `scope` | | `scope`: `type` | rows that share a source:
-//!   `"single_source"` is one for all, `"broadcast_across_batch"` one for each position,
-//!   `"repeat_across_batch"` so many of those, in turn for elements of the batch,
+//!   `"single_source"` (or `"c"`) is one for all, `"broadcast_across_batch"` (or `"sc"`) one for
+//!   each position, `"repeat_across_batch"` so many of those, in turn for elements of the batch,
 //!   `"per_batch_element"` (or `"bc"`) one for each element and `"per_batch_per_position"` (or
 //!   `"bsc"`) one for each position of each element
 //! - persistent_pgd_recon..., merged_recon: `n_sources` | | `scope`: `n_sources` | sources of
@@ -106,7 +106,7 @@ impl Adversary {
     pub(super) fn read(table: &mut Table<'_>) -> Option<Self> {
         let scope = Scope::read(table);
         let optimizer = Optimizer::read(table);
-        let lr = schedule::read_rate(table);
+        let lr = schedule::read_rate(table, "lr");
         let n_warmup_steps = table.or("n_warmup_steps", WARMUP_STEPS, 0);
         let start_frac = table.or("start_frac", Number::DECAY, 0.0);
         let sigmoid = table.or("sigmoid", Flag, false);

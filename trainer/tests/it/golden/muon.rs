@@ -63,7 +63,7 @@ fn compare(comparison: &mut Comparison, case: &Numbers, config: &str, bound: f64
             gradient,
         };
         let clip = said["grad_clip_norm"].as_f64();
-        muon.update(&mut b, &on, (clip, norms), &[norms])
+        muon.update(&mut b, &on, "lr", (clip, norms), &[norms])
             .expect("types fit");
     }
     let mut executor = Alone::new(&b, &processor(1)).expect("room");

@@ -132,6 +132,9 @@ impl Run {
         if matches!(train.lr, Schedule::Knots(_)) {
             left_out.push("train.lr".into());
         }
+        if train.lr_importance.is_some() {
+            left_out.push("train.lr_importance".into());
+        }
         let warmup = &train.faithfulness_warmup;
         put(
             config,

@@ -22,7 +22,7 @@ fn a_wrong_key_is_named_with_the_key_it_was_meant_to_be() {
         toy(
             &[("[train]", "[train]\nmomentum = 0.9")],
             &[
-                "run.toml:19:1: unknown key `momentum` in [train]; known keys: `steps`, `batch_size`, `shards`, `reduction`, `mask_samples`, `output_loss`, `lr`, `clip_components`, `clip_importance`, `muon`, `recompute`, `streamed_kl`, `faithfulness_warmup`",
+                "run.toml:19:1: unknown key `momentum` in [train]; known keys: `steps`, `batch_size`, `shards`, `reduction`, `mask_samples`, `output_loss`, `lr`, `lr_importance`, `clip_components`, `clip_importance`, `muon`, `recompute`, `streamed_kl`, `faithfulness_warmup`",
             ],
         ),
         toy(

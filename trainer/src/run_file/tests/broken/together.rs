@@ -37,6 +37,14 @@ fn a_second_stream_that_does_not_fit_is_refused() {
         ),
         tiny_with(
             &[
+                "nontarget={ data = 'x', batch_size = 8, seq_len = 129, minimality_coeff = 1, loss = [{ kind = 'unmasked_recon', coeff = 1 }] }",
+            ],
+            &[
+                "--set nontarget: [nontarget] seq_len: expected at most the target's 128 positions (n_ctx), found 129",
+            ],
+        ),
+        tiny_with(
+            &[
                 "train.shards=2",
                 "nontarget={ data = 'x', batch_size = 3, minimality_coeff = 1, loss = [{ kind = 'unmasked_recon', coeff = 1 }] }",
             ],
