@@ -32,7 +32,9 @@ pub enum Scope {
 /// Their words, and those of the reference's successor.
 const WORDS: OneOf<'_, Scope> = OneOf(&[
     ("single_source", Scope::SingleSource),
+    ("c", Scope::SingleSource),
     ("broadcast_across_batch", Scope::BroadcastAcrossBatch),
+    ("sc", Scope::BroadcastAcrossBatch),
     (
         "repeat_across_batch",
         Scope::RepeatAcrossBatch { n_sources: 1 },

@@ -24,6 +24,12 @@ impl Made {
         self.0.append(&mut other.0);
     }
 
+    /// One key of it.
+    pub(super) fn only(mut self, key: &str) -> Self {
+        self.0.retain(|entry| entry.key == key);
+        self
+    }
+
     pub(crate) fn put(&mut self, key: &str, offset: usize, value: Value) {
         let node = Node { offset, value };
         let key = key.to_owned();

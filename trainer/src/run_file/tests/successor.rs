@@ -149,6 +149,7 @@ target:
     kind: pretrained
     model_class: param_decomp.experiments.lm.pretrain.models.llama_simple_mlp.LlamaSimpleMLP
     run_path: someone/models/runs/t-1234abcd
+  output_edge: {kind: streamed, n_vocab_chunks: 5}
 data:
   train: {kind: name, name: stories}
   eval: {kind: name, name: held_out}
@@ -169,6 +170,8 @@ decomposition:
 eval:
   {batch_size: 4, n_steps: 1, every: 10, slow_every: 20, metrics: [
     {type: CIMaskedAttnPatternsReconLoss}, {type: StochasticAttnPatternsReconLoss},
+    {type: CIActiveCountsPerPosition},
+    {type: SlowPGDReconLoss, init: random, source_shape: c, read_out_steps: [20, 40], step_size: 0.125},
     {type: WellTemperedness, groups: null, n_locations: 9, n_components_per_region: 5, ablations_per_forward: 3}]}
 pd:
   steps: 800
@@ -193,10 +196,21 @@ pd:
     adversary_objective: e2e
     auxiliaries: []
     optimizer: {type: adam, beta1: 0.01, beta2: 0.99, lr_schedule: 0.01}
-  - {type: StochasticReconSubsetLoss, coeff: 0.5, routing: {type: all}}
+  - type: StochasticReconSubsetLoss
+    coeff: 0.5
+    routing: {type: all}
+    auxiliaries:
+    - name: within
+      coeff: 0.25
+      comparisons:
+      - {capture: resid.0, distance: relative_squared_error}
+      - {capture: resid.2, distance: relative_squared_error}
+      - {capture: h.1.mlp.down_proj.out, distance: categorical_kl_from_logits}
   - type: PersistentPGDReconLoss
     coeff: 0.5
     source_shape: bsc
+    adversary_objective: term
+    hidden_acts_reconstruction: {coeff: 0.5, points: [resid.1]}
     optimizer: {type: sgd, lr_schedule: {max_val: 0.5, points: [{at: 0.0, frac: 1.0}, {at: 1.0, frac: 1.0}]}}
   - {type: FaithfulnessLoss, coeff: 1000.0}
 ";
@@ -264,9 +278,24 @@ lr = 0.01
 kind = "stochastic_recon"
 coeff = 0.5
 
+[[loss.auxiliaries]]
+name = "within"
+coeff = 0.25
+comparisons = [
+  { capture = "resid_pre.0", distance = "relative_squared_error" },
+  { capture = "resid_post.1", distance = "relative_squared_error" },
+  { capture = "out.h.1.mlp.down_proj", distance = "categorical_kl_from_logits" },
+]
+
 [[loss]]
 kind = "persistent_pgd_recon"
 coeff = 0.5
+adversary_objective = "term"
+auxiliaries = [
+  { name = "hidden_acts_reconstruction", coeff = 0.5, comparisons = [
+    { capture = "resid_post.0", distance = "relative_squared_error" },
+  ] },
+]
 scope = "bsc"
 optimizer = "sgd"
 lr = [{ at = 0, value = 0.5 }, { at = 1, value = 0.5 }]
@@ -280,6 +309,7 @@ coeff = 1e3
 steps = 800
 batch_size = 8
 lr = [{ at = 0, value = 1e-3 }, { at = 1, value = 5e-4 }]
+streamed_kl = true
 muon = { beta = 0.875, iterations = 4 }
 clip_components = 1.0
 clip_importance = 1.0
@@ -291,6 +321,7 @@ every = 10
 slow_every = 20
 attention_patterns = "target"
 well_tempered = { positions = 9, components = 5 }
+ladder = { steps = [20, 40], step_size = 0.125 }
 "#;
 
 #[test]
@@ -300,6 +331,76 @@ fn a_toy_and_a_language_model_become_run_files_of_ours() {
         let expected = load("a.toml", ours, set).unwrap_or_else(|faults| panic!("{faults}"));
         assert_eq!(run.differences(&expected), Vec::<String>::new());
         assert_eq!(run.to_toml(), expected.to_toml());
+    }
+}
+
+/// Keys that target a decomposition at prompts.
+const PROMPTS: &str = "
+prompts: {kind: arithmetic_grid, operation: add, a_range: [1, 9], b_range: [1, 20]}
+nontarget:
+  batch_size: 4
+  impmin_coeff: {max_val: 2e-4, points: [{at: 0.0, frac: 0.0}, {at: 1.0, frac: 1.0}]}
+  recon:
+  - {type: StochasticReconSubsetLoss, coeff: 1.0, routing: {type: uniform_k_subset}}
+  - {type: UnmaskedNoDeltaReconLoss, coeff: 0.5}
+";
+
+const OUR_NONTARGET: &str = r#"
+[nontarget]
+data = "c"
+batch_size = 4
+seq_len = 16
+minimality_coeff = [{ at = 0, value = 0 }, { at = 1, value = 2e-4 }]
+weight_decay = 0.125
+loss = [
+  { kind = "stochastic_recon_subset", coeff = 1 },
+  { kind = "unmasked_recon", coeff = 0.5 },
+]
+"#;
+
+/// A decomposition that is targeted at prompts, with a learning rate of importance functions.
+fn targeted() -> String {
+    let changes = [
+        (
+            "  batch_size: 8\n",
+            "  batch_size: 8\n  ci_scaled_weight_decay: 0.125\n",
+        ),
+        (
+            "  ci_fn_optimizer: *moved\n",
+            "  ci_fn_optimizer: {type: muon, beta: 0.875, ns_steps: 4, grad_clip_norm: 1.0, lr_schedule: 5e-4}\n",
+        ),
+        ("  - {type: FaithfulnessLoss, coeff: 1000.0}\n", ""),
+        ("source_shape: bsc", "source_shape: sc"),
+    ];
+    let change = |file: String, (old, new): (&str, &str)| {
+        assert!(file.contains(old), "{old}");
+        file.replacen(old, new, 1)
+    };
+    changes.into_iter().fold(LANGUAGE.to_owned(), change) + PROMPTS
+}
+
+#[test]
+fn a_decomposition_targeted_at_prompts_is_read() {
+    let (before, rest) = OUR_LANGUAGE
+        .split_once("[[loss]]\nkind = \"faithfulness\"")
+        .expect("it is there");
+    let (_, train) = rest.split_once("[train]\n").expect("it is there");
+    let before = before.replace("scope = \"bsc\"", "scope = \"broadcast_across_batch\"");
+    let ours = format!("{before}[train]\nlr_importance = 5e-4\n{train}{OUR_NONTARGET}");
+    // `--set` replaces a key that is there, and here it is the only one that says the data.
+    let set = [&SET[..], &["nontarget.data=c", "nontarget.seq_len=16"]].concat();
+    let run = load("a.yaml", &targeted(), &set).unwrap_or_else(|faults| panic!("{faults}"));
+    let expected = load("a.toml", &ours, &SET).unwrap_or_else(|faults| panic!("{faults}"));
+    assert_eq!(run.to_toml(), expected.to_toml());
+    let faults = load("a.yaml", &targeted(), &[]).unwrap_err();
+    for told in [
+        "[data] train: the prompts are A+B= with A of 1 to 9 and B of 1 to 20, to be written to a file, one a line; make",
+        "[data] seq_len: expected the tokens of a prompt; give them by --set data.seq_len=8",
+        "[nontarget] data: the datasets \"stories\" and \"held_out\" are in a store of the reference; make token datasets by \
+         `spd-launch tokenize`, and give them by --set nontarget.data=DIR",
+        "give it by --set nontarget.seq_len=512",
+    ] {
+        assert!(faults.contains(told), "{told}: {faults}");
     }
 }
 
@@ -333,12 +434,12 @@ fn what_is_not_here_is_refused_in_one_line() {
         (
             "seed: 5",
             "ci_scaled_weight_decay: 0.1",
-            "[pd] ci_scaled_weight_decay: a decay by importances",
+            "[pd] ci_scaled_weight_decay: expected `nontarget` with it, found none",
         ),
         (
-            "wandb:",
-            "nontarget:",
-            "nontarget: decompositions with a second stream",
+            "wandb: {project: somewhere}",
+            "nontarget: {batch_size: 4}",
+            "missing table [prompts]",
         ),
         (
             "kind: keep_last, n: 3",
@@ -382,13 +483,15 @@ fn what_is_not_here_is_refused_in_one_line() {
         let faults = load("a.yaml", &TOY.replacen(old, new, 1), &[]).unwrap_err();
         assert!(faults.contains(told), "{new}: {faults}");
     }
-    let other = TOY.replace(
+    let other = LANGUAGE.replace(
         "ci_fn_optimizer: *moved",
         "ci_fn_optimizer: {lr_schedule: 1e-3}",
     );
-    let faults = load("a.yaml", &other, &[]).unwrap_err();
+    let faults = load("a.yaml", &other, &SET).unwrap_err();
     assert!(
-        faults.contains("[pd] ci_fn_optimizer: components and importance functions move alike"),
+        faults.contains(
+            "[pd] ci_fn_optimizer: one optimizer moves components and importance functions here"
+        ),
         "{faults}"
     );
     let faults = load("a.yaml", LANGUAGE, &[]).unwrap_err();

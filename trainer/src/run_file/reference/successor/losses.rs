@@ -2,28 +2,21 @@
 
 use spd_configs::{
     reader::Table,
-    values::{OneOf, Text},
+    values::{OneOf, Text, Words},
     yaml::Value,
 };
 
 use super::super::made::Made;
 use super::{Of, schedule};
 
-/// Keys of a loss that are not here, and a remedy for each.
-const REFUSED: &[(&str, &str)] = &[
-    (
-        "auxiliaries",
-        "values inside of a network have other names here; leave them out, and give [[loss]] its `auxiliaries`",
-    ),
-    (
-        "adversary_objective",
-        "it differs from \"e2e\" with auxiliaries alone; expected \"e2e\"",
-    ),
-];
+/// The rows that share a source of an adversary that lives on, by the axes that it keeps.
+const SHAPE: (&str, &str) = ("source_shape", "\"c\", \"bc\", \"sc\" or \"bsc\"");
 
-/// Makes the rows of `[[loss]]`.
-pub(super) fn read(pd: &mut Table<'_>, of: Of) -> Vec<Made> {
-    let rows = pd.rows("loss_metrics", |row| Some(loss(row, of)));
+/// Makes the rows of `[[loss]]`, or those of another stream.
+///
+/// - `key`: the list of losses
+pub(super) fn read(table: &mut Table<'_>, key: &'static str, of: Of) -> Vec<Made> {
+    let rows = table.rows(key, |row| Some(loss(row, of)));
     rows.into_iter().flatten().flatten().collect()
 }
 
@@ -56,7 +49,8 @@ fn loss(row: &mut Table<'_>, of: Of) -> Vec<Made> {
             let kinds = ("unit_kind_coefficients", "a table of kinds of units");
             made.need(row, kinds, "unit_kind_coefficients");
         }
-        "UnmaskedReconLoss" => kind("unmasked_recon"),
+        // The second is that of the other stream, where this term alone is without the delta.
+        "UnmaskedReconLoss" | "UnmaskedNoDeltaReconLoss" => kind("unmasked_recon"),
         "CIMaskedReconLoss" => kind("ci_masked_recon"),
         "StochasticReconLoss" => kind("stochastic_recon"),
         "CIMaskedReconSubsetLoss" => subset(row, &mut made, "ci_masked_recon"),
@@ -71,12 +65,12 @@ fn loss(row: &mut Table<'_>, of: Of) -> Vec<Made> {
         }
         "PersistentPGDReconLoss" => {
             kind("persistent_pgd_recon");
-            made.need(row, ("source_shape", "\"bc\" or \"bsc\""), "scope");
+            made.need(row, SHAPE, "scope");
             living(row, &mut made);
         }
         "MergedStochasticSubsetPPGDReconLoss" => {
             kind("merged_recon");
-            made.need(row, ("source_shape", "\"bc\" or \"bsc\""), "scope");
+            made.need(row, SHAPE, "scope");
             merged(row, &mut made);
         }
         "MergedStochasticSubsetPooledPPGDReconLoss" => {
@@ -98,22 +92,80 @@ fn loss(row: &mut Table<'_>, of: Of) -> Vec<Made> {
         }
     }
     schedule::read(row, "coeff", (&mut made, "coeff"));
-    refuse(row);
+    auxiliaries(row, of, &mut made);
     [made].into_iter().chain(beside).collect()
 }
 
-fn refuse(row: &mut Table<'_>) {
-    for (key, why) in REFUSED {
-        let given = row.raw(key).map(|(_, value)| value);
-        let usual = match given {
-            None => true,
-            Some(value) => {
-                value.as_str() == Some("e2e") || value.as_array().is_some_and(|all| all.is_empty())
-            }
-        };
-        if !usual {
-            row.refuse::<()>(key, why);
+/// Values inside of the network that count beside the output: `auxiliaries`, or the one of older
+/// files.
+fn auxiliaries(row: &mut Table<'_>, of: Of, made: &mut Made) {
+    let place = row.place("auxiliaries");
+    let rows = row.rows_or_none("auxiliaries", |row| {
+        let mut own = Made::default();
+        own.need(row, ("name", "a name"), "name");
+        schedule::read(row, "coeff", (&mut own, "coeff"))?;
+        let place = row.place("comparisons");
+        let comparisons = row.rows("comparisons", |row| {
+            let mut compared = Made::default();
+            let place = row.place("capture");
+            compared.text(
+                "capture",
+                place,
+                &capture(&row.need("capture", Text::ANY)?, of),
+            );
+            compared.need(row, ("distance", "the word of a distance"), "distance");
+            Some(compared)
+        })?;
+        own.rows("comparisons", place, comparisons);
+        Some(own)
+    });
+    let mut rows = rows.unwrap_or_default();
+    rows.extend(
+        row.maybe_table("hidden_acts_reconstruction", |one| hidden(one, of))
+            .flatten(),
+    );
+    let objective = row.raw("adversary_objective");
+    if rows.is_empty() {
+        // Without them both objectives are one.
+        return;
+    }
+    made.rows("auxiliaries", place, rows);
+    if let Some((place, word)) = objective.and_then(|(place, word)| Some((place, word.as_str()?))) {
+        made.text("adversary_objective", place, word);
+    }
+}
+
+/// The auxiliary that older files give by its points.
+fn hidden(one: &mut Table<'_>, of: Of) -> Option<Made> {
+    let mut own = Made::default();
+    let place = one.place("points");
+    own.text("name", place, "hidden_acts_reconstruction");
+    schedule::read(one, "coeff", (&mut own, "coeff"))?;
+    let points = one.need("points", Words)?;
+    let comparisons = points.iter().map(|point| {
+        let mut compared = Made::default();
+        compared.text("capture", place, &capture(point, of));
+        compared.text("distance", place, "relative_squared_error");
+        compared
+    });
+    own.rows("comparisons", place, comparisons.collect());
+    Some(own)
+}
+
+/// The name here of a value inside of their networks: `resid.N` enters block N, and `NAME.out` is
+/// what a layer writes.
+fn capture(theirs: &str, of: Of) -> String {
+    let number = theirs
+        .strip_prefix("resid.")
+        .and_then(|number| number.parse::<usize>().ok());
+    match (number, theirs.strip_suffix(".out")) {
+        (Some(0), _) => "resid_pre.0".to_owned(),
+        (Some(number), _) => format!("resid_post.{}", number - 1),
+        (None, Some(layer)) if of == Of::Tokens && layer.starts_with("layers.") => {
+            format!("out.model.{layer}")
         }
+        (None, Some(layer)) => format!("out.{layer}"),
+        (None, None) => theirs.to_owned(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use spd_configs::{
     reader::Table,
-    values::{Flag, Number, OneOf, Size, Text},
+    values::{Flag, Number, OneOf, Size, Sizes, Text},
     yaml::{Node, Value},
 };
 
@@ -13,10 +13,6 @@ use super::schedule::number;
 
 /// Metrics that are not here, and what could be done.
 const ABSENT: &[(&str, &str)] = &[
-    (
-        "CIActiveCountsPerPosition",
-        "active components are not counted by position here; leave it out",
-    ),
     (
         "ArithmeticCIGrid",
         "importances are not shown over numbers in a text here; leave it out",
@@ -80,6 +76,8 @@ impl Rows {
             return row.pass_over();
         }
         match class.as_str() {
+            // Slow evaluations count what is active above 0.01 and 0.1 too.
+            "CIActiveCountsPerPosition" => {}
             "CEandKLLosses" => out.carry(row, "rounding_threshold", "rounding_threshold"),
             "CI_L0" => {
                 out.carry(row, "ci_alive_threshold", "alive_threshold");
@@ -141,10 +139,15 @@ impl Rows {
         self.losses.push(made);
     }
 
-    /// The same with many steps: a rung of the ladder.
+    /// The same with many steps: a rung of the ladder, or several.
     fn rung(&mut self, row: &mut Table<'_>) {
         row.raw("name");
-        let steps = row.need("n_steps", Size::at_least(1));
+        let steps = match row.has("read_out_steps") {
+            true => row.need("read_out_steps", Sizes),
+            false => row
+                .need("n_steps", Size::at_least(1))
+                .map(|steps| vec![steps]),
+        };
         let step_size = row.need("step_size", Number::PROBABILITY);
         shared(row);
         let (Some(steps), Some(step_size)) = (steps, step_size) else {
@@ -159,7 +162,9 @@ impl Rows {
                     ),
                 );
             }
-            _ => self.rungs.push((steps, step_size)),
+            _ => self
+                .rungs
+                .extend(steps.into_iter().map(|steps| (steps, step_size))),
         }
     }
 
@@ -186,6 +191,7 @@ fn shared(row: &mut Table<'_>) {
     row.or("init", OneOf(&[("random", ())]), ());
     row.or("source_shape", OneOf(&[("c", ())]), ());
     // Compared beside it and of no weight.
-    row.raw("auxiliaries");
-    row.raw("coeff");
+    for key in ["auxiliaries", "hidden_acts_reconstruction", "coeff"] {
+        row.raw(key);
+    }
 }

@@ -12,6 +12,7 @@ mod optimizer;
 mod schedule;
 mod sites;
 mod target;
+mod targeted;
 
 use std::path::Path;
 
@@ -30,25 +31,9 @@ pub(super) fn is_one(table: &Table<'_>) -> bool {
 }
 
 /// Keys of the file that are not here, and what could be done.
-const REFUSED: &[(&str, &str)] = &[
-    (
-        "prompts",
-        "decompositions that are targeted at prompts are not read here; leave it out with `nontarget`",
-    ),
-    (
-        "nontarget",
-        "decompositions with a second stream are not read here; leave it out with `prompts`",
-    ),
-    (
-        "resume_provenance",
-        "a run does not start from the components of another one here; leave it out",
-    ),
-];
-
-/// Keys of `pd` that are not here, and a remedy for each.
-const REFUSED_OF_TRAINING: &[(&str, &str)] = &[(
-    "ci_scaled_weight_decay",
-    "a decay by importances is of targeted decompositions, which are not read here; leave it out",
+const REFUSED: &[(&str, &str)] = &[(
+    "resume_provenance",
+    "a run does not start from the components of another one here; leave it out",
 )];
 
 /// Refuses the keys of a table that are not here, where they are given.
@@ -74,20 +59,34 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
     run.text("name", table.place("run_name"), &named_after(name, path));
     let mut of = Of::Tokens;
     let place = table.place("target");
+    let mut streamed = None;
     table.table("target", |target| {
         of = match target.has("spec") {
             true => Of::Tokens,
             false => Of::Features,
         };
+        let place_of_edge = target.place("output_edge");
+        let edge = target
+            .maybe_table("output_edge", target::is_streamed)
+            .flatten();
+        streamed = edge.filter(|&is| is).map(|_| place_of_edge);
         run.table("target", place, target::read(target, of, found));
         Some(())
     });
     if of == Of::Tokens {
         run.text("precision", place, "bf16");
     }
+    let is_targeted = table.has("prompts") || table.has("nontarget");
+    let prompts = is_targeted
+        .then(|| table.table("prompts", targeted::prompts))
+        .flatten();
     let place = table.place("data");
     table.table("data", |data| {
-        run.table("data", place, target::data(data, of, found));
+        run.table(
+            "data",
+            place,
+            target::data(data, of, found, prompts.as_deref()),
+        );
         Some(())
     });
     let place = table.place("decomposition");
@@ -99,13 +98,32 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
         Some(())
     });
     let place = table.place("pd");
+    let mut nontarget = Made::default();
     table.table("pd", |pd| {
         run.carry(pd, "seed", "seed");
-        let losses = losses::read(pd, of);
+        if !is_targeted && pd.has("ci_scaled_weight_decay") {
+            pd.refuse::<()>(
+                "ci_scaled_weight_decay",
+                "expected `nontarget` with it, found none",
+            );
+        }
+        let losses = losses::read(pd, "loss_metrics", of);
         run.rows("loss", pd.place("loss_metrics"), losses);
-        run.table("train", place, train(pd, found));
+        let mut train = train(pd, found);
+        if let Some(place) = streamed {
+            train.put("streamed_kl", place, Value::Flag(true));
+        }
+        run.table("train", place, train);
+        nontarget.carry(pd, "ci_scaled_weight_decay", "weight_decay");
         Some(())
     });
+    if is_targeted {
+        let place = table.place("nontarget");
+        table.table("nontarget", |other| {
+            run.table("nontarget", place, targeted::nontarget(other, nontarget));
+            Some(())
+        });
+    }
     if table.has("eval") {
         let place = table.place("eval");
         table.table("eval", |eval| {
@@ -159,7 +177,7 @@ fn checkpoint(cadence: &mut Table<'_>) -> Option<Made> {
 
 fn train(pd: &mut Table<'_>, found: &mut Found) -> Made {
     let mut made = Made::default();
-    pd.or("type", OneOf(&[("faithful", ())]), ());
+    pd.or("type", OneOf(&[("faithful", ()), ("targeted", ())]), ());
     made.need(pd, ("steps", "a whole number"), "steps");
     made.need(pd, ("batch_size", "a whole number"), "batch_size");
     optimizer::read(pd, found, &mut made);
@@ -169,6 +187,5 @@ fn train(pd: &mut Table<'_>, found: &mut Found) -> Made {
     warmup.carry(pd, "faithfulness_warmup_weight_decay", "weight_decay");
     let place = pd.place("faithfulness_warmup_steps");
     made.table("faithfulness_warmup", place, warmup);
-    refuse(pd, REFUSED_OF_TRAINING);
     made
 }

@@ -1,4 +1,4 @@
-//! `components_optimizer` and `ci_fn_optimizer`: one of ours moves both.
+//! `components_optimizer` and `ci_fn_optimizer`: one of ours moves both, each at its own rate.
 
 use spd_configs::{
     reader::Table,
@@ -9,45 +9,48 @@ use super::super::found::Found;
 use super::super::made::Made;
 use super::schedule::{self, Knots};
 
-/// Settings that have to be the same for components and importance functions.
-#[derive(PartialEq)]
+/// The settings of one.
 struct Moved {
     lr: Knots,
-    /// The numbers of Muon, if it is that.
+    /// The numbers of Muon, if it is that, which have to be the same for both.
     muon: Option<[f64; 4]>,
 }
 
 /// Makes the keys of `[train]` of both.
 pub(super) fn read(pd: &mut Table<'_>, found: &mut Found, made: &mut Made) {
-    let mut both: Vec<Moved> = Vec::new();
-    for (key, clip) in [
-        ("components_optimizer", "clip_components"),
-        ("ci_fn_optimizer", "clip_importance"),
-    ] {
-        let moved = pd.table(key, |of| {
-            let mut own = Made::default();
-            let moved = optimizer(of, found, &mut own);
-            made.carry(of, "grad_clip_norm", clip);
-            if both.is_empty() {
-                made.append(own);
-            }
-            moved
-        });
-        both.extend(moved);
-    }
-    if let [one, other] = &both[..]
-        && one != other
-    {
+    let components = pd.table("components_optimizer", |of| {
+        let moved = optimizer(of, found, (made, "lr"));
+        made.carry(of, "grad_clip_norm", "clip_components");
+        moved
+    });
+    let mut own = Made::default();
+    let importance = pd.table("ci_fn_optimizer", |of| {
+        let moved = optimizer(of, found, (&mut own, "lr_importance"));
+        made.carry(of, "grad_clip_norm", "clip_importance");
+        moved
+    });
+    let (Some(components), Some(importance)) = (components, importance) else {
+        return;
+    };
+    if components.muon != importance.muon {
         pd.refuse::<()>(
             "ci_fn_optimizer",
-            "components and importance functions move alike here; expected what components_optimizer says, but for grad_clip_norm",
+            "one optimizer moves components and importance functions here; expected that of components_optimizer, but for \
+             lr_schedule and grad_clip_norm",
         );
+    }
+    if components.lr != importance.lr {
+        made.append(own.only("lr_importance"));
     }
 }
 
-fn optimizer(of: &mut Table<'_>, found: &mut Found, made: &mut Made) -> Option<Moved> {
+fn optimizer(
+    of: &mut Table<'_>,
+    found: &mut Found,
+    (made, lr): (&mut Made, &str),
+) -> Option<Moved> {
     let is_muon = of.or("type", OneOf(&[("adamw", false), ("muon", true)]), false);
-    let lr = schedule::read(of, "lr_schedule", (made, "lr"));
+    let lr = schedule::read(of, "lr_schedule", (made, lr));
     let decay = of.or("weight_decay", Number::NOT_NEGATIVE, 0.0);
     let muon = match is_muon? {
         true => {

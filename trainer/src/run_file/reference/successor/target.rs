@@ -131,19 +131,27 @@ fn language_model(target: &mut Table<'_>, made: &mut Made, found: &mut Found) {
     if let Some(dtype) = target.or("weights_dtype", dtypes, "f32") {
         made.text("dtype", place, dtype);
     }
-    // How logits and attentions are computed there.
+    // How attentions are computed there.
     found.unused(
         target,
-        &[
-            "attention_implementation",
-            "output_edge",
-            "expert_implementation",
-        ],
+        &["attention_implementation", "expert_implementation"],
     );
 }
 
+/// Whether `output_edge` never makes the logits of a batch whole.
+pub(super) fn is_streamed(edge: &mut Table<'_>) -> Option<bool> {
+    let kinds = OneOf(&[("materialized", false), ("streamed", true)]);
+    let is_streamed = edge.need_kind("kind", kinds)?;
+    // Of the vocabulary; here they are made a few rows at a time.
+    edge.raw("n_vocab_chunks");
+    Some(is_streamed)
+}
+
 /// Makes `[data]`.
-pub(super) fn data(data: &mut Table<'_>, of: Of, found: &mut Found) -> Made {
+///
+/// - `prompts`: what `data` of a targeted decomposition is beside, whose datasets are those of the
+///   other stream
+pub(super) fn data(data: &mut Table<'_>, of: Of, found: &mut Found, prompts: Option<&str>) -> Made {
     let mut made = Made::default();
     if of == Of::Features {
         made.text("kind", data.place("feature_probability"), "sparse_features");
@@ -161,28 +169,54 @@ pub(super) fn data(data: &mut Table<'_>, of: Of, found: &mut Found) -> Made {
         });
     }
     let offset = data.place("train");
-    let mut want = |keys: &'static [&'static str], message: String| {
+    let mut want = |table: &'static str, keys: &'static [&'static str], message: String| {
         found.wanted.push(Wanted {
-            table: "data",
+            table,
             keys,
             note: Note {
                 offset,
-                message: about("data", keys[0]) + &message,
+                message: about(table, keys[0]) + &message,
             },
         });
     };
     let named: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
+    let named = format!(
+        "the datasets {} are in a store of the reference",
+        named.join(" and ")
+    );
+    let length = "the datasets of the reference say the length of their rows; give it by --set";
+    let (stream, given) = match prompts {
+        None => ("data", "train=DIR --set data.eval=DIR"),
+        Some(prompts) => {
+            want(
+                "data",
+                &["train"],
+                format!(
+                    "{prompts}; make a token dataset of them by `spd-launch tokenize`, and give it by --set data.train=DIR \
+                     --set data.eval=DIR"
+                ),
+            );
+            let message = "expected the tokens of a prompt; give them by --set data.seq_len=8";
+            want("data", &["seq_len"], message.to_owned());
+            ("nontarget", "data=DIR")
+        }
+    };
+    let keys: &[&str] = if prompts.is_some() {
+        &["data"]
+    } else {
+        &["train"]
+    };
     want(
-        &["train"],
+        stream,
+        keys,
         format!(
-            "the datasets {} are in a store of the reference; make token datasets by `spd-launch tokenize`, and give them by --set \
-             data.train=DIR --set data.eval=DIR",
-            named.join(" and ")
+            "{named}; make token datasets by `spd-launch tokenize`, and give them by --set {stream}.{given}"
         ),
     );
     want(
+        stream,
         &["seq_len"],
-        "the datasets of the reference say the length of their rows; give it by --set data.seq_len=512".to_owned(),
+        format!("{length} {stream}.seq_len=512"),
     );
     made
 }
