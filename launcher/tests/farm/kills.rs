@@ -9,7 +9,9 @@ use rustix::process::Signal;
 
 use crate::both::children;
 use crate::launch::{LIMIT, wait_until_gone};
-use crate::runs::{SHARED_TEXT, SHARED_TMS, SHARED_TOY, TEXT, TOY, Uninterrupted, send};
+use crate::runs::{
+    SHARED_MODERN, SHARED_TEXT, SHARED_TMS, SHARED_TOY, TEXT, TOY, Uninterrupted, send,
+};
 use crate::suite::{Case, Suite};
 
 const FIELD: Suite = Suite {
@@ -30,7 +32,14 @@ const KILLS: u32 = 8;
 #[test]
 #[ignore = "minutes; run with --ignored"]
 fn killed_runs_give_the_same_bits() {
-    let runs = [TOY, TEXT, SHARED_TMS, SHARED_TOY, SHARED_TEXT];
+    let runs = [
+        TOY,
+        TEXT,
+        SHARED_TMS,
+        SHARED_TOY,
+        SHARED_TEXT,
+        SHARED_MODERN,
+    ];
     let straight = Uninterrupted::of_each(&runs);
     FIELD.run(|case| {
         let straight = &straight[case.number as usize % straight.len()];

@@ -68,7 +68,7 @@ pub(crate) const TEXT: Small = Small {
 };
 
 /// Runs with batches in four shards, which up to four ranks may share: one with adversaries that
-/// all ranks share, and one of a language model.
+/// all ranks share, and language models.
 pub(crate) const SHARED_TOY: Small = Small {
     config: "resid_mlp2.toml",
     set: SHARED_ADVERSARY,
@@ -77,6 +77,23 @@ pub(crate) const SHARED_TOY: Small = Small {
 
 pub(crate) const SHARED_TEXT: Small =
     TEXT.with(&["train.batch_size=4", "train.shards=4", "eval.batch_size=4"]);
+
+/// The recipe of 2026 on the same text: adversaries that live on, a transformer that rates all
+/// sites.
+pub(crate) const SHARED_MODERN: Small = Small {
+    config: "shakespeare-modern.toml",
+    more: &[
+        "train.batch_size=4",
+        "train.shards=4",
+        "eval.batch_size=4",
+        "importance.blocks_per_chunk=1",
+        "importance.d_model=16",
+        "importance.n_layer=1",
+        "importance.n_head=2",
+        "importance.hidden=16",
+    ],
+    ..TEXT
+};
 
 pub(crate) const SHARED_TMS: Small = TOY.with(&["train.shards=4"]);
 
