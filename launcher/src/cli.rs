@@ -83,11 +83,14 @@ Exit codes:
   3  stopped on request; the same command continues
   130, 143  killed by a second Ctrl-C or SIGTERM";
 
+/// The version of this program, with its commit if it was built in a clone: see `build.rs`.
+pub(crate) const VERSION: &str = env!("SPD_VERSION");
+
 /// Trains Stochastic Parameter Decompositions: runs the file CONFIG to its end, and resumes it
 #[derive(Debug, Parser)]
 #[command(
     name = "spd-launch",
-    version,
+    version = VERSION,
     after_help = EXAMPLES_AND_CODES,
     arg_required_else_help = true,
     subcommand_negates_reqs = true

@@ -93,7 +93,7 @@ use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spd_trainer::Fault;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, VERSION};
 use crate::exit::Exit;
 use crate::screen::Style;
 
@@ -102,6 +102,7 @@ pub fn main() -> ExitCode {
     let is_rank = std::env::args_os()
         .nth(1)
         .is_some_and(|word| word == "rank");
+    spd_tracker::set_version(VERSION);
     open_many_files();
     let handled = stop::handle_signals(is_rank);
     ranks::name_process();

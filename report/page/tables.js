@@ -61,7 +61,8 @@ function overviewOfOne(run) {
     fact("step", `${stepOf(run).toLocaleString("en")}${planned ? ` of ${planned.toLocaleString("en")}` : ""}`),
     fact("time", lasting(timeOf(run))),
     telling.map(([name, key]) => fact(name, short(lastOf(run, key) ?? null))),
-    l0 === null ? null : fact("L0", short(l0)));
+    l0 === null ? null : fact("L0", short(l0)),
+    run.head?.versions.length ? fact("spd-launch", run.head.versions.join(", then ")) : null);
   // The note of a run that is over is in its banner.
   const note = run.head?.note && run.head.state === "running" && isLive ? el("p", { class: "hint" }, run.head.note) : null;
   return [verdictOf(run), facts, note];

@@ -22,7 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use spd_tracker::now;
+use spd_tracker::{Start, now};
 
 use crate::components::{self, Components, Kept};
 use crate::curve::{Curve, clock};
@@ -344,6 +344,14 @@ impl Run {
         self.head["leaky"] == true
     }
 
+    /// The versions of the programs that it was started by, each once in a row.
+    fn versions(&self) -> Vec<String> {
+        let starts = Start::all(&self.dir).unwrap_or_default().into_iter();
+        let mut versions: Vec<String> = starts.filter_map(|start| start.version).collect();
+        versions.dedup();
+        versions
+    }
+
     fn describe(&self) -> Value {
         let config = text(&self.dir.join("config.toml"), LARGEST).unwrap_or_default();
         let summary = text(&self.dir.join("summary.json"), LARGEST);
@@ -373,6 +381,7 @@ impl Run {
             "settings": settings,
             "config": config,
             "summary": summary,
+            "versions": self.versions(),
             "planned": rows.planned,
             "events": rows.events,
             "problems": rows.problems,

@@ -32,8 +32,8 @@
 //! # }
 //! ```
 //!
-//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `mend`, `files`, `queue`,
-//! `spool`, `reader`, `tail`.
+//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `version`, `starts`, `mend`, `files`,
+//! `queue`, `spool`, `reader`, `tail`.
 
 mod error;
 mod files;
@@ -48,6 +48,7 @@ mod starts;
 mod tail;
 mod times;
 mod value;
+mod version;
 
 pub use error::{ReadError, SpoolError};
 pub use files::{METRICS, SYSTEM, machine_file, system_files};
@@ -59,3 +60,4 @@ pub use starts::{Mended, STARTS, Start, now};
 pub use tail::LastRows;
 pub use times::TIMES;
 pub use value::{Histogram, Value};
+pub use version::{set_version, version};

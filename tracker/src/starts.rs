@@ -13,6 +13,7 @@ use spd_files::atomic;
 use crate::error::SpoolError;
 use crate::lines::{Lines, keep_aside};
 use crate::mark::Mark;
+use crate::version::version;
 
 /// Name of the file with a line for each start of a run.
 pub const STARTS: &str = "starts.jsonl";
@@ -32,6 +33,9 @@ pub struct Start {
     pub lines: u64,
     /// Its time, in seconds since 1970.
     pub time: f64,
+    /// The version of the program that started it; early programs recorded none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// Set if the rows that were kept are from a damaged file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mended: Option<Mended>,
@@ -133,6 +137,7 @@ impl Start {
             offset: mark.offset,
             lines: mark.lines,
             time: now(),
+            version: Some(version().to_owned()),
             mended,
         };
         let mut line = serde_json::to_vec(&start).expect("names and numbers are JSON");
@@ -211,6 +216,7 @@ mod tests {
         assert_eq!(places.collect::<Vec<_>>(), [(0, 0, 0, 0), (1, 12, 70, 2)]);
         assert!(starts[0].run == starts[1].run && starts[0].run.len() == 12);
         assert!(starts[0].time > 1.7e9 && starts[1].time >= starts[0].time);
+        assert_eq!(starts[1].version.as_deref(), Some(version()));
         let other = tempfile::tempdir().unwrap();
         Start::append(other.path(), &Mark::default(), 0, None).unwrap();
         assert_ne!(Start::all(other.path()).unwrap()[0].run, starts[0].run);
@@ -243,6 +249,14 @@ mod tests {
         // A reader knows the lost line, and must not take the new one for it.
         assert_eq!((starts[2].generation, starts.len()), (3, 3));
         assert_eq!(starts[2].run, whole[0].run);
+        // A start of an earlier program.
+        let old = "{\"run\":\"k3j2m9x0q41z\",\"generation\":0,\"step\":3,\"offset\":70,\"lines\":2,\"time\":1.5}\n";
+        put(old.as_bytes());
+        let starts = Start::all(run.path()).unwrap();
+        assert_eq!(
+            (starts.len(), starts[0].step, &starts[0].version),
+            (1, 3, &None)
+        );
         // The only line still holds the id.
         put(b"{\"run\":\"k3j2m9x0q41z\",\"gen\n");
         append(0);

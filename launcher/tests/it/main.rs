@@ -56,5 +56,6 @@ mod token_files;
 mod toy_models;
 mod trackers;
 mod wandb;
+mod version;
 mod watch;
 mod weights_directory;

@@ -53,6 +53,7 @@ fn page_has_everything_of_a_run() {
     assert_eq!(curve(part, "time_ms/backward")["y"][0], 3);
     let head = &part["head"];
     assert_eq!(head["events"][0]["note"], EVIL);
+    assert_eq!(head["versions"], json!([spd_tracker::version()]));
     assert_eq!(
         head["figures"],
         json!([

@@ -31,7 +31,7 @@ pub(super) fn tags(run: &RunInfo) -> Vec<Json> {
         tag("mlflow.source.type", "LOCAL"),
         tag("spd.host", &run.host),
         tag("spd.job", run.job),
-        tag("spd.version", env!("CARGO_PKG_VERSION")),
+        tag("spd.version", spd_tracker::version()),
     ];
     if let Some(notes) = &run.tracker.notes {
         tags.push(tag("mlflow.note.content", notes));

@@ -266,7 +266,7 @@ fn line(
             }),
         ),
         ("threads", json!(settings.threads)),
-        ("spd", json!(env!("CARGO_PKG_VERSION"))),
+        ("spd", json!(spd_tracker::version())),
         (
             "params_components",
             json!(workload.parameters(Group::Components)),
