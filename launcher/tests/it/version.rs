@@ -27,6 +27,14 @@ fn a_run_and_its_page_record_the_version_of_each_start() {
     assert!(page.contains(&format!("\"versions\":[\"{version}\"]")));
 }
 
+#[test]
+fn the_changelog_tells_of_this_version() {
+    let changes = concat!(env!("CARGO_MANIFEST_DIR"), "/../CHANGELOG.md");
+    let changes = fs::read_to_string(changes).unwrap();
+    assert!(changes.contains("\n## [Unreleased]\n"));
+    assert!(changes.contains(env!("CARGO_PKG_VERSION")), "{changes}");
+}
+
 /// The output of the build script in a directory: the version, and the files that Cargo watches.
 fn built(script: &Path, dir: &Path) -> (String, Vec<String>) {
     let output = Command::new(script).current_dir(dir).output().unwrap();
