@@ -27,5 +27,5 @@ pub use counts::{Counts, OfSite};
 pub use examples::{AROUND, Example};
 pub use part::{LIKELY, Part, Text};
 pub use setup::{Setup, Site};
-pub use state::{StateError, load, save};
+pub use state::{FORMAT, StateError, load, save};
 pub use tables::{Datasets, Removal, write_tables};

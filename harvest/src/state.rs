@@ -15,8 +15,8 @@ use crate::examples::{Example, Examples, WINDOW};
 use crate::setup::Setup;
 use crate::sparse::Row;
 
-/// The version of the format.
-const VERSION: u32 = 1;
+/// The version of the files of a harvest.
+pub const FORMAT: u32 = 1;
 
 /// The entry of the file's metadata.
 const KEY: &str = "harvest";
@@ -64,6 +64,12 @@ struct Meta {
     xxh3: String,
 }
 
+/// The part of the metadata that all formats have.
+#[derive(Deserialize)]
+struct Stated {
+    version: u32,
+}
+
 /// A tensor to be written.
 struct Tensor {
     dtype: Dtype,
@@ -87,7 +93,7 @@ pub fn save(path: &Path, counts: &mut Counts, about: &Value) -> Result<(), State
         hash.update(&tensor.bytes);
     }
     let meta = Meta {
-        version: VERSION,
+        version: FORMAT,
         setup: counts.setup.clone(),
         about: about.clone(),
         positions: counts.positions,
@@ -257,14 +263,15 @@ fn parsed(bytes: &[u8]) -> Result<(Counts, Value), String> {
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
     let meta = header.metadata().as_ref().and_then(|meta| meta.get(KEY));
     let meta = meta.ok_or("other tensors")?;
-    let meta: Meta =
-        serde_json::from_str(meta).map_err(|error| format!("its settings ({error})"))?;
-    if meta.version != VERSION {
+    let unknown = |error| format!("its settings ({error})");
+    // A later format may hold other settings.
+    let Stated { version } = serde_json::from_str(meta).map_err(unknown)?;
+    if version != FORMAT {
         return Err(format!(
-            "version {}, and this program reads {VERSION}",
-            meta.version
+            "version {version}, and this program reads {FORMAT}"
         ));
     }
+    let meta: Meta = serde_json::from_str(meta).map_err(unknown)?;
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
     let mut by_name: BTreeMap<String, TensorView<'_>> = tensors.tensors().into_iter().collect();
     let mut hash = Xxh3::new();

@@ -296,6 +296,13 @@ fn a_damaged_file_is_named_and_never_read() {
             path.display()
         )
     );
+    // A later format, with other settings.
+    let (old, new) = (br#"\"version\":1,\"setup\""#, br#"\"version\":2,\"other\""#);
+    let at = whole.windows(old.len()).position(|bytes| bytes == old);
+    let at = at.unwrap();
+    let mut bytes = whole;
+    bytes[at..at + old.len()].copy_from_slice(new);
+    assert!(refused(&bytes).contains("found version 2, and this program reads 1; "));
 }
 
 #[test]

@@ -27,6 +27,8 @@ class Harvest:
         try:
             self.info: dict[str, Any] = json.loads(file.read_bytes())
             self.counts = {str(site["name"]): int(site["components"]) for site in self.info["setup"]["sites"]}
+            if self.info.get("format", 1) != 1:
+                raise HarvestError(f"{file}: expected format 1, found {self.info['format']}; install a newer spd-launch")
             self._subject = str(self.info["name"]), int(self.info["step"]), str(self.info["checkpoint"])
             counted, all_parts = self.info["parts"]
             self._is_whole = bool(counted == all_parts)

@@ -156,3 +156,5 @@ def test_components_that_are_not_there_are_named_with_their_range(run: spd.Run) 
     with pytest.raises(spd.SiteError) as of_site:
         harvest.tokens("linear3", 0)
     assert str(of_site.value) == f"{harvest.path} has no site linear3; did you mean linear2?"
+    (other / "harvest.json").write_text('{"format": 2}')
+    assert line_of(run, other) == f"{other}/harvest.json: expected format 1, found 2; install a newer spd-launch"

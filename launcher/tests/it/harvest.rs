@@ -66,6 +66,7 @@ fn any_number_of_ranks_and_shards_and_kills_give_the_same_files() {
     let whole = files(&scratch, "one");
     let about: Value = serde_json::from_slice(&whole[2]).unwrap();
     assert_eq!(about["parts"], serde_json::json!([6, 6]), "{about}");
+    assert_eq!(about["format"], 1);
     for ranks in ["2", "4"] {
         let asked = ["--cpus", ranks, "--threads", "2", "--out", ranks];
         harvest(&scratch, &[&few[..], &asked].concat());

@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde_json::json;
 use spd_checkpoint::Lock;
 use spd_files::atomic::{make_dir, remove, unfinished, write_file};
-use spd_harvest::{Counts, Datasets, Setup, load, save, write_tables};
+use spd_harvest::{Counts, Datasets, FORMAT, Setup, load, save, write_tables};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::about::About;
@@ -171,6 +171,7 @@ impl Place {
         save(&self.dir.join(COUNTS), counts, &value(about)?)?;
         write_tables(&self.dir, counts, texts, removals)?;
         let mut done = value(about)?;
+        done["format"] = json!(FORMAT);
         done["positions"] = json!(counts.positions());
         done["parts"] = json!([counts.parts(), about.parts()]);
         done["setup"] = serde_json::to_value(&counts.setup).context("the settings")?;
