@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use spd_checkpoint::Lock;
+use spd_report::Book;
 use spd_trainer::run_file::Run;
 use spd_trainer::{Fault, RunPlan};
 
@@ -230,7 +231,10 @@ fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
 
 fn show_end(run_dir: &RunDir) -> anyhow::Result<()> {
     let (text, summary) = summary::read(&run_dir.summary())?;
+    let book = Book::open(&[run_dir.path().to_owned()]).ok();
+    let verdict = book.as_ref().and_then(Book::verdict);
+    let verdict = verdict.map_or(String::new(), |verdict| format!("{verdict}\n\n"));
     let place = format!("results are in {}\n", run_dir.path().display());
-    screen::result_of(&format!("{text}\n"), &place, summary);
+    screen::result_of(&format!("{verdict}{text}\n"), &place, summary);
     Ok(())
 }

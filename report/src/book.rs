@@ -179,6 +179,11 @@ impl Book {
         }
     }
 
+    /// The verdict on the first run, as a sentence; `None` before its first evaluation.
+    pub fn verdict(&self) -> Option<&str> {
+        self.runs.first()?.head["verdict"]["text"].as_str()
+    }
+
     /// The page as one self-contained file.
     pub fn page(&mut self) -> String {
         let share = self.runs.len().max(1);
@@ -339,17 +344,17 @@ impl Run {
         last.collect()
     }
 
-    /// Whether its target leaks.
-    fn leaks(&self) -> bool {
-        self.head["leaky"] == true
-    }
-
     /// The versions of the programs that it was started by, each once in a row.
     fn versions(&self) -> Vec<String> {
         let starts = Start::all(&self.dir).unwrap_or_default().into_iter();
         let mut versions: Vec<String> = starts.filter_map(|start| start.version).collect();
         versions.dedup();
         versions
+    }
+
+    /// Whether its target leaks.
+    fn leaks(&self) -> bool {
+        self.head["leaky"] == true
     }
 
     fn describe(&self) -> Value {
@@ -376,12 +381,12 @@ impl Run {
             "path": self.dir.display().to_string(),
             "state": status.state,
             "note": status.note,
+            "versions": self.versions(),
             "leaky": status.leaky,
             "verdict": verdict,
             "settings": settings,
             "config": config,
             "summary": summary,
-            "versions": self.versions(),
             "planned": rows.planned,
             "events": rows.events,
             "problems": rows.problems,

@@ -190,7 +190,9 @@ fn the_numbers_match_the_checkpoint() {
 #[test]
 fn a_language_model_has_the_figures_that_need_no_features() {
     let scratch = Scratch::new();
-    language_model(&scratch, "runs/x", &[]);
+    let ended = language_model(&scratch, "runs/x", &[]);
+    let verdict = "\nImportance-masked CE ";
+    assert!(ended.stdout.contains(verdict), "{}", ended.stdout);
     let names = names(&figures(&scratch, 2));
     assert_eq!(names.len(), 2 * OF_ALL.len() + 1);
     assert!(
