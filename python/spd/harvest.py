@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import harvest_db
 from ._packages import frame, maybe
 from ._tensors import Array, Tensors
 from .components import checked, unknown_site
@@ -26,9 +27,9 @@ class Harvest:
         file = path / "harvest.json"
         try:
             self.info: dict[str, Any] = json.loads(file.read_bytes())
-            self.counts = {str(site["name"]): int(site["components"]) for site in self.info["setup"]["sites"]}
             if self.info.get("format", 1) != 1:
                 raise HarvestError(f"{file}: expected format 1, found {self.info['format']}; install a newer spd-launch")
+            self.counts = {str(site["name"]): int(site["components"]) for site in self.info["setup"]["sites"]}
             self._subject = str(self.info["name"]), int(self.info["step"]), str(self.info["checkpoint"])
             counted, all_parts = self.info["parts"]
             self._is_whole = bool(counted == all_parts)
@@ -84,6 +85,10 @@ class Harvest:
         """The counts that its tables are made of, by name; each is read when it is asked for."""
         return Tensors([self.path / "harvest.safetensors"])
 
+    def write_db(self, path: str | os.PathLike[str]) -> None:
+        """Writes the harvest as a new SQLite file that tools of the SPD reference read: see `spd.harvest_db`."""
+        harvest_db.write(self, Path(path))
+
     def _check(self, site: str, component: int | None) -> None:
         if site not in self.counts:
             raise unknown_site(str(self.path), site, self.sites)
@@ -98,31 +103,47 @@ class Harvest:
         return [[(column, "==", value) for column, value in wanted if value is not None]]
 
     def _table(self, name: str, filters: Filters) -> Any:
+        return self._read(name, filters, _frame)
+
+    def _rows(self, name: str, filters: Filters) -> list[dict[str, Any]]:
+        """Rows of a table as dictionaries, whatever is installed."""
+        rows: list[dict[str, Any]] = self._read(name, filters, _rows)
+        return rows
+
+    def _read(self, name: str, filters: Filters, read: Callable[[Path, Filters], Any]) -> Any:
         file = self.path / f"{name}.parquet"
         if not file.is_file():
             raise HarvestError(f"{file}: expected a table of the harvest, found no such file")
         try:
-            return _read(file, filters)
+            return read(file, filters)
         except MissingPackageError:
             raise
         except Exception as error:
             raise HarvestError(f"{file}: cannot be read: {error}".replace("\n", " ")) from error
 
 
-def _read(file: Path, filters: Filters) -> Any:
+def _frame(file: Path, filters: Filters) -> Any:
+    arrow = maybe("pyarrow.parquet")
+    if arrow is not None and maybe("pandas") is not None:
+        return arrow.read_table(file, filters=filters or None).to_pandas()
+    return frame(_rows(file, filters))
+
+
+def _rows(file: Path, filters: Filters) -> list[dict[str, Any]]:
     arrow = maybe("pyarrow.parquet")
     if arrow is not None:
-        table = arrow.read_table(file, filters=filters or None)
-        return frame(table.to_pylist()) if maybe("pandas") is None else table.to_pandas()
+        rows: list[dict[str, Any]] = arrow.read_table(file, filters=filters or None).to_pylist()
+        return rows
     polars = maybe("polars")
     if polars is None:
         raise MissingPackageError("Harvest needs pyarrow or polars to read parquet, and neither is installed; pip install pyarrow")
-    rows = polars.scan_parquet(file)
+    lazy = polars.scan_parquet(file)
     if filters:
-        rows = rows.filter(
+        lazy = lazy.filter(
             polars.any_horizontal(*[polars.all_horizontal(*[polars.col(c) == value for c, _, value in each]) for each in filters])
         )
-    return frame(rows.collect().to_dicts())
+    dicts: list[dict[str, Any]] = lazy.collect().to_dicts()
+    return dicts
 
 
 def find(run: "Run", path: Path | None, dataset: str | os.PathLike[str] | None) -> Harvest:

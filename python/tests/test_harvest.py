@@ -23,7 +23,9 @@ def write(to: Path, of: spd.Run, data: str | None = None, sites: Any = SITES, **
     to.mkdir(parents=True)
     each = [(site["name"], index) for site in sites for index in range(site["components"])]
     names = {"site": [site for site, _ in each], "component": arrow.array([index for _, index in each], arrow.int32())}
-    components = arrow.table({**names, "positions": [100] * len(each), "active": [index for _, index in each]})
+    counts = {"positions": [100] * len(each), "active": [index for _, index in each]}
+    means = {"density": [index / 100 for _, index in each], "mean_importance": [0.5] * len(each), "mean_activation": [None] * len(each)}
+    components = arrow.table({**names, **counts, **means})
     parquet.write_table(components, to / "components.parquet")
     several = [(site, index, rank, kind) for site, index in each for kind in ("sample", "strongest") for rank in range(3)]
     columns: dict[str, Any] = {
@@ -31,10 +33,15 @@ def write(to: Path, of: spd.Run, data: str | None = None, sites: Any = SITES, **
         "component": arrow.array([row[1] for row in several], arrow.int32()),
         "rank": [row[2] for row in several],
         "kind": [row[3] for row in several],
+        "position": [5] * len(several),
+        "first": [4] * len(several),
+        "importance": [0.75] * len(several),
         "tokens": [[row[2], 7] for row in several],
+        "importances": [[0.0, 0.75]] * len(several),
     }
     parquet.write_table(arrow.table(columns), to / "examples.parquet")
-    tokens = {**names, "side": ["input", "next"] * (len(each) // 2), "text": ["x"] * len(each)}
+    tokens = {**names, "side": ["input", "next"] * (len(each) // 2), "end": ["top"] * len(each), "text": ["x"] * len(each)}
+    tokens = {**tokens, "token": [120] * len(each), "pmi": [0.5] * len(each)}
     parquet.write_table(arrow.table(tokens), to / "tokens.parquet")
     pairs = {
         "site_a": ["linear1", "linear1"],
@@ -52,7 +59,7 @@ def write(to: Path, of: spd.Run, data: str | None = None, sites: Any = SITES, **
         "checkpoint": of.checkpoint_identity,
         "datasets": [{"data": data, "fingerprint": "1234", "rows": 10, "part_rows": 10}],
         "parts": [3, 3],
-        "setup": {"sites": sites},
+        "setup": {"sites": sites, "alive": 0.0, "examples": 3},
     }
     (to / "harvest.json").write_text(json.dumps({**info, **other}))
 
@@ -88,7 +95,17 @@ def test_without_pandas_rows_are_dictionaries(run: spd.Run, monkeypatch: pytest.
     real = _packages.maybe
     monkeypatch.setattr("spd.harvest.maybe", lambda name: None if name == "pandas" else real(name))
     monkeypatch.setattr(_packages, "maybe", lambda name: None if name == "pandas" else real(name))
-    assert run.harvest().components("linear1", 2) == [{"site": "linear1", "component": 2, "positions": 100, "active": 2}]
+    assert run.harvest().components("linear1", 2) == [
+        {
+            "site": "linear1",
+            "component": 2,
+            "positions": 100,
+            "active": 2,
+            "density": 0.02,
+            "mean_importance": 0.5,
+            "mean_activation": None,
+        }
+    ]
     monkeypatch.setattr("spd.harvest.maybe", lambda name: None)
     with pytest.raises(spd.MissingPackageError, match="pip install pyarrow"):
         run.harvest().components()
@@ -146,6 +163,8 @@ def test_harvests_that_do_not_fit_are_refused(run: spd.Run, toy: spd.Run, tmp_pa
     assert line_of(run).startswith(f"{newest}/none.parquet: cannot be read: ")
     (other / "harvest.json").write_text("{}")
     assert line_of(run, other).startswith(f"{other}/harvest.json: is no description of a harvest: ")
+    (other / "harvest.json").write_text('{"format": 2}')
+    assert line_of(run, other) == f"{other}/harvest.json: expected format 1, found 2; install a newer spd-launch"
 
 
 def test_components_that_are_not_there_are_named_with_their_range(run: spd.Run) -> None:
@@ -156,5 +175,3 @@ def test_components_that_are_not_there_are_named_with_their_range(run: spd.Run) 
     with pytest.raises(spd.SiteError) as of_site:
         harvest.tokens("linear3", 0)
     assert str(of_site.value) == f"{harvest.path} has no site linear3; did you mean linear2?"
-    (other / "harvest.json").write_text('{"format": 2}')
-    assert line_of(run, other) == f"{other}/harvest.json: expected format 1, found 2; install a newer spd-launch"
