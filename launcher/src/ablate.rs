@@ -1,8 +1,5 @@
 //! `spd-launch ablate RUN`: the output without some components, or with some alone.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
-
 use anyhow::Context;
 use indicatif::HumanCount;
 use spd_trainer::Fault;
@@ -14,7 +11,7 @@ use spd_trainer::metrics::number;
 use crate::again::{existing, fits, tell_damaged};
 use crate::cli::{self, AblateArgs};
 use crate::exit::Exit;
-use crate::progress::LINE_EVERY;
+use crate::progress::Lines;
 use crate::prompt::{Given, shown};
 use crate::table::{Align, Table};
 use crate::{memory, screen};
@@ -28,7 +25,7 @@ use crate::{memory, screen};
 pub(crate) fn ablate(asked: &AblateArgs) -> Result<Exit, Fault> {
     existing(&asked.run)?;
     let given = Given::of(&asked.prompt)?;
-    let said = Mutex::new(Instant::now());
+    let lines = Lines::default();
     let edit = if asked.keep.is_empty() {
         Edit::Remove(&asked.remove)
     } else {
@@ -46,13 +43,7 @@ pub(crate) fn ablate(asked: &AblateArgs) -> Result<Exit, Fault> {
         set: &asked.set,
         threads: cli::threads(asked.threads),
         fits: &|need| fits("ablation", need, memory::available()),
-        told: &|made, all| {
-            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-            if said.elapsed() >= LINE_EVERY {
-                *said = Instant::now();
-                screen::note(&format!("the ablation: run {made} of {all}"));
-            }
-        },
+        told: &|made, all| lines.say(|| format!("the ablation: run {made} of {all}")),
     })?;
     tell_damaged(&found.damaged, found.step);
     if asked.json {

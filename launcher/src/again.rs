@@ -2,8 +2,6 @@
 //! run again, optionally with other settings.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
 
 use anyhow::Context;
 use spd_trainer::{Again, Fault, Seen, evaluate, redraw};
@@ -12,7 +10,7 @@ use crate::cli::{self, EvalArgs, FiguresArgs};
 use crate::exit::Exit;
 use crate::memory;
 use crate::plan::bytes;
-use crate::progress::LINE_EVERY;
+use crate::progress::Lines;
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::summary;
@@ -59,7 +57,7 @@ fn look<T>(
     look: impl FnOnce(&Again<'_>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let run_dir = existing(&asked.run)?;
-    let said = Mutex::new(Instant::now());
+    let lines = Lines::default();
     look(&Again {
         run_dir: run_dir.path(),
         set: &asked.set,
@@ -67,13 +65,7 @@ fn look<T>(
         out: asked.out.as_deref(),
         threads: cli::threads(asked.threads),
         fits: &|need| fits("evaluation", need, memory::available()),
-        climbs: &|made, all| {
-            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-            if said.elapsed() >= LINE_EVERY {
-                *said = Instant::now();
-                screen::note(&format!("ladder: pass {made} of {all}"));
-            }
-        },
+        climbs: &|made, all| lines.say(|| format!("ladder: pass {made} of {all}")),
     })
 }
 

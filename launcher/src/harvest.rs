@@ -1,7 +1,6 @@
 //! `spd-launch harvest RUN`: what each component does over a dataset, as tables.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -15,7 +14,7 @@ use crate::exit::Exit;
 use crate::gpus::gpus;
 use crate::memory;
 use crate::plan::bytes;
-use crate::progress::LINE_EVERY;
+use crate::progress::Lines;
 use crate::ranks::{command, own_program};
 use crate::run_dir::RunDir;
 use crate::screen;
@@ -56,11 +55,12 @@ pub(crate) fn harvest(asked: &HarvestArgs) -> Result<Exit, Fault> {
         fits: &|need| fits(ranks.saturating_mul(need), memory::available()),
     };
     let mut harvesting = Harvesting::open(&request)?;
-    let told = Told::default();
+    let (lines, begun) = (Lines::default(), Instant::now());
+    let told = |step| lines.say(|| line(step, begun.elapsed()));
     if let Some(rank) = asked.rank {
         harvesting.count((rank as u64, ranks as u64), &|step| {
             if rank == 0 {
-                told.tell(step);
+                told(step);
             }
         })?;
         return Ok(Exit::Done);
@@ -78,11 +78,11 @@ pub(crate) fn harvest(asked: &HarvestArgs) -> Result<Exit, Fault> {
     }
     let _lock = harvesting.begin()?;
     if ranks == 1 {
-        harvesting.count((0, 1), &|step| told.tell(step))?;
+        harvesting.count((0, 1), &told)?;
     } else {
         by_ranks(asked, ranks).map_err(Fault::Failed)?;
     }
-    let words = harvesting.finish(&|step| told.tell(step))?;
+    let words = harvesting.finish(&told)?;
     say(&words, harvesting.dir());
     Ok(Exit::Done)
 }
@@ -93,9 +93,9 @@ fn merged(asked: &HarvestArgs) -> Result<Exit, Fault> {
             "harvest --merge: expected a directory for the result; give it with --out".to_owned(),
         ));
     };
-    let told = Told::default();
-    let threads = cli::threads(asked.threads);
-    let words = merge(&asked.runs, out, threads, &|step| told.tell(step))?;
+    let (lines, begun) = (Lines::default(), Instant::now());
+    let told = |step| lines.say(|| line(step, begun.elapsed()));
+    let words = merge(&asked.runs, out, cli::threads(asked.threads), &told)?;
     say(&words, out);
     Ok(Exit::Done)
 }
@@ -141,28 +141,6 @@ fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
             bytes(there)
         )),
         _ => Ok(()),
-    }
-}
-
-/// Progress, a line every ten seconds.
-struct Told(Mutex<(Instant, Instant)>);
-
-impl Default for Told {
-    fn default() -> Self {
-        let now = Instant::now();
-        Self(Mutex::new((now, now)))
-    }
-}
-
-impl Told {
-    fn tell(&self, step: Step) {
-        let mut at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (begun, said) = *at;
-        if said.elapsed() < LINE_EVERY {
-            return;
-        }
-        at.1 = Instant::now();
-        screen::note(&line(step, begun.elapsed()));
     }
 }
 

@@ -1,9 +1,6 @@
 //! `spd-launch probe RUN`: importances of the components on a prompt, and the smallest set that
 //! keeps the prediction.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
-
 use anyhow::Context;
 use indicatif::HumanCount;
 use spd_trainer::Fault;
@@ -13,7 +10,7 @@ use spd_trainer::probe::{Probe, Probed, ProbedComponent, ProbedSite, Smallest, p
 use crate::again::{existing, fits, tell_damaged};
 use crate::cli::{self, ProbeArgs};
 use crate::exit::Exit;
-use crate::progress::LINE_EVERY;
+use crate::progress::Lines;
 use crate::prompt::{Given, shown};
 use crate::table::{Align, Table};
 use crate::{memory, screen};
@@ -33,7 +30,7 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
             "expected a prompt, found none; give a text, --file, --ids or --feature".to_owned(),
         ));
     };
-    let said = Mutex::new(Instant::now());
+    let lines = Lines::default();
     let found = measure(&Probe {
         run_dir: &asked.run,
         prompt: given.prompt(),
@@ -44,13 +41,7 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
         threads: cli::threads(asked.threads),
         fits: &|need| fits("probe", need, memory::available()),
         told: &|passes| {
-            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-            if said.elapsed() >= LINE_EVERY {
-                *said = Instant::now();
-                screen::note(&format!(
-                    "the smallest set: {passes} runs of the prompt made"
-                ));
-            }
+            lines.say(|| format!("the smallest set: {passes} runs of the prompt made"));
         },
     })?;
     tell_damaged(&found.damaged, found.step);

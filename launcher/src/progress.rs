@@ -1,8 +1,8 @@
 //! The progress of a run: its rows, read from the spool and shown on one line of the screen.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,26 @@ use crate::wait::wait_until;
 
 /// Interval of progress lines where there is no terminal.
 pub(crate) const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// Progress lines of a command, one in each [interval](LINE_EVERY) at most.
+pub(crate) struct Lines(Mutex<Instant>);
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self(Mutex::new(Instant::now()))
+    }
+}
+
+impl Lines {
+    /// Says the line, if it is time for one.
+    pub(crate) fn say(&self, line: impl FnOnce() -> String) {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.elapsed() >= LINE_EVERY {
+            *said = Instant::now();
+            screen::note(&line());
+        }
+    }
+}
 
 /// The latest known state of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
