@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use parquet::data_type::ByteArray;
+use serde::{Deserialize, Serialize};
 
 use crate::counts::{Counts, mean_activation, mean_importance};
 use crate::examples::Example;
@@ -22,7 +23,7 @@ const TOKENS: usize = 40;
 const SEEN: f64 = 10.0;
 
 /// The effect of the removal of a component.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Removal {
     /// Positions that were looked at.
     pub positions: usize,

@@ -28,17 +28,7 @@ pub fn merge(
 ) -> Result<String, Fault> {
     let mut all: Option<(Counts, About)> = None;
     for dir in dirs {
-        let path = dir.join(COUNTS);
-        if !path.is_file() {
-            return Err(Fault::BadInput(format!(
-                "{}: expected a harvest, found no {COUNTS}; run `spd-launch harvest` to its end first",
-                dir.display()
-            )));
-        }
-        let (mut counts, of) = load(&path)?;
-        let of: About = serde_json::from_value(of).map_err(|error| {
-            Fault::BadInput(format!("{}: its subject: {error}", path.display()))
-        })?;
+        let (mut counts, of) = read(dir)?;
         let Some((sum, about)) = &mut all else {
             all = Some((counts, of));
             continue;
@@ -71,6 +61,21 @@ pub fn merge(
     harvesting.complete(counts, told)
 }
 
+/// The counts of a harvest, and its subject.
+pub(super) fn read(dir: &Path) -> Result<(Counts, About), Fault> {
+    let path = dir.join(COUNTS);
+    if !path.is_file() {
+        return Err(Fault::BadInput(format!(
+            "{}: expected a harvest, found no {COUNTS}; run `spd-launch harvest` to its end first",
+            dir.display()
+        )));
+    }
+    let (counts, of) = load(&path)?;
+    let of = serde_json::from_value(of)
+        .map_err(|error| Fault::BadInput(format!("{}: its subject: {error}", path.display())))?;
+    Ok((counts, of))
+}
+
 /// Adds the datasets of a harvest to those of the ones before, and has its counts name them so.
 fn add_datasets(about: &mut About, of: About, counts: &mut Counts) -> Result<(), Fault> {
     let mut numbers = Vec::with_capacity(of.datasets.len());
@@ -89,7 +94,7 @@ fn add_datasets(about: &mut About, of: About, counts: &mut Counts) -> Result<(),
 }
 
 /// The run behind harvests, and all of their text.
-fn opened(
+pub(super) fn opened(
     about: About,
     counts: &Counts,
     place: Place,

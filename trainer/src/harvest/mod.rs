@@ -13,6 +13,7 @@ mod about;
 mod merge;
 mod place;
 mod removals;
+mod so_far;
 mod text;
 
 use std::borrow::Cow;

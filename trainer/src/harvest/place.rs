@@ -1,5 +1,6 @@
 //! The directory of a harvest: counts of ranks while it is made, and its files.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -7,11 +8,12 @@ use anyhow::Context;
 use serde_json::json;
 use spd_checkpoint::Lock;
 use spd_files::atomic::{make_dir, remove, unfinished, write_file};
-use spd_harvest::{Counts, Datasets, FORMAT, Setup, load, save, write_tables};
+use spd_harvest::{Counts, Datasets, FORMAT, Removal, Setup, load, save, write_tables};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::about::About;
-use super::removals::{Removals, Saved};
+use super::removals::so_far;
+use super::so_far::Key;
 use super::{Request, Settings};
 use crate::fault::Fault;
 
@@ -166,7 +168,7 @@ impl Place {
         counts: &mut Counts,
         about: &About,
         texts: &mut dyn Datasets,
-        removals: &Removals,
+        removals: &BTreeMap<Key, Removal>,
     ) -> Result<String, Fault> {
         save(&self.dir.join(COUNTS), counts, &value(about)?)?;
         write_tables(&self.dir, counts, texts, removals)?;
@@ -181,7 +183,7 @@ impl Place {
         for path in self.partial()? {
             remove(&path).with_context(|| path.display().to_string())?;
         }
-        Saved::of(&self.dir, counts, about).remove();
+        so_far(&self.dir, counts, about).remove();
         Ok(format!(
             "{} of {} components are active somewhere in {} tokens",
             counts.active(),
