@@ -12,6 +12,7 @@
 //!
 //! This crate knows no tensors beyond slices: the trainer measures, and hands batches over.
 
+mod attributions;
 mod counts;
 mod examples;
 mod parquet_file;
@@ -23,6 +24,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+pub use attributions::{Attribution, LOGITS, Source, write_attributions};
 pub use counts::{Counts, OfSite};
 pub use examples::{AROUND, Example};
 pub use part::{LIKELY, Part, Text};

@@ -339,11 +339,11 @@ fn first_component(counts: &Counts, site: usize) -> usize {
     before.map(|site| site.components).sum()
 }
 
-fn texts(text: &str, len: usize) -> Column {
+pub(crate) fn texts(text: &str, len: usize) -> Column {
     Column::Text(vec![ByteArray::from(text); len])
 }
 
-fn number(index: usize) -> i32 {
+pub(crate) fn number(index: usize) -> i32 {
     i32::try_from(index).unwrap_or(i32::MAX)
 }
 
@@ -351,6 +351,6 @@ fn word(token: u32) -> i32 {
     token.cast_signed()
 }
 
-fn long(count: u64) -> i64 {
+pub(crate) fn long(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -17,8 +17,8 @@ use serde_json::json;
 use crate::counts::{ACTIVATION_BINS, IMPORTANCE_BINS, STRONGEST};
 use crate::part::{LIKELY, OF_PROBABILITY};
 use crate::{
-    Counts, Datasets, OfSite, Part, Removal, Setup, Site, StateError, Text, load, save,
-    write_tables,
+    Attribution, Counts, Datasets, OfSite, Part, Removal, Setup, Site, Source, StateError, Text,
+    load, save, write_attributions, write_tables,
 };
 
 const T: usize = 50;
@@ -443,4 +443,56 @@ fn tables_hold_the_counts() {
         (row.get_string(0).unwrap().as_str(), row.get_int(1).unwrap()),
         ("a.b", 0)
     );
+}
+
+#[test]
+fn attributions_have_a_row_for_each_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = |site, component, mean| Source {
+        site,
+        component,
+        mean,
+        mean_square: 9.0,
+    };
+    let of = |sources| Attribution {
+        positions: 8,
+        target: 0.5,
+        sources,
+    };
+    let to_component = of(vec![source(0, Some(4), -2.0), source(0, None, 1.0)]);
+    // The logits come after the two sites.
+    let found = BTreeMap::from([
+        ((1, 2), to_component),
+        ((2, 0), of(vec![source(1, Some(1), 0.25)])),
+    ]);
+    write_attributions(dir.path(), &setup(6), &found).unwrap();
+    let rows = rows(&dir.path().join("attributions.parquet"));
+    let text = |row: &parquet::record::Row, column| row.get_string(column).unwrap().clone();
+    let shown: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let [component, rank, from] = [1, 4, 6].map(|column| row.get_int(column).unwrap());
+            let mean = row.get_double(7).unwrap();
+            (text(row, 0), component, rank, text(row, 5), from, mean)
+        })
+        .collect();
+    let row = |site: &str, component, rank, from: &str, number, mean| {
+        (
+            site.to_owned(),
+            component,
+            rank,
+            from.to_owned(),
+            number,
+            mean,
+        )
+    };
+    let expected = [
+        row("c", 2, 0, "a.b", 4, -2.0),
+        row("c", 2, 1, "a.b", -1, 1.0),
+        row("logits", 0, 0, "c", 1, 0.25),
+    ];
+    assert_eq!(shown, expected);
+    assert_eq!(rows[0].get_long(2).unwrap(), 8);
+    let [target, mean_square] = [3, 8].map(|column| rows[0].get_double(column).unwrap());
+    assert_eq!((target, mean_square), (0.5, 9.0));
 }

@@ -1,6 +1,7 @@
 //! The command line: of a run, and of commands before there is one. Commands on existing runs are
 //! in `runs`, parsers of values in `values`.
 
+mod attribute;
 mod check;
 mod components;
 mod harvest;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use spd_configs::Destination;
 
+pub(crate) use self::attribute::AttributeArgs;
 pub(crate) use self::check::CheckArgs;
 pub(crate) use self::components::{AblateArgs, CompareArgs, ProbeArgs, PromptArgs};
 pub(crate) use self::harvest::HarvestArgs;
@@ -54,6 +56,7 @@ Examples:
   spd-launch eval runs/shakespeare --set eval.batches=100 --set eval.components=100
                                               evaluate it again with other settings
   spd-launch harvest runs/shakespeare         tables of what each of its components does
+  spd-launch attribute runs/shakespeare       a table of which of them the others come from
   spd-launch compare runs/tms_5-2 runs/seed1  match their components one to one
   spd-launch probe runs/shakespeare 'To be, or'
                                               components on a text, and the smallest set that keeps it
@@ -134,6 +137,9 @@ pub(crate) enum Command {
     /// Read text through the newest checkpoint of a run, and write tables of what each component
     /// does; after a kill, the same command goes on
     Harvest(HarvestArgs),
+    /// Write a table of what the activations of components come from, and the logits, at positions of
+    /// a harvest; after a kill, the same command goes on
+    Attribute(AttributeArgs),
     /// Match the components of runs of one target one to one
     Compare(CompareArgs),
     /// Show the importance of components on a prompt, and the smallest set that keeps the

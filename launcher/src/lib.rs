@@ -25,6 +25,7 @@
 //!     -> exchange                       checkpoints of the SPD reference; runs for `wandb sync`
 //!     -> again                          evaluates or draws a checkpoint again
 //!     -> harvest                        what each component does over text, as tables
+//!     -> attribute                      what its components and logits come from, as a table
 //!     -> compare                        matches the components of runs
 //!     -> probe, ablate                  components on a prompt, and what the output is without them
 //!     -> completions                    completion scripts of shells
@@ -35,6 +36,7 @@
 
 mod ablate;
 mod again;
+mod attribute;
 mod bench;
 mod channel;
 mod check;
@@ -164,6 +166,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Eval(asked)), _) => again::eval(&asked),
         (Some(Command::Figures(asked)), _) => again::figures(&asked),
         (Some(Command::Harvest(asked)), _) => harvest::harvest(&asked),
+        (Some(Command::Attribute(asked)), _) => attribute::attribute(&asked),
         (Some(Command::Compare(asked)), _) => compare::compare(&asked),
         (Some(Command::Probe(asked)), _) => probe::probe(&asked),
         (Some(Command::Ablate(asked)), _) => ablate::ablate(&asked),

@@ -76,8 +76,23 @@ class Harvest:
         sides = [[(f"site_{side}", "==", site), (f"component_{side}", "==", component)] for side in "ab"]
         return self._table("pairs", sides)
 
+    def attributions(self, site: str | None = None, component: int | None = None, *, source: tuple[str, int] | None = None) -> Any:
+        """Which components others come from, by `spd-launch attribute`: of one target (`site` may be "logits"), or of one source, whose
+        number is -1 for the delta of its site."""
+        if site is not None and site != "logits":
+            self._check(site, component)
+        if source is not None:
+            self._check(source[0], None if source[1] == -1 else source[1])
+        file = self.path / "attributions.parquet"
+        if not file.is_file():
+            raise HarvestError(f"{file}: expected attributions, found none; spd-launch attribute {self.info.get('run')} makes them")
+        source_site, source_component = source or (None, None)
+        columns = {"site": site, "component": component, "source_site": source_site, "source_component": source_component}
+        wanted = [(column, "==", value) for column, value in columns.items() if value is not None]
+        return self._table("attributions", [wanted] if wanted else [])
+
     def table(self, name: str) -> Any:
-        """A whole table: `components`, `examples`, `tokens`, `pairs`, or another that the harvest has."""
+        """A whole table: `components`, `examples`, `tokens`, `pairs`, `attributions`, or another that the harvest has."""
         return self._table(name, [])
 
     @property

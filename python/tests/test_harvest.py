@@ -51,6 +51,14 @@ def write(to: Path, of: spd.Run, data: str | None = None, sites: Any = SITES, **
         "both": [3, 4],
     }
     parquet.write_table(arrow.table(pairs), to / "pairs.parquet")
+    attributions = {
+        "site": ["linear2", "linear2", "linear2", "logits"],
+        "component": [5, 5, 6, 0],
+        "source_site": ["linear1", "linear1", "linear1", "linear2"],
+        "source_component": [3, -1, 3, 5],
+        "mean": [0.5, -0.25, 0.125, 1.0],
+    }
+    parquet.write_table(arrow.table(attributions), to / "attributions.parquet")
     save_file({"counts": np.arange(4, dtype=np.float32)}, to / "harvest.safetensors")
     info = {
         "name": of.name,
@@ -88,6 +96,10 @@ def test_the_newest_harvest_gives_the_rows_of_a_component(run: spd.Run) -> None:
     # On either side of a pair.
     assert harvest.pairs("linear1", 0)["both"].tolist() == [3, 4] and harvest.pairs("linear2", 5)["both"].tolist() == [3]
     assert len(harvest.table("pairs")) == 2
+    assert harvest.attributions("linear2", 5)["mean"].tolist() == [0.5, -0.25]
+    assert harvest.attributions("logits")["source_component"].tolist() == [5] and len(harvest.attributions()) == 4
+    assert harvest.attributions(source=("linear1", 3))["component"].tolist() == [5, 6]
+    assert harvest.attributions("linear2", source=("linear1", -1))["mean"].tolist() == [-0.25]
     assert harvest.arrays["counts"].tolist() == [0, 1, 2, 3]
 
 
@@ -159,6 +171,11 @@ def test_harvests_that_do_not_fit_are_refused(run: spd.Run, toy: spd.Run, tmp_pa
     assert line_of(run, tmp_path) == f"{tmp_path}: expected a harvest, found no harvest.json; spd-launch harvest RUN makes one"
     assert line_of(toy) == f"{toy.path}/harvests: expected a harvest, found none; spd-launch harvest {toy.path} makes one"
     assert line_of(run) == f"{newest}/none.parquet: expected a table of the harvest, found no such file"
+    (newest / "attributions.parquet").unlink()
+    with pytest.raises(spd.HarvestError) as caught:
+        run.harvest().attributions("logits")
+    line = f"{newest}/attributions.parquet: expected attributions, found none; spd-launch attribute runs/x makes them"
+    assert str(caught.value) == line
     (newest / "none.parquet").write_text("no parquet")
     assert line_of(run).startswith(f"{newest}/none.parquet: cannot be read: ")
     (other / "harvest.json").write_text("{}")

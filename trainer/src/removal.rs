@@ -265,14 +265,7 @@ pub(crate) fn divergences(
 fn fill(decomposition: &Decomposition, given: &mut Given, asked: &[Removed<'_>]) {
     let t = decomposition.shape(1).positions;
     let of_row = |row: usize| asked.get(row).or(asked.first());
-    for (row, to) in given.input_u32("input").chunks_exact_mut(t).enumerate() {
-        if let Some(removed) = of_row(row) {
-            to.copy_from_slice(removed.tokens);
-        }
-    }
-    for (row, to) in given.input_u32("row").chunks_exact_mut(t).enumerate() {
-        to.fill(number(row));
-    }
+    fill_text(given, t, |row| Some(of_row(row)?.tokens));
     let positions = given.input_u32("position");
     for (row, to) in positions.chunks_exact_mut(POSITIONS).enumerate() {
         let of_row = of_row(row).map_or(&[][..], |removed| removed.positions);
@@ -306,7 +299,24 @@ fn fill(decomposition: &Decomposition, given: &mut Given, asked: &[Removed<'_>])
     }
 }
 
-fn number(index: usize) -> u32 {
+/// Gives a program the text of each row, of `t` positions, and at each of them the row's number.
+pub(crate) fn fill_text<'t>(
+    given: &mut Given,
+    t: usize,
+    of_row: impl Fn(usize) -> Option<&'t [u32]>,
+) {
+    for (row, to) in given.input_u32("input").chunks_exact_mut(t).enumerate() {
+        if let Some(tokens) = of_row(row) {
+            to.copy_from_slice(tokens);
+        }
+    }
+    for (row, to) in given.input_u32("row").chunks_exact_mut(t).enumerate() {
+        to.fill(number(row));
+    }
+}
+
+/// The number of a row or position.
+pub(crate) fn number(index: usize) -> u32 {
     u32::try_from(index).expect("positions of a batch are numbered in 32 bits")
 }
 
@@ -390,4 +400,4 @@ pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

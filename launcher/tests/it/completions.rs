@@ -20,6 +20,7 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
             "tokenize",
             "figures",
             "eval",
+            "attribute",
             "compare",
             "any-target",
             "probe",

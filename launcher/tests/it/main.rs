@@ -3,6 +3,7 @@
 
 mod ablate;
 mod against_pytorch;
+mod attribute;
 mod bad_input;
 mod begun_run;
 mod bench;

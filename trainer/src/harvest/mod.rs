@@ -10,6 +10,7 @@
 //! `harvest/FORMAT.md` has the files.
 
 mod about;
+mod attribute;
 mod merge;
 mod place;
 mod removals;
@@ -27,6 +28,7 @@ use spd_dataloader::Batch;
 use spd_engine::{Arena, Builder, Executor, Pool, Processor, Store};
 use spd_harvest::{Counts, Example, OfSite, Part, Setup, Site, StateError, Text};
 
+pub use self::attribute::{Attribute, Attributions, attribute};
 pub use self::merge::merge;
 
 use self::about::{About, Dataset};
@@ -223,12 +225,18 @@ impl Harvesting {
         Ok(lock)
     }
 
+    /// Has a GPU keep to the kernels that it chose before.
+    fn keep_kernels(&self) -> Result<(), Fault> {
+        let Some(device) = self.processor.device() else {
+            return Ok(());
+        };
+        let kept = device.keep_record(self.place.dir.join("kernels.txt"));
+        kept.map_err(|fault| Fault::BadInput(fault.to_string()))
+    }
+
     /// The program of a batch.
     fn planned(&self) -> Result<Executor, Fault> {
-        if let Some(device) = self.processor.device() {
-            let kept = device.keep_record(self.place.dir.join("kernels.txt"));
-            kept.map_err(|fault| Fault::BadInput(fault.to_string()))?;
-        }
+        self.keep_kernels()?;
         let (program, _) = program(&self.decomposition, &self.store)?;
         let mut program = Executor::planned(&program, &self.processor);
         program.parameters.seed = self.run.seed;

@@ -1,13 +1,12 @@
 //! The directory of a harvest: counts of ranks while it is made, and its files.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde_json::json;
 use spd_checkpoint::Lock;
-use spd_files::atomic::{make_dir, remove, unfinished, write_file};
+use spd_files::atomic::{make_dir, names, remove, unfinished, write_file};
 use spd_harvest::{Counts, Datasets, FORMAT, Removal, Setup, load, save, write_tables};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,6 +21,10 @@ const HARVESTS: &str = "harvests";
 
 /// The file that is written last.
 const DONE: &str = "harvest.json";
+
+/// The file of the attributions that is written last, and of those so far.
+pub(super) const ATTRIBUTED: &str = "attribute.json";
+pub(super) const SOME_ATTRIBUTED: &str = "attributed.json";
 
 /// The counts of all.
 pub(super) const COUNTS: &str = "harvest.safetensors";
@@ -47,14 +50,35 @@ impl Place {
         Ok(place)
     }
 
+    /// The one harvest of a run directory.
+    pub(super) fn only(run_dir: &Path) -> Result<PathBuf, Fault> {
+        let root = run_dir.join(HARVESTS);
+        let names = names(&root)
+            .map_err(|error| Fault::BadInput(format!("{}: {error}", root.display())))?;
+        let done = names
+            .iter()
+            .filter(|name| root.join(name).join(DONE).is_file());
+        let names: Vec<String> = done.map(|name| name.display().to_string()).collect();
+        match &*names {
+            [one] => Ok(root.join(one)),
+            [] => Err(Fault::BadInput(format!(
+                "{}: expected a harvest, found none; `spd-launch harvest {}` makes one",
+                root.display(),
+                run_dir.display()
+            ))),
+            several => Err(Fault::BadInput(format!(
+                "{}: expected one harvest, found {}; give one with --harvest",
+                root.display(),
+                several.join(", ")
+            ))),
+        }
+    }
+
     /// Refuses a directory that holds something else, or another harvest.
     pub(super) fn check(&self, about: &About, setup: &Setup) -> Result<(), Fault> {
         let shown = self.dir.display();
-        let names = match spd_files::atomic::names(&self.dir) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(Fault::BadInput(format!("{shown}: {error}"))),
-            Ok(names) => names,
-        };
+        let names =
+            names(&self.dir).map_err(|error| Fault::BadInput(format!("{shown}: {error}")))?;
         if let Some(other) = names.iter().find(|name| !is_own(&name.to_string_lossy())) {
             return Err(Fault::BadInput(format!(
                 "{shown}: holds {}, which is of no harvest; give the name of a new directory with --out",
@@ -93,10 +117,7 @@ impl Place {
 
     /// The counts of ranks.
     fn partial(&self) -> Result<Vec<PathBuf>, Fault> {
-        let names = match spd_files::atomic::names(&self.dir) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            names => names.with_context(|| self.dir.display().to_string())?,
-        };
+        let names = names(&self.dir).with_context(|| self.dir.display().to_string())?;
         let mut paths: Vec<PathBuf> = names
             .iter()
             .filter(|name| is_partial(&name.to_string_lossy()))
@@ -240,7 +261,8 @@ fn is_partial(name: &str) -> bool {
 /// Whether a file is of a harvest.
 fn is_own(name: &str) -> bool {
     let is_table = name.ends_with(".parquet");
-    let others = [DONE, COUNTS, "removals.json", "kernels.txt", "lock"];
+    let others = [DONE, COUNTS, ATTRIBUTED, SOME_ATTRIBUTED];
+    let others = [&others[..], &["removals.json", "kernels.txt", "lock"]].concat();
     // Unfinished files begin with a dot.
     is_table || name.starts_with('.') || is_partial(name) || others.contains(&name)
 }

@@ -8,11 +8,11 @@ use crate::networks::Input;
 use crate::networks::{ByteSpectral, Encoder, LayerKind, Mixing, Model, filter_names};
 use crate::run_file::Run;
 
-const TOKENS: [u32; 16] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3];
+pub(crate) const TOKENS: [u32; 16] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3];
 
 /// A small language model whose sites match the patterns, with components and weights of some
 /// size.
-fn made(name: &str, patterns: &[&str], components: usize) -> (Decomposition, Store) {
+pub(crate) fn made(name: &str, patterns: &[&str], components: usize) -> (Decomposition, Store) {
     let run = preset(name, &Overrides::default()).unwrap().run;
     made_of(run, patterns, components)
 }
@@ -49,12 +49,12 @@ fn made_of(mut run: Run, patterns: &[&str], components: usize) -> (Decomposition
     (decomposition, store)
 }
 
-fn processor() -> Processor {
+pub(crate) fn processor() -> Processor {
     Arc::new(Pool::single()).into()
 }
 
 /// The target's logits at all positions.
-fn logits(decomposition: &Decomposition, store: &mut Store, tokens: &[u32]) -> Vec<f32> {
+pub(crate) fn logits(decomposition: &Decomposition, store: &mut Store, tokens: &[u32]) -> Vec<f32> {
     let mut b = Builder::new();
     let shape = decomposition.shape(1);
     let pass = decomposition
