@@ -96,7 +96,8 @@ impl Place {
             })
     }
 
-    /// Makes the directory, and keeps other processes that write there away.
+    /// Makes the directory, keeps other processes that write there away, and removes what killed ones
+    /// have begun to write.
     pub(super) fn take(&self) -> Result<Lock, Fault> {
         make_dir(&self.dir).map_err(|error| {
             Fault::BadInput(format!(
@@ -104,7 +105,11 @@ impl Place {
                 self.dir.display()
             ))
         })?;
-        Ok(Lock::take(&self.dir)?)
+        let lock = Lock::take(&self.dir)?;
+        let left =
+            unfinished(&self.dir).and_then(|left| left.iter().try_for_each(|path| remove(path)));
+        left.with_context(|| self.dir.display().to_string())?;
+        Ok(lock)
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -129,11 +134,6 @@ impl Place {
 
     /// Adds up the counts of all ranks into those of the first one. None of them may go on.
     pub(super) fn gather(&self, about: &About, setup: &Setup) -> Result<Counts, Fault> {
-        let shown = || self.dir.display().to_string();
-        let left = unfinished(&self.dir).with_context(shown)?;
-        left.iter()
-            .try_for_each(|path| remove(path))
-            .with_context(shown)?;
         let first = self.of_rank(0);
         let mut sum = match first.is_file() {
             true => load(&first)?.0,
