@@ -15,7 +15,9 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::{Value, json};
 use spd_files::atomic::write_file;
-use spd_harvest::{Attribution, Counts, Datasets as _, LOGITS, Source, write_attributions};
+use spd_harvest::{
+    Attribution, Counts, Datasets as _, FORMAT, LOGITS, Source, write_attributions,
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Harvesting;
@@ -184,6 +186,7 @@ impl Harvesting {
             .positions
             .map_or(POSITIONS, |positions| [positions; 2]);
         Ok(json!({
+            "format": FORMAT,
             "name": about.name,
             "step": about.step,
             "checkpoint": about.checkpoint,
