@@ -313,18 +313,28 @@ fn a_server_that_fails_is_asked_again_and_then_the_cache() {
     assert!(note.ends_with(&end), "{note}");
 }
 
+/// The error of a fetch whose answers begin in time, which on a busy machine not all do.
+fn error_of_begun_answers(house: &House) -> String {
+    let late = "hf://o/n@main: no answer from HOST: it is silent";
+    let errors = std::iter::repeat_with(|| house.fetch().unwrap_err());
+    let mut errors = errors.take(30);
+    errors
+        .find(|error| !error.starts_with(late))
+        .expect("an answer begins within two seconds")
+}
+
 #[test]
 fn a_silent_server_is_not_waited_for() {
     let house = House::new(|_| Answer::Silent(0)).impatient();
     let why = "hf://o/n@main: the answer breaks off: it is silent";
-    assert_eq!(house.fetch().unwrap_err(), format!("{why}{COLD}"));
+    assert_eq!(error_of_begun_answers(&house), format!("{why}{COLD}"));
     let house = House::new(|asked| match is_weights(asked) {
         true => Answer::Silent(0),
         false => Answer::Right,
     })
     .impatient();
     assert_eq!(
-        house.fetch().unwrap_err(),
+        error_of_begun_answers(&house),
         "hf://o/n@main: model.safetensors: the transfer breaks off: it is silent; 0 of 2800000 bytes are kept; the same command \
          resumes there"
     );
