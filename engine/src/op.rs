@@ -166,6 +166,96 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
     }
 }
 
+/// What most ops say of themselves in a line, as methods of [`Op`]: each line, in any order and any
+/// of them, is `method(self, its other arguments) result;`. These are shorter than that:
+///
+/// ```text
+/// name "sum_rows";                a name that does not depend on the settings
+/// formats [Either] => [Full];     `Op::formats`, of operands and results
+/// accumulates;                    a method whose answer is `true`
+/// results(self, inputs) vec![ty];     `Op::outputs` of an op that takes any inputs
+/// kernels(self) cpu::run(self), cuda::value(self);    `Op::run` and `Op::cuda`: functions that
+///                                 take the frame, or the lowering, as their last argument
+/// ```
+macro_rules! op {
+    () => {};
+    (name $name:literal; $($rest:tt)*) => {
+        $crate::op::op! { name(self) $name; $($rest)* }
+    };
+    (name($self:ident) $name:expr; $($rest:tt)*) => {
+        fn name(&$self) -> &'static str {
+            $name
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    (formats [$($operand:ident),*] => [$($result:ident),*]; $($rest:tt)*) => {
+        fn formats(&self) -> [&'static [$crate::precision::Format]; 2] {
+            use $crate::precision::Format;
+            [&[$(Format::$operand),*], &[$(Format::$result),*]]
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    (results($self:ident, $inputs:ident) $types:expr; $($rest:tt)*) => {
+        fn outputs(
+            &$self,
+            $inputs: &[&$crate::value::Type],
+        ) -> $crate::op::Result<Vec<$crate::value::Type>> {
+            Ok($types)
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    (writes($self:ident) $range:expr; $($rest:tt)*) => {
+        fn writes(&$self, _inputs: usize) -> std::ops::Range<usize> {
+            $range
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    (
+        kernels($self:ident)
+            $($cpu:ident)::+ ($($on_cpu:expr),*), $($cuda:ident)::+ ($($on_cuda:expr),*);
+        $($rest:tt)*
+    ) => {
+        fn run(&$self, frame: &mut $crate::cpu::Frame<'_>) {
+            $($cpu)::+($($on_cpu,)* frame);
+        }
+        $crate::op::op! { cuda($self) $($cuda)::+ ($($on_cuda),*); $($rest)* }
+    };
+    (cuda($self:ident) $($cuda:ident)::+ ($($on_cuda:expr),*); $($rest:tt)*) => {
+        fn cuda(&$self, to: &mut $crate::cuda::Lowering<'_>) {
+            $($cuda)::+($($on_cuda,)* to);
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    (expensive_ops($self:ident, $inputs:ident) $ops:expr; $($rest:tt)*) => {
+        fn expensive_ops(&$self, $inputs: &[&$crate::value::Type]) -> $crate::op::ExpensiveOps {
+            $ops
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    (flops($self:ident, $inputs:ident) $flops:expr; $($rest:tt)*) => {
+        fn flops(&$self, $inputs: &[&$crate::value::Type]) -> u64 {
+            $flops
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    ($bytes:ident($self:ident, $inputs:ident) $count:expr; $($rest:tt)*) => {
+        fn $bytes(&$self, $inputs: &[&$crate::value::Type]) -> usize {
+            $count
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    ($is:ident($self:ident) $answer:expr; $($rest:tt)*) => {
+        fn $is(&$self) -> bool {
+            $answer
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    ($is:ident; $($rest:tt)*) => {
+        $crate::op::op! { $is(self) true; $($rest)* }
+    };
+}
+pub(crate) use op;
+
 /// The parts of [`Op`] that ordering, placing and rounding read.
 pub(crate) trait Computes: Debug {
     /// As [`Op::name`].

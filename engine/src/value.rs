@@ -104,6 +104,12 @@ impl Type {
         self.dims.last().copied().unwrap_or(1)
     }
 
+    /// f32 of the same rows with so many columns.
+    pub(crate) fn with_columns(&self, columns: usize) -> Self {
+        let rows = self.dims.split_last().map_or(&[][..], |(_, rows)| rows);
+        Self::f32(&[rows, &[columns]].concat())
+    }
+
     /// Product of all dimensions but the last.
     pub fn rows(&self) -> usize {
         self.dims

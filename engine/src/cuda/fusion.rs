@@ -6,10 +6,10 @@
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, Rewritten};
 use super::lowering::Lowering;
 use crate::graph::Home;
-use crate::op::Computes;
+use crate::op::{Computes, op};
 use crate::ops::{Elementwise, Norm};
 use crate::schedule;
-use crate::value::{Type, Value};
+use crate::value::Value;
 
 /// Norm of the sum of two values. The two replace the norm's first operand; the sum precedes its
 /// results.
@@ -17,17 +17,14 @@ use crate::value::{Type, Value};
 struct OfSum(DeviceOp);
 
 impl Rewritten for OfSum {
-    fn name(&self) -> &'static str {
-        "of_sum"
+    op! {
+        name "of_sum";
+        flops(self, inputs) inputs[0].len() as u64 + self.0.flops(&inputs[1..]);
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         let norm = self.0.get::<Norm>();
         norm.expect("an op of `fused`").cuda_of_sum(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        inputs[0].len() as u64 + self.0.flops(&inputs[1..])
     }
 }
 
@@ -101,6 +98,7 @@ mod tests {
     use crate::cuda::every_op::{EVEN, EveryOp};
     use crate::graph::Graph;
     use crate::op::{Builder, Op};
+    use crate::value::Type;
 
     fn names<P: Computes>(b: &Graph<P>) -> Vec<&'static str> {
         b.nodes.iter().map(|node| node.op.name()).collect()

@@ -15,7 +15,7 @@
 //!   for its gradient, and the method of [`Builder`](crate::Builder) that checks shapes and adds
 //!   it. Its module doc derives the gradient. `Op` has defaults for everything but the name and the
 //!   two kernels; by default the result is of the type of the first input, and there is no
-//!   gradient.
+//!   gradient. Names, kernels and other short answers are lines of the macro `op!` (`op.rs`).
 //! - `ops/GROUP/NAME/cpu.rs`: reads and writes the views of a [`Frame`](crate::cpu::Frame). Work
 //!   for several threads is cut by shape alone, so that the bits are the same for any number of
 //!   threads.

@@ -7,6 +7,7 @@
 use crate::alike::{Alike, Of, Side};
 use crate::cuda::device_op::Rewritten;
 use crate::cuda::lowering::{Lowering, MOST_OPERANDS, Source, tensors};
+use crate::op::op;
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("cast", include_str!("kernel.cu"));
@@ -16,9 +17,7 @@ const KERNELS: Source = Source::new("cast", include_str!("kernel.cu"));
 pub(crate) struct Cast;
 
 impl Rewritten for Cast {
-    fn name(&self) -> &'static str {
-        "cast"
-    }
+    op! { name "cast"; }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         let all = 0..to.inputs();

@@ -35,8 +35,7 @@ mod cuda;
 mod tiling;
 
 use crate::cuda::device_op::Rewritten;
-use crate::cuda::lowering::Lowering;
-use crate::op::ExpensiveOps;
+use crate::op::{ExpensiveOps, op};
 use crate::ops::Masked;
 use crate::value::Type;
 
@@ -93,12 +92,11 @@ impl Sizes {
     fn flops(self, columns: usize) -> u64 {
         2 * (self.rows * self.components * columns) as u64
     }
-}
 
-fn with_columns(rows: &Type, columns: usize) -> Type {
-    let mut dims = rows.dims.clone();
-    *dims.last_mut().expect("rows of columns") = columns;
-    Type::f32(&dims)
+    /// Draws of the masks of all positions, which are the rows of `a`.
+    fn drawn(self, mask: &Masked, a: &Type) -> ExpensiveOps {
+        mask.drawn(&a.with_columns(self.components))
+    }
 }
 
 impl Site {
@@ -142,32 +140,23 @@ impl SiteSums {
 }
 
 impl Rewritten for Site {
-    fn name(&self) -> &'static str {
-        "site"
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::site(self, to);
+    op! {
+        name "site";
+        cuda(self) cuda::site(self);
+        expensive_ops(self, inputs) Self::sizes(inputs).drawn(&self.mask, inputs[0]);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let sizes = Self::sizes(inputs);
         sizes.flops(sizes.k + sizes.n)
     }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        let sizes = Self::sizes(inputs);
-        self.mask.drawn(&with_columns(inputs[0], sizes.components))
-    }
 }
 
 impl Rewritten for SiteGrad {
-    fn name(&self) -> &'static str {
-        "site_grad"
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(self, to);
+    op! {
+        name "site_grad";
+        cuda(self) cuda::gradient(self);
+        expensive_ops(self, inputs) Self::sizes(inputs).drawn(&self.mask, inputs[0]);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -175,30 +164,18 @@ impl Rewritten for SiteGrad {
         let products = usize::from(self.slopes()) + usize::from(self.wants[0]);
         sizes.flops(sizes.k + products * sizes.n)
     }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        let sizes = Self::sizes(inputs);
-        self.mask.drawn(&with_columns(inputs[0], sizes.components))
-    }
 }
 
 impl Rewritten for SiteSums {
-    fn name(&self) -> &'static str {
-        "site_sums"
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::sums(self, to);
+    op! {
+        name "site_sums";
+        cuda(self) cuda::sums(self);
+        expensive_ops(self, inputs) Self::sizes(inputs).drawn(&self.mask, inputs[0]);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let sizes = Self::sizes(inputs);
         sizes.flops(sizes.k + sizes.n)
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        let sizes = Self::sizes(inputs);
-        self.mask.drawn(&with_columns(inputs[0], sizes.components))
     }
 }
 

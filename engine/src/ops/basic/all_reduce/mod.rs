@@ -7,9 +7,8 @@
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Gradients, NodeView, Op, Result, op};
 use crate::ops::Elementwise;
-use crate::precision::Format::{self, Either};
 use crate::value::{DType, Type};
 
 /// The sum of a value over all blocks. The op copies this rank's part; the executor adds those of
@@ -29,8 +28,8 @@ fn check(op: &'static str, inputs: &[&Type]) -> Result<Vec<Type>> {
 }
 
 impl Op for AllReduce {
-    fn name(&self) -> &'static str {
-        "all_reduce"
+    op! {
+        name "all_reduce";
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -54,20 +53,12 @@ impl Op for AllReduce {
 }
 
 impl Op for PerBlock {
-    fn name(&self) -> &'static str {
-        "per_block"
+    op! {
+        name "per_block"; formats [Either] => [Either]; carries;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         check(self.name(), inputs)
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
-    }
-
-    fn carries(&self) -> bool {
-        true
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

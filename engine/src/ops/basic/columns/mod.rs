@@ -9,10 +9,7 @@ mod cuda;
 
 use std::ops::Range;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{DType, Type, Value};
 
 /// A run of columns.
@@ -144,16 +141,9 @@ impl Columns {
 }
 
 impl Op for Columns {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
-    }
-
-    fn carries(&self) -> bool {
-        true
+    op! {
+        name(self) self.name; formats [Either] => [Either]; accumulates; carries;
+        kernels(self) cpu::run(self), cuda::value(self);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -161,10 +151,6 @@ impl Op for Columns {
             Some(ty) => Err(BuildError::new(self.name, format!("needs f32, found {ty}"))),
             None => Ok(vec![Type::f32(&self.dims)]),
         }
-    }
-
-    fn accumulates(&self) -> bool {
-        true
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -186,14 +172,6 @@ impl Op for Columns {
             gradients.emit(back, &[g], &[Some(input)])?;
         }
         Ok(())
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
     }
 }
 

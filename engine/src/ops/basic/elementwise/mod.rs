@@ -19,10 +19,8 @@ use steps::{Action, REGISTERS, Steps};
 pub use sum::ElementwiseSum;
 
 use crate::alike::{Alike, Of};
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
 use crate::derivation::Derivation;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{DType, Type, Value};
 
@@ -268,8 +266,10 @@ impl Elementwise {
 }
 
 impl Op for Elementwise {
-    fn name(&self) -> &'static str {
-        self.names[0]
+    op! {
+        name(self) self.names[0]; accumulates; is_constant(self) self.is_constant;
+        carries(self) self.is_sum();
+        kernels(self) cpu::run(self), cuda::value(self);
     }
 
     fn formats(&self) -> [&'static [Format]; 2] {
@@ -282,14 +282,6 @@ impl Op for Elementwise {
     fn alike(&self, _inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
         let outputs = (0..outputs.len()).map(Of::Output);
         Alike::of_elements(self.of_each().map(Of::Input).chain(outputs))
-    }
-
-    fn is_constant(&self) -> bool {
-        self.is_constant
-    }
-
-    fn carries(&self) -> bool {
-        self.is_sum()
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -306,10 +298,6 @@ impl Op for Elementwise {
             Some(other) => refuse(format!("{first} and {other} differ")),
             None => Ok(vec![first; self.results.len()]),
         }
-    }
-
-    fn accumulates(&self) -> bool {
-        true
     }
 
     fn derivation(&self, inputs: &[Value]) -> Option<Derivation> {
@@ -340,14 +328,6 @@ impl Op for Elementwise {
             made.map(|at| Expr::operand(node.inputs.len() + at))
         };
         self.pass_back(node.inputs, &values, &ups, made, gradients)
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

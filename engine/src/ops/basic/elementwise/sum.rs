@@ -5,10 +5,8 @@ use super::{Elementwise, Expr, Operand, cpu, cuda};
 use crate::alike::{Alike, Of};
 use crate::cpu::pool::chunks;
 use crate::cpu::{Frame, Output};
-use crate::cuda::Lowering;
-use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op};
 use crate::ops::GRAIN;
-use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// A sum of one expression over all elements.
@@ -43,12 +41,12 @@ fn len(inputs: &[&Type]) -> usize {
 }
 
 impl Op for ElementwiseSum {
-    fn name(&self) -> &'static str {
-        self.of.name()
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Full]]
+    op! {
+        name(self) self.of.name(); formats [Either] => [Full]; accumulates;
+        cuda(self) cuda::sum(&self.of, self.factor);
+        scratch_bytes(self, inputs) 4 * chunks(len(inputs), GRAIN);
+        flops(self, inputs) self.of.flops(inputs) + len(inputs) as u64;
+        expensive_ops(self, inputs) self.of.expensive_ops(inputs);
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
@@ -58,14 +56,6 @@ impl Op for ElementwiseSum {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.of.outputs(inputs)?;
         Ok(vec![Type::scalar()])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * chunks(len(inputs), GRAIN)
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
@@ -93,17 +83,5 @@ impl Op for ElementwiseSum {
         let len = (0..frame.inputs()).map(|index| frame.ty(index).len()).max();
         let sum = self.factor * cpu::sum(&self.of, len.unwrap_or(0), frame);
         out[0] = if add { out[0] + sum as f32 } else { sum as f32 };
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::sum(&self.of, self.factor, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        self.of.flops(inputs) + len(inputs) as u64
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        self.of.expensive_ops(inputs)
     }
 }

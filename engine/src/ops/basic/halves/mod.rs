@@ -16,9 +16,7 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// A number of 16 bits.
@@ -80,15 +78,10 @@ impl Builder {
     }
 }
 
-/// The same shape with another number of columns.
-fn with_columns(ty: &Type, columns: usize) -> Type {
-    let rows = ty.dims.split_last().map_or(&[][..], |(_, rows)| rows);
-    Type::f32(&[rows, &[columns]].concat())
-}
-
 impl Op for Unpack {
-    fn name(&self) -> &'static str {
-        "unpack"
+    op! {
+        name "unpack"; is_constant;
+        kernels(self) cpu::unpack(*self), cuda::unpack(*self);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -103,25 +96,14 @@ impl Op for Unpack {
                 ),
             ));
         }
-        Ok(vec![with_columns(inputs[0], self.columns)])
-    }
-
-    fn is_constant(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::unpack(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::unpack(*self, to);
+        Ok(vec![inputs[0].with_columns(self.columns)])
     }
 }
 
 impl Op for Pack {
-    fn name(&self) -> &'static str {
-        "pack"
+    op! {
+        name "pack"; is_constant;
+        kernels(self) cpu::pack(*self), cuda::pack(*self);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -135,19 +117,7 @@ impl Op for Pack {
                 ),
             ));
         }
-        Ok(vec![with_columns(x, Half::words(x.columns()))])
-    }
-
-    fn is_constant(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::pack(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::pack(*self, to);
+        Ok(vec![x.with_columns(Half::words(x.columns()))])
     }
 }
 

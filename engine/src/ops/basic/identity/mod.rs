@@ -3,8 +3,7 @@
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{Builder, Op, Result};
+use crate::op::{Builder, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Ones on the diagonal, zeros elsewhere.
@@ -26,12 +25,10 @@ impl Builder {
 }
 
 impl Op for Identity {
-    fn name(&self) -> &'static str {
-        "identity"
-    }
-
-    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[self.size, self.size])])
+    op! {
+        name "identity";
+        results(self, _inputs) vec![Type::f32(&[self.size, self.size])];
+        cuda(self) cuda::value(self.size);
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -41,10 +38,6 @@ impl Op for Identity {
             .iter_mut()
             .step_by(self.size + 1)
             .for_each(|one| *one = 1.0);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self.size, to);
     }
 }
 

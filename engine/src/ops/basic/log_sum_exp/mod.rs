@@ -7,10 +7,7 @@ mod cuda;
 pub(in crate::ops) use cuda::rows as log_sum_exp_rows;
 
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
-use crate::precision::Format::{self, Either, Full};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Log-sum-exp over the last dimension.
@@ -29,12 +26,11 @@ impl Builder {
 }
 
 impl Op for LogSumExp {
-    fn name(&self) -> &'static str {
-        "log_sum_exp"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Full]]
+    op! {
+        name "log_sum_exp"; formats [Either] => [Full];
+        kernels(self) cpu::run(), cuda::value();
+        // Some 20 flops for an exponential.
+        flops(self, inputs) 20 * inputs[0].len() as u64;
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
@@ -49,19 +45,6 @@ impl Op for LogSumExp {
                 "needs f32 [.., v], found a scalar",
             )),
         }
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Some 20 flops for an exponential.
-        20 * inputs[0].len() as u64
     }
 }
 

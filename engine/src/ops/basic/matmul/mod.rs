@@ -14,12 +14,9 @@ mod cuda;
 
 use super::SumRows;
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
-use crate::cuda::Lowering;
 use crate::derivation::{Derivation, Right};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, AsResult, Either, Factor};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// A matrix product. Leading dimensions of an operand that is not transposed are rows.
@@ -109,12 +106,9 @@ impl MatMul {
 }
 
 impl Op for MatMul {
-    fn name(&self) -> &'static str {
-        "matmul"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Factor, Factor, AsResult], &[Either]]
+    op! {
+        name "matmul"; formats [Factor, Factor, AsResult] => [Either]; accumulates;
+        kernels(self) cpu::run(self), cuda::value(self);
     }
 
     fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
@@ -153,16 +147,10 @@ impl Op for MatMul {
                 format!("bias is {bias}, not [{n}]"),
             ));
         }
-        let mut dims = match a.dims.split_last() {
-            Some((_, rows)) if !self.a_transposed => rows.to_vec(),
-            _ => vec![m],
-        };
-        dims.push(n);
-        Ok(vec![Type::f32(&dims)])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
+        Ok(vec![match self.a_transposed {
+            true => Type::f32(&[m, n]),
+            false => a.with_columns(n),
+        }])
     }
 
     fn derivation(&self, inputs: &[Value]) -> Option<Derivation> {
@@ -226,14 +214,6 @@ impl Op for MatMul {
             gradients.emit(SumRows { dims }, &[g], &[Some(bias)])?;
         }
         Ok(())
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -9,10 +9,8 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::ops::grain_rows;
 use crate::value::{DType, Type, Value};
 
@@ -53,8 +51,10 @@ impl Builder {
 }
 
 impl Op for MaxRows {
-    fn name(&self) -> &'static str {
-        "max_rows"
+    op! {
+        name "max_rows"; is_constant; draws_rows(self) self.blocks > 1;
+        kernels(self) cpu::run(*self), cuda::value(*self);
+        flops(self, inputs) inputs.iter().map(|ty| ty.len() as u64).sum();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -67,29 +67,9 @@ impl Op for MaxRows {
         Ok(vec![Type::f32(&[self.blocks, columns])])
     }
 
-    fn is_constant(&self) -> bool {
-        true
-    }
-
-    fn draws_rows(&self) -> bool {
-        self.blocks > 1
-    }
-
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let chunks = |ty: &&Type| chunks(ty.rows(), grain_rows(ty.columns())) * ty.columns();
         4 * inputs.iter().map(chunks).max().unwrap_or(0)
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(*self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        inputs.iter().map(|ty| ty.len() as u64).sum()
     }
 }
 

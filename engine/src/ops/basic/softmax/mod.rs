@@ -4,10 +4,7 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{DType, Type, Value};
 
 /// Softmax over the last axis.
@@ -30,12 +27,11 @@ impl Builder {
 }
 
 impl Op for Softmax {
-    fn name(&self) -> &'static str {
-        "softmax"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
+    op! {
+        name "softmax"; formats [Either] => [Either];
+        kernels(self) cpu::run(), cuda::value();
+        // Some 20 flops for an exponential.
+        flops(self, inputs) 22 * inputs[0].len() as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -52,44 +48,13 @@ impl Op for Softmax {
         };
         gradients.emit(SoftmaxGrad, &[node.outputs[0], g], &[Some(node.inputs[0])])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Some 20 flops for an exponential.
-        22 * inputs[0].len() as u64
-    }
 }
 
 impl Op for SoftmaxGrad {
-    fn name(&self) -> &'static str {
-        "softmax_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        4 * inputs[0].len() as u64
+    op! {
+        name "softmax_grad"; formats [Either] => [Either]; accumulates;
+        kernels(self) cpu::run_gradient(), cuda::gradient();
+        flops(self, inputs) 4 * inputs[0].len() as u64;
     }
 }
 

@@ -4,12 +4,9 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Op, Result};
+use crate::op::{BuildError, Op, Result, op};
 use crate::ops::grain_rows;
-use crate::precision::Format::{self, Either, Full};
 use crate::value::Type;
 
 /// Sum over all dimensions but the last, f32 `[.., o]` to `dims`, whose product is `o`.
@@ -20,12 +17,10 @@ pub struct SumRows {
 }
 
 impl Op for SumRows {
-    fn name(&self) -> &'static str {
-        "sum_rows"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Full]]
+    op! {
+        name "sum_rows"; formats [Either] => [Full]; accumulates;
+        kernels(self) cpu::run(), cuda::value();
+        flops(self, inputs) inputs[0].len() as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -38,25 +33,9 @@ impl Op for SumRows {
         Ok(vec![Type::f32(&self.dims)])
     }
 
-    fn accumulates(&self) -> bool {
-        true
-    }
-
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
         4 * chunks(rows, grain_rows(columns)) * columns
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        inputs[0].len() as u64
     }
 }
 

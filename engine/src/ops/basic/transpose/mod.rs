@@ -3,10 +3,7 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Exchange of the first two dimensions, f32 `[a, b]` or `[a, b, d]`.
@@ -59,16 +56,9 @@ impl Builder {
 }
 
 impl Op for Transpose {
-    fn name(&self) -> &'static str {
-        "transpose"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
-    }
-
-    fn carries(&self) -> bool {
-        true
+    op! {
+        name "transpose"; formats [Either] => [Either]; accumulates; carries;
+        kernels(self) cpu::run(self.from), cuda::value(self.from);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -80,10 +70,6 @@ impl Op for Transpose {
             ));
         }
         Ok(vec![Type::f32(&self.dims)])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -100,14 +86,6 @@ impl Op for Transpose {
             &[gradient],
             &[Some(node.inputs[0])],
         )
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self.from, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self.from, to);
     }
 }
 

@@ -5,8 +5,7 @@
 mod cuda;
 
 use crate::cpu::{Frame, Output};
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{StepScalar, Type, Value};
 
 /// A weight of a term.
@@ -45,8 +44,9 @@ impl Builder {
 }
 
 impl Op for WeightedSum {
-    fn name(&self) -> &'static str {
-        "weighted_sum"
+    op! {
+        name "weighted_sum"; accumulates;
+        cuda(self) cuda::value(&self.weights);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -81,10 +81,6 @@ impl Op for WeightedSum {
             })
     }
 
-    fn accumulates(&self) -> bool {
-        true
-    }
-
     #[expect(
         clippy::cast_possible_truncation,
         reason = "a sum in f64, rounded once"
@@ -106,10 +102,6 @@ impl Op for WeightedSum {
         } else {
             sum as f32
         };
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(&self.weights, to);
     }
 }
 

@@ -19,11 +19,8 @@ mod cuda;
 mod tiling;
 
 use self::tiling::Tiling;
-use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either, Full};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// The networks of all components of a site.
@@ -61,12 +58,15 @@ impl Builder {
 }
 
 impl Op for ComponentMlp {
-    fn name(&self) -> &'static str {
-        "component_mlp"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
+    op! {
+        name "component_mlp"; formats [Either, Full] => [Either];
+        kernels(self) cpu::forward(), cuda::value();
+        scratch_bytes(self, inputs) 4 * Tiling::new(inputs[0].columns(), inputs[1].columns()).len();
+        flops(self, inputs) 4 * (inputs[0].len() * inputs[1].columns()) as u64;
+        expensive_ops(self, inputs) ExpensiveOps {
+            gelus: (inputs[0].len() * inputs[1].columns()) as u64,
+            ..ExpensiveOps::default()
+        };
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -86,10 +86,6 @@ impl Op for ComponentMlp {
         }
     }
 
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * Tiling::new(inputs[0].columns(), inputs[1].columns()).len()
-    }
-
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(gradient) = gradients.of(node.outputs[0]) else {
             return Ok(());
@@ -100,34 +96,17 @@ impl Op for ComponentMlp {
         let targets: Vec<Option<Value>> = node.inputs.iter().copied().map(Some).collect();
         gradients.emit(ComponentMlpGrad, &inputs, &targets)
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::forward(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        4 * (inputs[0].len() * inputs[1].columns()) as u64
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        ExpensiveOps {
-            gelus: (inputs[0].len() * inputs[1].columns()) as u64,
-            ..ExpensiveOps::default()
-        }
-    }
 }
 
 impl Op for ComponentMlpGrad {
-    fn name(&self) -> &'static str {
-        "component_mlp_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Either, Full], &[Either, Full]]
+    op! {
+        name "component_mlp_grad"; formats [Either, Either, Full] => [Either, Full]; accumulates;
+        kernels(self) cpu::backward(), cuda::gradient();
+        flops(self, inputs) 11 * (inputs[1].len() * inputs[2].columns()) as u64;
+        expensive_ops(self, inputs) ExpensiveOps {
+            gelu_slopes: (inputs[1].len() * inputs[2].columns()) as u64,
+            ..ExpensiveOps::default()
+        };
     }
 
     /// Inputs: gradient of `z`, `a`, `w1`, `b1`, `w2`. Outputs: gradients of `a`, `w1`, `b1`, `w2`,
@@ -139,33 +118,10 @@ impl Op for ComponentMlpGrad {
         Ok(types)
     }
 
-    fn accumulates(&self) -> bool {
-        true
-    }
-
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let tiling = Tiling::new(inputs[1].columns(), inputs[2].columns());
         let rows = inputs[1].rows();
         4 * (1 + chunks(rows, tiling.chunk_rows(rows))) * tiling.len()
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::backward(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        11 * (inputs[1].len() * inputs[2].columns()) as u64
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        ExpensiveOps {
-            gelu_slopes: (inputs[1].len() * inputs[2].columns()) as u64,
-            ..ExpensiveOps::default()
-        }
     }
 }
 

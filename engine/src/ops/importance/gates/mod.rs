@@ -46,11 +46,8 @@ mod cuda;
 
 use spd_draws::Stream;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
 use crate::ops::site::draws::drawn;
-use crate::precision::Format::{self, Either, Full};
 use crate::value::{StepScalar, Type, Value};
 
 /// The pair of sigmoids.
@@ -158,8 +155,14 @@ impl ImportanceGates {
 }
 
 impl Op for ImportanceGates {
-    fn name(&self) -> &'static str {
-        "importance_gates"
+    op! {
+        name "importance_gates";
+        kernels(self) cpu::forward(self), cuda::value(self);
+        flops(self, inputs) 4 * inputs[0].len() as u64;
+        expensive_ops(self, inputs) match self.noise {
+            LogitNoise::Drawn(_) => drawn(inputs[0].len()),
+            LogitNoise::None | LogitNoise::Given => ExpensiveOps::default(),
+        };
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -196,50 +199,13 @@ impl Op for ImportanceGates {
             .collect();
         gradients.emit(op, &inputs, &[Some(node.inputs[0])])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::forward(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        4 * inputs[0].len() as u64
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        match self.noise {
-            LogitNoise::Drawn(_) => drawn(inputs[0].len()),
-            LogitNoise::None | LogitNoise::Given => ExpensiveOps::default(),
-        }
-    }
 }
 
 impl Op for ImportanceGatesGrad {
-    fn name(&self) -> &'static str {
-        "importance_gates_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Full], &[Either]]
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::backward(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        8 * inputs[0].len() as u64
+    op! {
+        name "importance_gates_grad"; formats [Full] => [Either]; accumulates;
+        kernels(self) cpu::backward(self), cuda::gradient(self);
+        flops(self, inputs) 8 * inputs[0].len() as u64;
     }
 }
 

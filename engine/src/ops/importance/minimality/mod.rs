@@ -12,8 +12,7 @@
 mod cuda;
 
 use crate::cpu::{Frame, Output};
-use crate::cuda::Lowering;
-use crate::op::{Builder, Gradients, NodeView, Op, Result};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// The penalty of one site.
@@ -75,12 +74,10 @@ impl ImportanceMinimality {
 }
 
 impl Op for ImportanceMinimality {
-    fn name(&self) -> &'static str {
-        "importance_minimality"
-    }
-
-    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::scalar()])
+    op! {
+        name "importance_minimality";
+        results(self, _inputs) vec![Type::scalar()];
+        cuda(self) cuda::value(self);
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -103,23 +100,13 @@ impl Op for ImportanceMinimality {
         let total: f64 = frame.input(0).iter().map(|&sum| self.term(sum).0).sum();
         frame.output(0).values[0] = total as f32;
     }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
-    }
 }
 
 impl Op for ImportanceMinimalityGrad {
-    fn name(&self) -> &'static str {
-        "importance_minimality_grad"
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![inputs[1].clone()])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
+    op! {
+        name "importance_minimality_grad"; accumulates;
+        results(self, inputs) vec![inputs[1].clone()];
+        cuda(self) cuda::gradient(&self.0);
     }
 
     #[expect(
@@ -133,10 +120,6 @@ impl Op for ImportanceMinimalityGrad {
             let term = (upstream * self.0.term(sum).1) as f32;
             *out = if add { *out + term } else { term };
         }
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(&self.0, to);
     }
 }
 

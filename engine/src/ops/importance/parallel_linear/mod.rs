@@ -7,10 +7,8 @@ mod cpu;
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::ops::SumRows;
-use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
 /// A linear layer for each component: f32 `[.., c i]`, `[c, i, o]`, `[c, o]` to `[.., c o]`;
@@ -39,20 +37,11 @@ impl Builder {
     }
 }
 
-fn with_columns(ty: &Type, columns: usize) -> Type {
-    let mut dims = ty.dims.clone();
-    dims.pop();
-    dims.push(columns);
-    Type::f32(&dims)
-}
-
 impl Op for ParallelLinear {
-    fn name(&self) -> &'static str {
-        "parallel_linear"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Factor, Factor, Full], &[Either]]
+    op! {
+        name "parallel_linear"; formats [Factor, Factor, Full] => [Either];
+        kernels(self) cpu::forward(), cuda::value();
+        flops(self, inputs) 2 * (inputs[0].rows() * inputs[1].len()) as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -63,7 +52,7 @@ impl Op for ParallelLinear {
             (Ok([c, i, o]), bias)
                 if inputs[0].columns() == c * i && bias.iter().product::<usize>() == c * o =>
             {
-                Ok(vec![with_columns(inputs[0], c * o)])
+                Ok(vec![inputs[0].with_columns(c * o)])
             }
             _ => {
                 let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
@@ -90,72 +79,28 @@ impl Op for ParallelLinear {
         gradients.emit(SumRows { dims }, &[g], &[Some(bias)])?;
         Ok(())
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::forward(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        2 * (inputs[0].rows() * inputs[1].len()) as u64
-    }
 }
 
 impl Op for InputGrad {
-    fn name(&self) -> &'static str {
-        "parallel_linear_input_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Factor], &[Either]]
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![with_columns(
-            inputs[0],
-            inputs[1].dims[0] * inputs[1].dims[1],
-        )])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::input_grad(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::input_gradient(to);
+    op! {
+        name "parallel_linear_input_grad"; formats [Factor] => [Either]; accumulates;
+        kernels(self) cpu::input_grad(), cuda::input_gradient();
+        results(self, inputs) {
+            let weight = &inputs[1].dims;
+            vec![inputs[0].with_columns(weight[0] * weight[1])]
+        };
     }
 }
 
 impl Op for WeightGrad {
-    fn name(&self) -> &'static str {
-        "parallel_linear_weight_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Factor], &[Either]]
-    }
-
-    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&self.dims)])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
+    op! {
+        name "parallel_linear_weight_grad"; formats [Factor] => [Either]; accumulates;
+        results(self, _inputs) vec![Type::f32(&self.dims)];
+        cuda(self) cuda::weight_gradient(self.dims);
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::weight_grad(frame, self.dims);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::weight_gradient(self.dims, to);
     }
 }
 

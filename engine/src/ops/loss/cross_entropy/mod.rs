@@ -8,10 +8,7 @@ pub(super) mod cpu;
 mod cuda;
 
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either, Full};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{DType, Type, Value};
 
 /// Label of a row that does not count.
@@ -46,12 +43,12 @@ impl Builder {
 }
 
 impl Op for CrossEntropy {
-    fn name(&self) -> &'static str {
-        "cross_entropy"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Full]]
+    op! {
+        name "cross_entropy"; formats [Either, Full] => [Full];
+        kernels(self) cpu::run(), cuda::value();
+        scratch_bytes(self, inputs) 4 * inputs[1].len();
+        // Some 20 flops for an exponential.
+        flops(self, inputs) 20 * inputs[0].len() as u64;
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
@@ -73,10 +70,6 @@ impl Op for CrossEntropy {
         }
     }
 
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * inputs[1].len()
-    }
-
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
@@ -85,49 +78,18 @@ impl Op for CrossEntropy {
         let inputs = [logits, labels, node.outputs[1], g];
         gradients.emit(CrossEntropyGrad, &inputs, &[Some(logits)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Some 20 flops for an exponential.
-        20 * inputs[0].len() as u64
-    }
 }
 
 impl Op for CrossEntropyGrad {
-    fn name(&self) -> &'static str {
-        "cross_entropy_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
+    op! {
+        name "cross_entropy_grad"; formats [Either, Full] => [Either]; accumulates;
+        kernels(self) cpu::run_gradient(), cuda::gradient();
+        flops(self, inputs) 22 * inputs[0].len() as u64;
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
         let logits_and_gradient = [Of::Input(0), Of::Output(0)];
         vec![Alike::of(logits_and_gradient.map(|of| (of, Side::Columns)))]
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        22 * inputs[0].len() as u64
     }
 }
 

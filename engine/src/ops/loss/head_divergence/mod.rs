@@ -30,13 +30,12 @@ mod cuda;
 use std::slice;
 use std::sync::Arc;
 
+use self::cpu::Cut;
 use super::{CrossEntropy, KlDivergence};
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
-use crate::cuda::Lowering;
 use crate::derivation::{Derivation, Right};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
 
@@ -247,8 +246,11 @@ impl HeadDivergence {
 }
 
 impl Op for HeadDivergence {
-    fn name(&self) -> &'static str {
-        "head_divergence"
+    op! {
+        name "head_divergence";
+        kernels(self) cpu::run(*self), cuda::value(*self);
+        scratch_bytes(self, inputs) 4 * Cut::of(self.sizes(|index| inputs[index])).scratch(*self);
+        packed_bytes(self, inputs) 4 * cpu::packed(self.sizes(|index| inputs[index]));
     }
 
     fn formats(&self) -> [&'static [Format]; 2] {
@@ -320,14 +322,6 @@ impl Op for HeadDivergence {
         Ok(outputs)
     }
 
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * cpu::Cut::of(self.sizes(|index| inputs[index])).scratch(*self)
-    }
-
-    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * cpu::packed(self.sizes(|index| inputs[index]))
-    }
-
     fn right_factors(&self, _inputs: &[&Type]) -> Vec<(usize, bool)> {
         let w = self.h() + 1;
         let backward = self.gradient.then_some((w, !self.transposed));
@@ -364,14 +358,6 @@ impl Op for HeadDivergence {
         gradients.emit(HeadDivergenceGrad, &[g, kept], &[Some(on.h)])
     }
 
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(*self, to);
-    }
-
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Sizes {
             rows,
@@ -387,32 +373,11 @@ impl Op for HeadDivergence {
 }
 
 impl Op for HeadDivergenceGrad {
-    fn name(&self) -> &'static str {
-        "head_divergence_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Full, Either], &[Either]]
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![inputs[1].clone()])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        inputs[1].len() as u64
+    op! {
+        name "head_divergence_grad"; formats [Full, Either] => [Either]; accumulates;
+        results(self, inputs) vec![inputs[1].clone()];
+        kernels(self) cpu::run_gradient(), cuda::gradient();
+        flops(self, inputs) inputs[1].len() as u64;
     }
 }
 

@@ -12,10 +12,7 @@ mod cuda;
 use std::sync::Arc;
 
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either, Full};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits
@@ -55,12 +52,12 @@ impl Builder {
 }
 
 impl Op for KlDivergence {
-    fn name(&self) -> &'static str {
-        "kl_divergence"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full, Either], &[Full]]
+    op! {
+        name "kl_divergence"; formats [Either, Full, Either] => [Full];
+        kernels(self) cpu::run(), cuda::value();
+        scratch_bytes(self, inputs) inputs[1].bytes();
+        // Two exponentials of some 20 flops.
+        flops(self, inputs) 45 * inputs[2].len() as u64;
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
@@ -83,10 +80,6 @@ impl Op for KlDivergence {
         }
     }
 
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        inputs[1].bytes()
-    }
-
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
@@ -107,50 +100,20 @@ impl Op for KlDivergence {
         let gradient = gradients.builder().node(Arc::new(op), &inputs[..4], into)?[0];
         gradients.pass(logits, gradient)
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Two exponentials of some 20 flops.
-        45 * inputs[2].len() as u64
-    }
 }
 
 impl Op for KlDivergenceGrad {
-    fn name(&self) -> &'static str {
-        "kl_divergence_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full, Full, Full, Either], &[Either]]
+    op! {
+        name "kl_divergence_grad"; formats [Either, Full, Full, Full, Either] => [Either];
+        accumulates;
+        kernels(self) cpu::run_gradient(*self), cuda::gradient(*self);
+        flops(self, inputs) 45 * inputs[0].len() as u64;
     }
 
     fn alike(&self, inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
         let logits = (inputs.len() > 4).then_some(Of::Input(4));
         let others = [Of::Input(0), Of::Output(0)].into_iter().chain(logits);
         vec![Alike::of(others.map(|of| (of, Side::Columns)))]
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(*self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        45 * inputs[0].len() as u64
     }
 }
 

@@ -10,9 +10,7 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// `clamp(r + step_size * sign(G), 0, 1)`.
@@ -35,8 +33,10 @@ impl Builder {
 }
 
 impl Op for Ascend {
-    fn name(&self) -> &'static str {
-        "ascend"
+    op! {
+        name "ascend"; is_constant;
+        kernels(self) cpu::run(self), cuda::value(self);
+        flops(self, inputs) inputs[0].len() as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -45,22 +45,6 @@ impl Op for Ascend {
             return Err(BuildError::new(self.name(), reason));
         }
         Ok(vec![inputs[0].clone()])
-    }
-
-    fn is_constant(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        inputs[0].len() as u64
     }
 }
 

@@ -7,9 +7,7 @@ mod cuda;
 
 use spd_draws::Stream;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, ExpensiveOps, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Uniform draws in `[0, 1)`, row by row.
@@ -137,12 +135,10 @@ impl Builder {
 }
 
 impl Op for Uniform {
-    fn name(&self) -> &'static str {
-        "uniform"
-    }
-
-    fn draws_rows(&self) -> bool {
-        !self.shared
+    op! {
+        name "uniform"; draws_rows(self) !self.shared;
+        kernels(self) cpu::uniform(self), cuda::uniform(self);
+        expensive_ops(self, _inputs) drawn(self.dims.iter().product());
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -151,53 +147,23 @@ impl Op for Uniform {
         }
         Ok(vec![Type::f32(&self.dims)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::uniform(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::uniform(self, to);
-    }
-
-    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
-        drawn(self.dims.iter().product())
-    }
 }
 
 impl Op for Bernoulli {
-    fn name(&self) -> &'static str {
-        "bernoulli"
-    }
-
-    fn draws_rows(&self) -> bool {
-        true
-    }
-
-    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[self.rows])])
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::bernoulli(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::bernoulli(self, to);
-    }
-
-    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
-        drawn(self.rows)
+    op! {
+        name "bernoulli"; draws_rows;
+        results(self, _inputs) vec![Type::f32(&[self.rows])];
+        kernels(self) cpu::bernoulli(self), cuda::bernoulli(self);
+        expensive_ops(self, _inputs) drawn(self.rows);
     }
 }
 
 impl Op for UniformSubsets {
-    fn name(&self) -> &'static str {
-        "uniform_subsets"
-    }
-
-    fn draws_rows(&self) -> bool {
-        true
+    op! {
+        name "uniform_subsets"; draws_rows;
+        kernels(self) cpu::uniform_subsets(self), cuda::uniform_subsets(self);
+        scratch_bytes(self, _inputs) 4 * (self.rows + self.sites + 1);
+        expensive_ops(self, _inputs) drawn(self.rows * (1 + 2 * self.sites));
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -208,22 +174,6 @@ impl Op for UniformSubsets {
             ));
         }
         Ok(vec![Type::f32(&[self.rows]); self.sites])
-    }
-
-    fn scratch_bytes(&self, _inputs: &[&Type]) -> usize {
-        4 * (self.rows + self.sites + 1)
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::uniform_subsets(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::uniform_subsets(self, to);
-    }
-
-    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
-        drawn(self.rows * (1 + 2 * self.sites))
     }
 }
 

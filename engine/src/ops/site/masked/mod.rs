@@ -29,13 +29,10 @@ mod cuda;
 pub(crate) use cuda::MaskOperands;
 use spd_draws::Stream;
 
-use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
 use crate::ops::grain_rows;
 use crate::ops::site::draws::drawn;
-use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Source of the numbers between 0 and 1.
@@ -297,21 +294,16 @@ impl MaskedGrad {
 }
 
 impl Op for Masked {
-    fn name(&self) -> &'static str {
-        "masked"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
+    op! {
+        name "masked"; formats [Either, Full] => [Either];
+        kernels(self) cpu::forward(self), cuda::value(self);
+        scratch_bytes(self, inputs) self.list_bytes(inputs[0].rows());
+        expensive_ops(self, inputs) self.drawn(inputs[0]);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.check(inputs, 0)?;
         Ok(vec![inputs[0].clone()])
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        self.list_bytes(inputs[0].rows())
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -343,52 +335,20 @@ impl Op for Masked {
         let targets: Vec<Option<Value>> = targets.into_iter().filter(Option::is_some).collect();
         gradients.emit(MaskedGrad { of: *self, wants }, &inputs, &targets)
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::forward(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        self.drawn(inputs[0])
-    }
 }
 
 impl Op for MaskedGrad {
-    fn name(&self) -> &'static str {
-        "masked_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Either, Full], &[Either]]
+    op! {
+        name "masked_grad"; formats [Either, Either, Full] => [Either]; accumulates;
+        kernels(self) cpu::backward(self), cuda::gradient(self);
+        scratch_bytes(self, inputs) 4 * self.partials(|index| inputs[index])
+            + self.of.list_bytes(inputs[0].rows());
+        expensive_ops(self, inputs) self.of.drawn(inputs[0]);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.of.check(inputs, 1)?;
         Ok(self.wanted().map(|index| inputs[index].clone()).collect())
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * self.partials(|index| inputs[index]) + self.of.list_bytes(inputs[0].rows())
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::backward(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(self, to);
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        self.of.drawn(inputs[0])
     }
 }
 

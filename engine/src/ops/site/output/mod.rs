@@ -28,14 +28,11 @@ mod cpu;
 mod cuda;
 
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cpu::shape::Shape;
-use crate::cuda::Lowering;
 use crate::derivation::{Derivation, SiteInputs};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::ops::{MatMul, RoutedMatMul, grain_rows};
-use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
 
 /// `y = h U + s c + (1 - s) b`.
@@ -124,12 +121,10 @@ impl SiteOutput {
 }
 
 impl Op for SiteOutput {
-    fn name(&self) -> &'static str {
-        "site_output"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Factor, Factor, Either, Full], &[Either]]
+    op! {
+        name "site_output"; formats [Factor, Factor, Either, Full] => [Either];
+        kernels(self) cpu::forward(self), cuda::value(self);
+        packed_bytes(self, inputs) 4 * shape(inputs).packed([false; 2]);
     }
 
     fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
@@ -182,10 +177,6 @@ impl Op for SiteOutput {
         }
     }
 
-    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * shape(inputs).packed([false; 2])
-    }
-
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
@@ -218,14 +209,6 @@ impl Op for SiteOutput {
         gradients.emit(Share(shares), &inputs, &[Some(clean)])
     }
 
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::forward(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
-    }
-
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Shape { m, n, k } = shape(inputs);
         // For half of the rows, as in `RoutedMatMul`.
@@ -242,21 +225,15 @@ fn shape(inputs: &[&Type]) -> Shape {
 }
 
 impl Op for Share {
-    fn name(&self) -> &'static str {
-        "site_share"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
+    op! {
+        name "site_share"; formats [Either, Full] => [Either]; accumulates;
+        kernels(self) cpu::share_of_rows(&self.0), cuda::share_of_rows(&self.0);
+        flops(self, inputs) inputs[0].len() as u64;
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
         let columns = [Of::Input(0), Of::Output(0)].map(|of| (of, Side::Columns));
         vec![Alike::of(columns)]
-    }
-
-    fn accumulates(&self) -> bool {
-        true
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -271,66 +248,32 @@ impl Op for Share {
         let inputs: Vec<Value> = [g].iter().chain(others).copied().collect();
         gradients.emit(*self, &inputs, &[Some(x)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::share_of_rows(&self.0, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::share_of_rows(&self.0, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        inputs[0].len() as u64
-    }
 }
 
 impl Op for BiasGrad {
-    fn name(&self) -> &'static str {
-        "site_output_bias_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Full]]
+    op! {
+        name "site_output_bias_grad"; formats [Either, Full] => [Full]; accumulates;
+        results(self, inputs) vec![Type::f32(&[inputs[0].columns()])];
+        kernels(self) cpu::bias_grad(&self.0), cuda::bias_gradient(&self.0);
+        flops(self, inputs) 2 * inputs[0].len() as u64;
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
         vec![Alike::of([(Of::Input(0), Side::Columns)])]
     }
 
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[inputs[0].columns()])])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
         4 * chunks(rows, grain_rows(columns)) * columns
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::bias_grad(&self.0, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::bias_gradient(&self.0, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        2 * inputs[0].len() as u64
-    }
 }
 
 impl Op for DeltaGrad {
-    fn name(&self) -> &'static str {
-        "site_output_delta_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Either, Full], &[Full]]
+    op! {
+        name "site_output_delta_grad"; formats [Either, Either, Full] => [Full]; accumulates;
+        kernels(self) cpu::delta_grad(&self.0), cuda::delta_gradient(&self.0);
+        scratch_bytes(self, inputs) 4 * chunks(inputs[0].rows(), grain_rows(inputs[0].columns()));
+        flops(self, inputs) 3 * inputs[0].len() as u64;
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
@@ -343,26 +286,6 @@ impl Op for DeltaGrad {
         let [_, delta, _] = self.0.after(2);
         let delta = delta.ok_or_else(|| BuildError::new(self.name(), "there is no delta"))?;
         Ok(vec![inputs[delta].clone()])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * chunks(inputs[0].rows(), grain_rows(inputs[0].columns()))
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::delta_grad(&self.0, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::delta_gradient(&self.0, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        3 * inputs[0].len() as u64
     }
 }
 

@@ -26,11 +26,8 @@ mod cuda;
 pub(super) use cpu::scatter;
 
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either, Factor, Full};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// A product over routed rows. Inputs: two factors, and routes f32 `[rows]` for each compacted
@@ -150,12 +147,10 @@ pub struct CompactRows {
 }
 
 impl Op for CompactRows {
-    fn name(&self) -> &'static str {
-        "compact_rows"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
+    op! {
+        name "compact_rows"; formats [Either, Full] => [Either]; accumulates(self) self.back;
+        kernels(self) cpu::compact_rows(self.back), cuda::compact_rows();
+        scratch_bytes(self, inputs) inputs[1].bytes();
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
@@ -172,14 +167,6 @@ impl Op for CompactRows {
         Ok(vec![x.clone()])
     }
 
-    fn accumulates(&self) -> bool {
-        self.back
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        inputs[1].bytes()
-    }
-
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let (Some(g), false) = (gradients.of(node.outputs[0]), self.back) else {
             return Ok(());
@@ -187,23 +174,13 @@ impl Op for CompactRows {
         let [x, route] = [0, 1].map(|index| node.inputs[index]);
         gradients.emit(Self { back: true }, &[g, route], &[Some(x)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::compact_rows(self.back, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::compact_rows(to);
-    }
 }
 
 impl Op for RoutedMatMul {
-    fn name(&self) -> &'static str {
-        "routed_matmul"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Factor, Factor, Full], &[Either]]
+    op! {
+        name "routed_matmul"; formats [Factor, Factor, Full] => [Either]; accumulates;
+        kernels(self) cpu::run(*self), cuda::value(*self);
+        packed_bytes(self, inputs) 4 * self.shape(inputs).packed(self.stored());
     }
 
     fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
@@ -234,16 +211,10 @@ impl Op for RoutedMatMul {
             let reason = format!("{a}, {b} and routes {routes} do not fit ({:?})", self.kind);
             return Err(BuildError::new(self.name(), reason));
         }
-        let mut dims = match (self.kind, a.dims.split_last()) {
-            (Kind::Rows { .. }, Some((_, rows))) => rows.to_vec(),
-            _ => vec![a.columns()],
-        };
-        dims.push(n);
-        Ok(vec![Type::f32(&dims)])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
+        Ok(vec![match self.kind {
+            Kind::Rows { .. } => a.with_columns(n),
+            Kind::Sums => Type::f32(&[a.columns(), n]),
+        }])
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
@@ -251,10 +222,6 @@ impl Op for RoutedMatMul {
         let copied: usize = self.copied(shape).iter().sum();
         let product = shape.most_scratch(self.stored());
         4 * (self.rows(shape) * (cpu::LISTS + copied) + product)
-    }
-
-    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * self.shape(inputs).packed(self.stored())
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -278,14 +245,6 @@ impl Op for RoutedMatMul {
         };
         let both = [*a, g].into_iter().chain(routes.iter().copied());
         gradients.emit(of_w, &both.collect::<Vec<_>>(), &[Some(*w)])
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(*self, to);
     }
 
     /// For half of the rows, or a third of them if both matrices are compacted: the means over

@@ -31,11 +31,8 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::Frame;
 use crate::cpu::pool::{chunks, rows_with_scratch};
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either, Full};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Operands of the scores of [`Builder::additive_attention`].
@@ -146,13 +143,13 @@ impl AdditiveAttention {
 }
 
 impl Op for AdditiveAttention {
-    fn name(&self) -> &'static str {
-        "additive_attention"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
+    op! {
+        name "additive_attention";
         // The gradient of a score is a small difference of sums over `y`.
-        [&[Either, Either, Either, Either, Either, Full], &[Full]]
+        formats [Either, Either, Either, Either, Either, Full] => [Full];
+        kernels(self) cpu::run(*self), cuda::value(*self);
+        // Some 10 flops for a silu and its weight.
+        flops(self, inputs) 10 * self.silus(Sizes::new(inputs[0], inputs[4]));
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -204,31 +201,16 @@ impl Op for AdditiveAttention {
             &targets,
         )
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(*self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Some 10 flops for a silu and its weight.
-        10 * self.silus(Sizes::new(inputs[0], inputs[4]))
-    }
 }
 
 impl Op for AdditiveAttentionGrad {
-    fn name(&self) -> &'static str {
-        "additive_attention_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [
-            &[Either, Either, Either, Either, Either, Full, Either, Full],
-            &[Either, Either, Either, Either, Either, Full],
-        ]
+    op! {
+        name "additive_attention_grad";
+        formats [Either, Either, Either, Either, Either, Full, Either, Full]
+            => [Either, Either, Either, Either, Either, Full];
+        kernels(self) cpu::run_gradient(self.0), cuda::gradient(self.0);
+        // The silu again, its slope, and three sums.
+        flops(self, inputs) 20 * self.0.silus(Sizes::new(inputs[0], inputs[4]));
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -239,18 +221,5 @@ impl Op for AdditiveAttentionGrad {
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let sizes = Sizes::new(inputs[0], inputs[4]);
         4 * (sizes.chunks() * cpu::gradient_scratch(sizes) + sizes.units() * (sizes.hidden + 2))
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(self.0, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(self.0, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        // The silu again, its slope, and three sums.
-        20 * self.0.silus(Sizes::new(inputs[0], inputs[4]))
     }
 }

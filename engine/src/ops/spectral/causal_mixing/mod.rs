@@ -18,11 +18,8 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::ops::SumRows;
-use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Causal convolution of the columns of f32 `[b, t, d]`. Inputs: `x`, `h` f32 `[lags, d]`, and the
@@ -120,12 +117,10 @@ impl Sizes {
 }
 
 impl Op for CausalMixing {
-    fn name(&self) -> &'static str {
-        "causal_mixing"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
+    op! {
+        name "causal_mixing"; formats [Either, Full] => [Either];
+        kernels(self) cpu::run(), cuda::value();
+        flops(self, inputs) Sizes::new(inputs[0], inputs[1].dims[0]).flops();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -161,72 +156,21 @@ impl Op for CausalMixing {
         gradients.emit(CausalMixingKernelGrad { lags }, &[x, g], &[Some(h)])?;
         gradients.emit(SumRows { dims }, &[g], &[Some(bias)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        Sizes::new(inputs[0], inputs[1].dims[0]).flops()
-    }
 }
 
 impl Op for CausalMixingGrad {
-    fn name(&self) -> &'static str {
-        "causal_mixing_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        Sizes::new(inputs[0], inputs[1].dims[0]).flops()
+    op! {
+        name "causal_mixing_grad"; formats [Either, Full] => [Either]; accumulates;
+        kernels(self) cpu::run_gradient(), cuda::gradient();
+        flops(self, inputs) Sizes::new(inputs[0], inputs[1].dims[0]).flops();
     }
 }
 
 impl Op for CausalMixingKernelGrad {
-    fn name(&self) -> &'static str {
-        "causal_mixing_kernel_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Full]]
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[self.lags, inputs[0].columns()])])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_kernel_gradient(self.lags, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::kernel_gradient(self.lags, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        Sizes::new(inputs[0], self.lags).flops()
+    op! {
+        name "causal_mixing_kernel_grad"; formats [Either] => [Full]; accumulates;
+        results(self, inputs) vec![Type::f32(&[self.lags, inputs[0].columns()])];
+        kernels(self) cpu::run_kernel_gradient(self.lags), cuda::kernel_gradient(self.lags);
+        flops(self, inputs) Sizes::new(inputs[0], self.lags).flops();
     }
 }

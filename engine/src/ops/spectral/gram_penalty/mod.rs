@@ -21,9 +21,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// The least norm that a column is divided by.
@@ -76,8 +74,11 @@ impl Sizes {
 }
 
 impl Op for GramPenalty {
-    fn name(&self) -> &'static str {
-        "gram_penalty"
+    op! {
+        name "gram_penalty";
+        kernels(self) cpu::run(), cuda::value();
+        scratch_bytes(self, inputs) 4 * inputs[0].dims[0];
+        flops(self, inputs) 2 * (inputs[0].len() * inputs[0].columns()) as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -95,10 +96,6 @@ impl Op for GramPenalty {
         }
     }
 
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * inputs[0].dims[0]
-    }
-
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
@@ -107,43 +104,17 @@ impl Op for GramPenalty {
         let inputs = [phi, node.outputs[1], node.outputs[2], g];
         gradients.emit(GramPenaltyGrad, &inputs, &[Some(phi)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        2 * (inputs[0].len() * inputs[0].columns()) as u64
-    }
 }
 
 impl Op for GramPenaltyGrad {
-    fn name(&self) -> &'static str {
-        "gram_penalty_grad"
-    }
-
-    fn accumulates(&self) -> bool {
-        true
+    op! {
+        name "gram_penalty_grad"; accumulates;
+        kernels(self) cpu::run_gradient(), cuda::gradient();
+        flops(self, inputs) 2 * (inputs[0].len() * inputs[0].columns()) as u64;
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let Sizes { batch, columns, .. } = Sizes::new(inputs[0]);
         4 * batch * 3 * columns
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        2 * (inputs[0].len() * inputs[0].columns()) as u64
     }
 }

@@ -18,11 +18,8 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::cpu::Frame;
 use crate::cpu::pool::{chunks, rows_with_scratch};
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Attention without a softmax, of `q`, `k` and `v`, f32 `[b, t, heads size]` each.
@@ -91,12 +88,10 @@ impl LinearAttention {
 }
 
 impl Op for LinearAttention {
-    fn name(&self) -> &'static str {
-        "linear_attention"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
+    op! {
+        name "linear_attention"; formats [Either] => [Either]; accumulates;
+        kernels(self) cpu::run(*self), cuda::value(*self);
+        flops(self, inputs) 4 * (inputs[0].len() * self.sizes(inputs[0]).size) as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -121,10 +116,6 @@ impl Op for LinearAttention {
         Ok(vec![q.clone()])
     }
 
-    fn accumulates(&self) -> bool {
-        true
-    }
-
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let sizes = self.sizes(inputs[0]);
         let units = sizes.units();
@@ -145,17 +136,5 @@ impl Op for LinearAttention {
         gradients.emit(*self, &[g, v, k], &[Some(q)])?;
         gradients.emit(back, &[v, g, q], &[Some(k)])?;
         gradients.emit(back, &[k, q, g], &[Some(v)])
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(*self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        4 * (inputs[0].len() * self.sizes(inputs[0]).size) as u64
     }
 }

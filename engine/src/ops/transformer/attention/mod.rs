@@ -33,11 +33,8 @@ mod cpu;
 mod cuda;
 mod tiles;
 
-use crate::cpu::Frame;
 use crate::cpu::pool::{chunks, rows_with_scratch};
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either, Full};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Queries of a block.
@@ -366,12 +363,10 @@ impl Attention {
 }
 
 impl Op for Attention {
-    fn name(&self) -> &'static str {
-        "attention"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either, Full]]
+    op! {
+        name "attention"; formats [Either] => [Either, Full];
+        kernels(self) cpu::run(self), cuda::value(self);
+        flops(self, inputs) self.work(2, inputs);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -410,27 +405,13 @@ impl Op for Attention {
             &targets,
         )
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        self.work(2, inputs)
-    }
 }
 
 impl Op for AttentionGrad {
-    fn name(&self) -> &'static str {
-        "attention_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Either]]
+    op! {
+        name "attention_grad"; formats [Either] => [Either]; accumulates;
+        kernels(self) cpu::run_gradient(&self.0), cuda::gradient(&self.0);
+        flops(self, inputs) self.0.work(5, inputs);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -438,26 +419,10 @@ impl Op for AttentionGrad {
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
     }
 
-    fn accumulates(&self) -> bool {
-        true
-    }
-
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let sizes = self.0.sizes(inputs);
         let units = sizes.units(&self.0);
         4 * chunks(units, rows_with_scratch(units)) * sizes.scratch(&self.0)[1]
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_gradient(&self.0, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(&self.0, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        self.0.work(5, inputs)
     }
 }
 

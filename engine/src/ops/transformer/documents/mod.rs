@@ -6,9 +6,7 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{DType, Type, Value};
 
 /// Number of documents that ended before each position: tokens u32 `[b, t]` to f32 `[b, t]`.
@@ -30,8 +28,9 @@ impl Builder {
 }
 
 impl Op for Documents {
-    fn name(&self) -> &'static str {
-        "documents"
+    op! {
+        name "documents";
+        kernels(self) cpu::run(*self), cuda::value(*self);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -42,14 +41,6 @@ impl Op for Documents {
                 format!("needs tokens u32 [b, t], found {}", inputs[0]),
             )),
         }
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(*self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(*self, to);
     }
 }
 

@@ -8,10 +8,7 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::precision::Format::{self, Either, Full};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{DType, Type, Value};
 
 /// Token vectors, plus position vectors if there are any.
@@ -59,16 +56,13 @@ impl Builder {
 }
 
 impl Op for Embed {
-    fn name(&self) -> &'static str {
-        "embed"
+    op! {
+        name "embed"; formats [Full] => [Either];
+        kernels(self) cpu::run(), cuda::value();
     }
 
     fn reads_held(&self) -> Option<usize> {
         Some(1)
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -108,23 +102,12 @@ impl Op for Embed {
         let context = gradients.builder().ty(wpe).rows();
         gradients.emit(PositionGrad { context }, &[g], &[Some(wpe)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
 }
 
 impl Op for AddPositions {
-    fn name(&self) -> &'static str {
-        "add_positions"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either]]
+    op! {
+        name "add_positions"; formats [Either, Full] => [Either];
+        kernels(self) cpu::run_add_positions(), cuda::add_positions();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -147,14 +130,6 @@ impl Op for AddPositions {
         let context = gradients.builder().ty(wpe).rows();
         gradients.emit(PositionGrad { context }, &[g], &[Some(wpe)])
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_add_positions(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::add_positions(to);
-    }
 }
 
 /// Tokens whose vectors make a chunk: every chunk reads all tokens, so there are few.
@@ -163,54 +138,18 @@ fn vocabulary_chunk(vocabulary: usize) -> usize {
 }
 
 impl Op for TokenGrad {
-    fn name(&self) -> &'static str {
-        "embed_token_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Full]]
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[self.vocabulary, inputs[1].columns()])])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_token_gradient(self.vocabulary, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::token_gradient(self.vocabulary, to);
+    op! {
+        name "embed_token_grad"; formats [Either] => [Full]; accumulates;
+        results(self, inputs) vec![Type::f32(&[self.vocabulary, inputs[1].columns()])];
+        kernels(self) cpu::run_token_gradient(self.vocabulary), cuda::token_gradient(self.vocabulary);
     }
 }
 
 impl Op for PositionGrad {
-    fn name(&self) -> &'static str {
-        "embed_position_grad"
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either], &[Full]]
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[self.context, inputs[0].columns()])])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run_position_gradient(self.context, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::position_gradient(self.context, to);
+    op! {
+        name "embed_position_grad"; formats [Either] => [Full]; accumulates;
+        results(self, inputs) vec![Type::f32(&[self.context, inputs[0].columns()])];
+        kernels(self) cpu::run_position_gradient(self.context), cuda::position_gradient(self.context);
     }
 }
 

@@ -1,4 +1,4 @@
-use super::{Kind, Norm, NormParameterGrad};
+use super::{Norm, NormParameterGrad};
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source, stretches, vector};
 use crate::value::DType;
 
@@ -23,11 +23,9 @@ fn shape(rows: usize, columns: usize, dtype: DType) -> ([Constant; 4], usize, us
 pub(super) fn value(op: &Norm, of_sum: bool, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let (constants, blocks, threads) = shape(rows, columns, to.ty(0).dtype);
-    let kernel = match (op.kind, of_sum) {
-        (Kind::Layer, false) => "layer_norm",
-        (Kind::Layer, true) => "layer_norm_of_sum",
-        (Kind::Rms, false) => "rms_norm",
-        (Kind::Rms, true) => "rms_norm_of_sum",
+    let kernel = match of_sum {
+        false => op.kind.either("layer_norm", "rms_norm"),
+        true => op.kind.either("layer_norm_of_sum", "rms_norm_of_sum"),
     };
     let mut arguments: Vec<Argument> = (0..to.inputs()).map(|i| to.input(i).into()).collect();
     arguments.extend((0..to.outputs()).map(|i| Argument::from(to.output(i))));
@@ -58,10 +56,8 @@ pub(super) fn parameter_gradient(op: NormParameterGrad, to: &mut Lowering<'_>) {
     let parts: Vec<_> = (0..op.count())
         .map(|_| to.scratch(count * columns))
         .collect();
-    let kernel = match op.0 {
-        Kind::Layer => "layer_norm_parameter_parts",
-        Kind::Rms => "rms_norm_weight_parts",
-    };
+    let kernel =
+        op.0.either("layer_norm_parameter_parts", "rms_norm_weight_parts");
     let constants = [rows, columns, stretch].map(Into::into);
     let operands = [x, statistics, g].into_iter();
     let operands = operands.chain(parts.iter().map(|parts| parts.out()));

@@ -24,9 +24,8 @@ mod rms;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::ops::grain_rows;
-use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// The norm of each row over the last dimension: `x`, weight and bias if it has one to `y`, and the
@@ -75,6 +74,16 @@ impl Builder {
     }
 }
 
+impl Kind {
+    /// One of two, as the norm is.
+    fn either<T>(self, layer: T, rms: T) -> T {
+        match self {
+            Self::Layer => layer,
+            Self::Rms => rms,
+        }
+    }
+}
+
 impl Norm {
     /// Lowers the norm of a sum of two values: they take the place of its first operand, and the
     /// sum comes before its results.
@@ -84,15 +93,11 @@ impl Norm {
 }
 
 impl Op for Norm {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            Kind::Layer => "layer_norm",
-            Kind::Rms => "rms_norm",
-        }
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full], &[Either, Full]]
+    op! {
+        name(self) self.kind.either("layer_norm", "rms_norm");
+        formats [Either, Full] => [Either, Full];
+        cuda(self) cuda::value(self, false);
+        flops(self, inputs) self.kind.either(7, 4) * inputs[0].len() as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -103,11 +108,8 @@ impl Op for Norm {
                 return Err(BuildError::new(self.name(), reason));
             }
         }
-        let statistics = match self.kind {
-            Kind::Layer => Type::f32(&[x.rows(), 2]),
-            Kind::Rms => Type::f32(&[x.rows()]),
-        };
-        Ok(vec![x.clone(), statistics])
+        let dims = self.kind.either(vec![x.rows(), 2], vec![x.rows()]);
+        Ok(vec![x.clone(), Type::f32(&dims)])
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -131,34 +133,14 @@ impl Op for Norm {
             Kind::Rms => rms::run(self.eps, frame),
         }
     }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, false, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        let each = match self.kind {
-            Kind::Layer => 7,
-            Kind::Rms => 4,
-        };
-        each * inputs[0].len() as u64
-    }
 }
 
 impl Op for NormGrad {
-    fn name(&self) -> &'static str {
-        match self.0 {
-            Kind::Layer => "layer_norm_grad",
-            Kind::Rms => "rms_norm_grad",
-        }
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full, Full, Either], &[Either]]
-    }
-
-    fn accumulates(&self) -> bool {
-        true
+    op! {
+        name(self) self.0.either("layer_norm_grad", "rms_norm_grad");
+        formats [Either, Full, Full, Either] => [Either]; accumulates;
+        cuda(self) cuda::gradient(self.name());
+        flops(self, inputs) self.0.either(15, 8) * inputs[0].len() as u64;
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -167,48 +149,22 @@ impl Op for NormGrad {
             Kind::Rms => rms::run_gradient(frame),
         }
     }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::gradient(self.name(), to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        let each = match self.0 {
-            Kind::Layer => 15,
-            Kind::Rms => 8,
-        };
-        each * inputs[0].len() as u64
-    }
 }
 
 impl NormParameterGrad {
     /// Number of parameters.
     fn count(&self) -> usize {
-        match self.0 {
-            Kind::Layer => 2,
-            Kind::Rms => 1,
-        }
+        self.0.either(2, 1)
     }
 }
 
 impl Op for NormParameterGrad {
-    fn name(&self) -> &'static str {
-        match self.0 {
-            Kind::Layer => "layer_norm_parameter_grad",
-            Kind::Rms => "rms_norm_weight_grad",
-        }
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        [&[Either, Full, Either], &[Full]]
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[inputs[0].columns()]); self.count()])
-    }
-
-    fn accumulates(&self) -> bool {
-        true
+    op! {
+        name(self) self.0.either("layer_norm_parameter_grad", "rms_norm_weight_grad");
+        formats [Either, Full, Either] => [Full]; accumulates;
+        results(self, inputs) vec![Type::f32(&[inputs[0].columns()]); self.count()];
+        cuda(self) cuda::parameter_gradient(*self);
+        flops(self, inputs) self.0.either(5, 3) * inputs[0].len() as u64;
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
@@ -221,18 +177,6 @@ impl Op for NormParameterGrad {
             Kind::Layer => layer::run_parameter_gradient(frame),
             Kind::Rms => rms::run_weight_gradient(frame),
         }
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::parameter_gradient(*self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        let each = match self.0 {
-            Kind::Layer => 5,
-            Kind::Rms => 3,
-        };
-        each * inputs[0].len() as u64
     }
 }
 

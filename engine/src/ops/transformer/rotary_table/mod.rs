@@ -32,9 +32,7 @@ use std::f64::consts::TAU;
 
 pub(crate) use cpu::{turn, turn_back};
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Cosines and sines of all positions, f32 `[positions, size]`: a row holds first all cosines, then
@@ -152,8 +150,9 @@ impl Builder {
 }
 
 impl Op for RotaryTable {
-    fn name(&self) -> &'static str {
-        "rotary_table"
+    op! {
+        name "rotary_table";
+        kernels(self) cpu::run(self), cuda::value(self);
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -162,14 +161,6 @@ impl Op for RotaryTable {
             return Err(BuildError::new(self.name(), reason));
         }
         Ok(vec![Type::f32(&[self.positions, self.size])])
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
     }
 }
 

@@ -17,11 +17,7 @@
 mod cpu;
 mod cuda;
 
-use std::ops::Range;
-
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{StepScalar, Type, Value};
 
 /// Settings of an update.
@@ -114,8 +110,9 @@ impl Builder {
 }
 
 impl Op for Update {
-    fn name(&self) -> &'static str {
-        "adamw"
+    op! {
+        name "adamw"; writes(self) 0..3 * self.tensors;
+        kernels(self) cpu::run(self), cuda::value(self);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -131,18 +128,6 @@ impl Op for Update {
             }
         }
         Ok(Vec::new())
-    }
-
-    fn writes(&self, _inputs: usize) -> Range<usize> {
-        0..3 * self.tensors
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -13,8 +13,7 @@
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{StepScalar, Type, Value};
 
 /// `y`. Inputs: `e`, `x`.
@@ -61,8 +60,9 @@ impl Builder {
 }
 
 impl Op for Average {
-    fn name(&self) -> &'static str {
-        "average"
+    op! {
+        name "average";
+        cuda(self) cuda::average(self);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -89,10 +89,6 @@ impl Op for Average {
         for (out, (e, x)) in out.iter_mut().zip(values) {
             *out = (e + self.weight * (x - e)) / correction;
         }
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::average(self, to);
     }
 }
 

@@ -11,11 +11,7 @@
 mod cpu;
 mod cuda;
 
-use std::ops::Range;
-
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{StepScalar, Type, Value};
 
 /// The lines of a matrix that decay.
@@ -54,8 +50,10 @@ impl Builder {
 }
 
 impl Op for Decay {
-    fn name(&self) -> &'static str {
-        "decay"
+    op! {
+        name "decay"; writes(self) 0..1;
+        kernels(self) cpu::run(self), cuda::value(self);
+        flops(self, inputs) 3 * inputs[0].len() as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -69,22 +67,6 @@ impl Op for Decay {
             return Err(BuildError::new(self.name(), reason));
         }
         Ok(Vec::new())
-    }
-
-    fn writes(&self, _inputs: usize) -> Range<usize> {
-        0..1
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::run(self, frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        3 * inputs[0].len() as u64
     }
 }
 

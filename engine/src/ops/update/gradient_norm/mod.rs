@@ -8,8 +8,7 @@ mod cuda;
 use crate::cpu::math::{dot, vectorised};
 use crate::cpu::pool::chunks;
 use crate::cpu::{Frame, PerChunk, Pool};
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::ops::GRAIN;
 use crate::value::{Type, Value};
 
@@ -29,8 +28,10 @@ impl Builder {
 }
 
 impl Op for GradientNorm {
-    fn name(&self) -> &'static str {
-        "gradient_norm"
+    op! {
+        name "gradient_norm";
+        cuda(self) cuda::value();
+        flops(self, inputs) inputs.iter().map(|input| 2 * input.len() as u64).sum();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -62,14 +63,6 @@ impl Op for GradientNorm {
             sum += f64::from(*square);
         }
         *total = sum as f32;
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        inputs.iter().map(|input| 2 * input.len() as u64).sum()
     }
 }
 

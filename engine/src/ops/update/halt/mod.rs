@@ -9,11 +9,8 @@
 
 mod cuda;
 
-use std::ops::Range;
-
 use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Writes the step into an f32 `[2]` of the store when a norm is not finite.
@@ -35,8 +32,9 @@ impl Builder {
 }
 
 impl Op for Halt {
-    fn name(&self) -> &'static str {
-        "halt"
+    op! {
+        name "halt"; writes(self) 0..1;
+        cuda(self) cuda::value();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -47,10 +45,6 @@ impl Op for Halt {
             ));
         }
         Ok(Vec::new())
-    }
-
-    fn writes(&self, _inputs: usize) -> Range<usize> {
-        0..1
     }
 
     #[expect(
@@ -69,10 +63,6 @@ impl Op for Halt {
             halt[0] = frame.parameters.step as f32;
             halt[1] = f32::INFINITY;
         }
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
     }
 }
 

@@ -6,11 +6,8 @@
 
 mod cuda;
 
-use std::ops::Range;
-
 use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result, op};
 use crate::value::{Type, Value};
 
 /// Inputs: the tensor in the store, the value, and guards.
@@ -31,8 +28,9 @@ impl Builder {
 }
 
 impl Op for Keep {
-    fn name(&self) -> &'static str {
-        "keep"
+    op! {
+        name "keep"; writes(self) 0..1;
+        cuda(self) cuda::value();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -45,20 +43,12 @@ impl Op for Keep {
         }
     }
 
-    fn writes(&self, _inputs: usize) -> Range<usize> {
-        0..1
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         let finite = |index: usize| frame.input(index).last().is_none_or(|end| end.is_finite());
         if (2..frame.inputs()).all(finite) {
             let x = frame.input(1);
             frame.state(0).copy_from_slice(x);
         }
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
     }
 }
 
