@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::graph::{Home, Reads};
-use crate::op::{BuildError, Builder, Node, Op, Result};
+use crate::op::{Builder, Node, Op, Result, refuse};
 use crate::precision::Precision;
 use crate::store::{Slot, Store};
 use crate::value::{StepScalar, Type, Value};
@@ -86,10 +86,7 @@ impl Builder {
             if self.ty(value) == ty {
                 return Ok(value);
             }
-            return Err(BuildError::new(
-                "input",
-                format!("`{name}` is {} already, not {ty}", self.ty(value)),
-            ));
+            return refuse!("input", "`{name}` is {} already, not {ty}", self.ty(value));
         }
         let value = self.value(ty.clone(), Home::Input);
         self.inputs.insert(name.to_owned(), value);
@@ -190,8 +187,7 @@ impl Builder {
             if let Some(target) = *target
                 && self.ty(target) != ty
             {
-                let reason = format!("adds {ty} to {}", self.ty(target));
-                return Err(BuildError::new(op.name(), reason));
+                return refuse!(op, "adds {ty} to {}", self.ty(target));
             }
         }
         let index = self.nodes.len();
@@ -223,10 +219,7 @@ impl Builder {
         }
         let mut sorted = inputs.to_vec();
         sorted.sort_unstable();
-        let refuse = |input, why| {
-            let reason = format!("writes to {}, which {why}", self.ty(input));
-            Err(BuildError::new(op.name(), reason))
-        };
+        let refuse = |input, why| refuse!(op, "writes to {}, which {why}", self.ty(input));
         for &input in &inputs[written] {
             let first = sorted.partition_point(|&other| other < input);
             match self.homes[input.index()] {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::graph::Home;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, refuse};
 use crate::ops::Elementwise;
 use crate::value::Value;
 
@@ -59,8 +59,11 @@ impl Builder {
         fixed: &BTreeSet<Value>,
     ) -> Result<Vec<Option<Value>>> {
         if !self.ty(loss).dims.is_empty() {
-            let reason = format!("the loss must be a scalar, found {}", self.ty(loss));
-            return Err(BuildError::new("gradients", reason));
+            return refuse!(
+                "gradients",
+                "the loss must be a scalar, found {}",
+                self.ty(loss)
+            );
         }
         let before = std::mem::replace(&mut self.eager, true);
         let one = self.constant(1.0, &[])?;
@@ -93,11 +96,11 @@ impl Builder {
                     unreachable!("only results of ops are bypassed")
                 }
             };
-            let reason = format!(
+            return refuse!(
+                "gradients",
                 "{} of {made_by} is multiplied without being made, so it has no gradient; ask for the gradients of its operands",
                 self.ty(unmade)
             );
-            return Err(BuildError::new("gradients", reason));
         }
         // No node before the first of them depends on any: an adversary's hundredth step visits
         // only its own nodes.

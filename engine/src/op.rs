@@ -34,6 +34,26 @@ impl BuildError {
     }
 }
 
+/// The error of an op, which is a value with a name or a name, with a reason as in [`format!`].
+macro_rules! refuse {
+    ($op:literal, $($reason:tt)*) => {
+        Err($crate::op::BuildError::new($op, format!($($reason)*)))
+    };
+    ($op:ident, $($reason:tt)*) => {
+        Err($crate::op::BuildError::new($op.name(), format!($($reason)*)))
+    };
+    ($op:expr, $($reason:tt)*) => {
+        Err($crate::op::BuildError::new($op, format!($($reason)*)))
+    };
+}
+pub(crate) use refuse;
+
+/// The types in words, for an error.
+pub(crate) fn listed(types: &[&Type]) -> String {
+    let types: Vec<String> = types.iter().map(ToString::to_string).collect();
+    types.join(", ")
+}
+
 /// Result of building.
 pub type Result<T> = std::result::Result<T, BuildError>;
 

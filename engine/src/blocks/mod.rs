@@ -31,7 +31,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::graph::{Graph, Home};
-use crate::op::{BuildError, Builder, Node, Result};
+use crate::op::{Builder, Node, Result, refuse};
 use crate::ops::{AllReduce, PerBlock};
 use crate::reduction::Reduction;
 use crate::value::Value;
@@ -145,8 +145,7 @@ impl Builder {
             return Ok(value);
         }
         if !matches!(self.homes[value.index()], Home::Node(_)) {
-            let reason = format!("{} is no result of an op", self.ty(value));
-            return Err(BuildError::new("all_reduce", reason));
+            return refuse!("all_reduce", "{} is no result of an op", self.ty(value));
         }
         let sum = self.op1(AllReduce, &[value])?;
         self.all_reduced.insert(sum);
@@ -222,8 +221,7 @@ impl Builder {
         let varies = self.varies();
         for (name, value) in &self.outputs {
             if varies[value.index()] {
-                let reason = format!("the output `{name}` differs between blocks");
-                return Err(BuildError::new("all_reduce", reason));
+                return refuse!("all_reduce", "the output `{name}` differs between blocks");
             }
         }
         for node in &self.nodes {
@@ -231,12 +229,12 @@ impl Builder {
             if let Some(value) = node.inputs.iter().find(|value| varies[value.index()])
                 && writes
             {
-                let reason = format!(
+                return refuse!(
+                    "all_reduce",
                     "{} reads {}, which differs between blocks",
                     node.op.name(),
                     self.ty(*value)
                 );
-                return Err(BuildError::new("all_reduce", reason));
             }
         }
         Ok(())

@@ -12,7 +12,7 @@
 //! are one expression of `x` and `y`, in which `w_0` is no operand and `u_2` does not depend on
 //! `b`.
 
-use crate::op::{BuildError, Builder, Result};
+use crate::op::{Builder, Result, refuse};
 use crate::ops::Expr;
 use crate::value::Value;
 
@@ -86,11 +86,14 @@ impl Builder {
     ) -> Result<Value> {
         let ReactionParameters { a, b, dt } = with;
         if steps == 0 {
-            return Err(BuildError::new(NAMES[0], "needs at least one step"));
+            return refuse!(NAMES[0], "needs at least one step");
         }
         if let Some(&other) = [a, b, dt].iter().find(|of| !self.ty(**of).dims.is_empty()) {
-            let reason = format!("needs scalar parameters, found {}", self.ty(other));
-            return Err(BuildError::new(NAMES[0], reason));
+            return refuse!(
+                NAMES[0],
+                "needs scalar parameters, found {}",
+                self.ty(other)
+            );
         }
         let of = [x, y, a, b, dt];
         let mut u = self.free_reaction(of, steps.min(FREE), |state| state.u)?;

@@ -7,7 +7,7 @@
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Gradients, NodeView, Op, Result, op};
+use crate::op::{Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::Elementwise;
 use crate::value::{DType, Type};
 
@@ -20,10 +20,10 @@ pub struct AllReduce;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerBlock;
 
-fn check(op: &'static str, inputs: &[&Type]) -> Result<Vec<Type>> {
+fn check(op: &dyn Op, inputs: &[&Type]) -> Result<Vec<Type>> {
     match inputs {
         [ty] if ty.dtype == DType::F32 => Ok(vec![(*ty).clone()]),
-        _ => Err(BuildError::new(op, format!("needs f32, found {inputs:?}"))),
+        _ => refuse!(op, "needs f32, found {inputs:?}"),
     }
 }
 
@@ -33,7 +33,7 @@ impl Op for AllReduce {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        check(self.name(), inputs)
+        check(self, inputs)
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -58,7 +58,7 @@ impl Op for PerBlock {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        check(self.name(), inputs)
+        check(self, inputs)
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

@@ -9,7 +9,7 @@ mod cuda;
 
 use std::ops::Range;
 
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{DType, Type, Value};
 
 /// A run of columns.
@@ -42,19 +42,21 @@ impl Builder {
     ///
     /// When there are none, one is a scalar or no f32, or their other dimensions differ.
     pub fn concatenate(&mut self, values: &[Value]) -> Result<Value> {
-        let refuse = |reason| Err(BuildError::new("concatenate", reason));
         let Some(&first) = values.first() else {
-            return refuse("there are no values".to_owned());
+            return refuse!("concatenate", "there are no values");
         };
         let first = self.ty(first).clone();
         let Some((_, rows)) = first.dims.split_last() else {
-            return refuse(format!("needs a last axis, found {first}"));
+            return refuse!("concatenate", "needs a last axis, found {first}");
         };
         let (mut columns, mut runs) = (0, Vec::new());
         for &value in values {
             let ty = self.ty(value);
             if ty.dims.split_last().map(|(_, rows)| rows) != Some(rows) {
-                return refuse(format!("{first} and {ty} differ before the last axis"));
+                return refuse!(
+                    "concatenate",
+                    "{first} and {ty} differ before the last axis"
+                );
             }
             runs.push(Run {
                 from: 0,
@@ -82,14 +84,10 @@ impl Builder {
         let ty = self.ty(x);
         let mut dims = ty.dims.clone();
         let Some(columns) = dims.last_mut().filter(|c| range.end <= **c) else {
-            return Err(BuildError::new(
-                "slice",
-                format!("columns {range:?} are not in {ty}"),
-            ));
+            return refuse!("slice", "columns {range:?} are not in {ty}");
         };
         if range.is_empty() {
-            let reason = format!("columns {range:?} of {ty} are empty");
-            return Err(BuildError::new("slice", reason));
+            return refuse!("slice", "columns {range:?} of {ty} are empty");
         }
         *columns = range.len();
         let run = Run {
@@ -114,8 +112,7 @@ impl Builder {
     pub fn reshape(&mut self, x: Value, dims: &[usize]) -> Result<Value> {
         let ty = self.ty(x);
         if Type::f32(dims).len() != ty.len() {
-            let reason = format!("{ty} does not have the elements of {dims:?}");
-            return Err(BuildError::new("reshape", reason));
+            return refuse!("reshape", "{ty} does not have the elements of {dims:?}");
         }
         let columns = ty.columns();
         let run = Run {
@@ -148,7 +145,7 @@ impl Op for Columns {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         match inputs.iter().find(|ty| ty.dtype != DType::F32) {
-            Some(ty) => Err(BuildError::new(self.name, format!("needs f32, found {ty}"))),
+            Some(ty) => refuse!(self.name, "needs f32, found {ty}"),
             None => Ok(vec![Type::f32(&self.dims)]),
         }
     }

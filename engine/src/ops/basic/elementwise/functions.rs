@@ -1,7 +1,7 @@
 //! Element-wise functions.
 
 use super::{Elementwise, GeluKind};
-use crate::op::{BuildError, Builder, Result};
+use crate::op::{Builder, Result, refuse};
 use crate::value::Value;
 
 impl Builder {
@@ -21,8 +21,7 @@ impl Builder {
     /// When the types differ.
     pub fn mul(&mut self, a: Value, b: Value) -> Result<Value> {
         if self.ty(a) != self.ty(b) {
-            let reason = format!("{} and {} differ", self.ty(a), self.ty(b));
-            return Err(BuildError::new("mul", reason));
+            return refuse!("mul", "{} and {} differ", self.ty(a), self.ty(b));
         }
         self.elementwise(["mul", "mul_grad"], [a, b], |[a, b]| a * b)
     }
@@ -34,8 +33,11 @@ impl Builder {
     /// When `factor` is no scalar.
     pub fn scale(&mut self, x: Value, factor: Value) -> Result<Value> {
         if !self.ty(factor).dims.is_empty() {
-            let reason = format!("the factor must be a scalar, found {}", self.ty(factor));
-            return Err(BuildError::new("scale", reason));
+            return refuse!(
+                "scale",
+                "the factor must be a scalar, found {}",
+                self.ty(factor)
+            );
         }
         self.elementwise(["scale", "scale_grad"], [x, factor], |[x, factor]| {
             x * factor
@@ -116,7 +118,7 @@ impl Builder {
     pub fn mean(&mut self, x: Value) -> Result<Value> {
         let ty = self.ty(x);
         if ty.is_empty() {
-            return Err(BuildError::new("mean", format!("{ty} has no element")));
+            return refuse!("mean", "{ty} has no element");
         }
         let factor = 1.0 / ty.len() as f64;
         self.elementwise_sum(["mean", "mean_grad"], factor, [x], |[x]| x)
@@ -131,8 +133,7 @@ impl Builder {
     pub fn mse(&mut self, prediction: Value, target: Value) -> Result<Value> {
         let (ty, other) = (self.ty(prediction), self.ty(target));
         if ty != other {
-            let reason = format!("prediction {ty} and target {other} differ");
-            return Err(BuildError::new("mse", reason));
+            return refuse!("mse", "prediction {ty} and target {other} differ");
         }
         let factor = 1.0 / ty.len() as f64;
         let values = [prediction, target];

@@ -20,7 +20,7 @@ pub use sum::ElementwiseSum;
 
 use crate::alike::{Alike, Of};
 use crate::derivation::Derivation;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op, refuse};
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{DType, Type, Value};
 
@@ -128,8 +128,10 @@ impl Builder {
 impl Elementwise {
     fn new(names: [&'static str; 2], results: Vec<Expr>, is_scalar: Vec<bool>) -> Result<Self> {
         let Some(steps) = Steps::new(&results, &is_scalar) else {
-            let reason = format!("needs more than {REGISTERS} numbers at once: {results:?}");
-            return Err(BuildError::new(names[0], reason));
+            return refuse!(
+                names[0],
+                "needs more than {REGISTERS} numbers at once: {results:?}"
+            );
         };
         Ok(Self {
             names,
@@ -285,17 +287,16 @@ impl Op for Elementwise {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let refuse = |reason| Err(BuildError::new(self.name(), reason));
         if let Some(other) = inputs.iter().find(|ty| ty.dtype != DType::F32) {
-            return refuse(format!("needs f32, found {other}"));
+            return refuse!(self, "needs f32, found {other}");
         }
         let shaped = inputs.iter().zip(&self.is_scalar).filter(|(_, is)| !**is);
         let mut shaped = shaped.map(|(ty, _)| (*ty).clone());
         let Some(first) = shaped.next().or(self.dims.as_deref().map(Type::f32)) else {
-            return refuse("there are no values".to_owned());
+            return refuse!(self, "there are no values");
         };
         match shaped.find(|other| *other != first) {
-            Some(other) => refuse(format!("{first} and {other} differ")),
+            Some(other) => refuse!(self, "{first} and {other} differ"),
             None => Ok(vec![first; self.results.len()]),
         }
     }

@@ -16,7 +16,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// A number of 16 bits.
@@ -86,15 +86,13 @@ impl Op for Unpack {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if inputs[0].columns() != Half::words(self.columns) {
-            return Err(BuildError::new(
-                self.name(),
-                format!(
-                    "needs {} words a row for {} columns, found {}",
-                    Half::words(self.columns),
-                    self.columns,
-                    inputs[0]
-                ),
-            ));
+            return refuse!(
+                self,
+                "needs {} words a row for {} columns, found {}",
+                Half::words(self.columns),
+                self.columns,
+                inputs[0]
+            );
         }
         Ok(vec![inputs[0].with_columns(self.columns)])
     }
@@ -109,13 +107,12 @@ impl Op for Pack {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let x = inputs[0];
         if self.drawn && (inputs[1] != x || self.half == Half::Bf16) {
-            return Err(BuildError::new(
-                self.name(),
-                format!(
-                    "needs draws of the shape of its numbers, for units, found {x} and {} for {:?}",
-                    inputs[1], self.half
-                ),
-            ));
+            return refuse!(
+                self,
+                "needs draws of the shape of its numbers, for units, found {x} and {} for {:?}",
+                inputs[1],
+                self.half
+            );
         }
         Ok(vec![x.with_columns(Half::words(x.columns()))])
     }

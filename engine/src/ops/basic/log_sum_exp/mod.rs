@@ -7,7 +7,7 @@ mod cuda;
 pub(in crate::ops) use cuda::rows as log_sum_exp_rows;
 
 use crate::alike::{Alike, Of, Side};
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// Log-sum-exp over the last dimension.
@@ -40,10 +40,7 @@ impl Op for LogSumExp {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         match inputs[0].dims.split_last() {
             Some((_, rows)) => Ok(vec![Type::f32(rows)]),
-            None => Err(BuildError::new(
-                self.name(),
-                "needs f32 [.., v], found a scalar",
-            )),
+            None => refuse!(self, "needs f32 [.., v], found a scalar"),
         }
     }
 }

@@ -16,7 +16,7 @@ use super::SumRows;
 use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
 use crate::derivation::{Derivation, Right};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// A matrix product. Leading dimensions of an operand that is not transposed are rows.
@@ -136,16 +136,12 @@ impl Op for MatMul {
             b.rows()
         };
         if b_inner != k || a.dims.is_empty() || b.dims.is_empty() {
-            let reason = format!("inner dimensions of {a} and {b} differ ({self:?})");
-            return Err(BuildError::new(self.name(), reason));
+            return refuse!(self, "inner dimensions of {a} and {b} differ ({self:?})");
         }
         if let Some(bias) = inputs.get(2)
             && bias.len() != n
         {
-            return Err(BuildError::new(
-                self.name(),
-                format!("bias is {bias}, not [{n}]"),
-            ));
+            return refuse!(self, "bias is {bias}, not [{n}]");
         }
         Ok(vec![match self.a_transposed {
             true => Type::f32(&[m, n]),

@@ -10,7 +10,7 @@ mod cpu;
 mod cuda;
 
 use crate::cpu::pool::chunks;
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::ops::grain_rows;
 use crate::value::{DType, Type, Value};
 
@@ -61,8 +61,7 @@ impl Op for MaxRows {
         let columns = inputs.first().map_or(0, |ty| ty.columns());
         let fits = |ty: &&Type| ty.dtype == DType::F32 && ty.columns() == columns;
         if columns == 0 || !inputs.iter().all(fits) {
-            let reason = format!("needs f32 of as many columns, found {inputs:?}");
-            return Err(BuildError::new(self.name(), reason));
+            return refuse!(self, "needs f32 of as many columns, found {inputs:?}");
         }
         Ok(vec![Type::f32(&[self.blocks, columns])])
     }

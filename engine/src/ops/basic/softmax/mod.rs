@@ -4,7 +4,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{DType, Type, Value};
 
 /// Softmax over the last axis.
@@ -36,8 +36,7 @@ impl Op for Softmax {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if inputs[0].dims.is_empty() || inputs[0].dtype != DType::F32 {
-            let reason = format!("needs f32 [.., v], found {}", inputs[0]);
-            return Err(BuildError::new(self.name(), reason));
+            return refuse!(self, "needs f32 [.., v], found {}", inputs[0]);
         }
         Ok(vec![inputs[0].clone()])
     }

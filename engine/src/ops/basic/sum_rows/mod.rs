@@ -5,7 +5,7 @@ mod cpu;
 mod cuda;
 
 use crate::cpu::pool::chunks;
-use crate::op::{BuildError, Op, Result, op};
+use crate::op::{Op, Result, op, refuse};
 use crate::ops::grain_rows;
 use crate::value::Type;
 
@@ -25,10 +25,7 @@ impl Op for SumRows {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if self.dims.iter().product::<usize>() != inputs[0].columns() {
-            return Err(BuildError::new(
-                self.name(),
-                format!("{} to {:?}", inputs[0], self.dims),
-            ));
+            return refuse!(self, "{} to {:?}", inputs[0], self.dims);
         }
         Ok(vec![Type::f32(&self.dims)])
     }

@@ -3,7 +3,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// Exchange of the first two dimensions, f32 `[a, b]` or `[a, b, d]`.
@@ -40,10 +40,7 @@ impl Builder {
     /// When `x` does not have three dimensions.
     pub fn second_first(&mut self, x: Value) -> Result<Value> {
         let [a, b, d] = self.ty(x).dims[..] else {
-            return Err(BuildError::new(
-                "transpose",
-                format!("needs 3 dimensions, found {}", self.ty(x)),
-            ));
+            return refuse!("transpose", "needs 3 dimensions, found {}", self.ty(x));
         };
         self.op1(
             Transpose {
@@ -64,10 +61,7 @@ impl Op for Transpose {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let len: usize = self.from.iter().product();
         if inputs[0].len() != len || self.dims.iter().product::<usize>() != len {
-            return Err(BuildError::new(
-                self.name(),
-                format!("{} does not fit {self:?}", inputs[0]),
-            ));
+            return refuse!(self, "{} does not fit {self:?}", inputs[0]);
         }
         Ok(vec![Type::f32(&self.dims)])
     }

@@ -5,7 +5,7 @@
 mod cuda;
 
 use crate::cpu::{Frame, Output};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{StepScalar, Type, Value};
 
 /// A weight of a term.
@@ -51,13 +51,10 @@ impl Op for WeightedSum {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if inputs.is_empty() {
-            return Err(BuildError::new(self.name(), "there are no terms"));
+            return refuse!(self, "there are no terms");
         }
         match inputs.iter().find(|input| **input != &Type::scalar()) {
-            Some(other) => Err(BuildError::new(
-                self.name(),
-                format!("{other} is no scalar"),
-            )),
+            Some(other) => refuse!(self, "{other} is no scalar"),
             None => Ok(vec![Type::scalar()]),
         }
     }

@@ -20,7 +20,7 @@ mod tiling;
 
 use self::tiling::Tiling;
 use crate::cpu::pool::chunks;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// The networks of all components of a site.
@@ -78,10 +78,9 @@ impl Op for ComponentMlp {
             .zip(&expected)
             .find(|(found, expected)| found.dims != **expected)
         {
-            Some((found, expected)) => Err(BuildError::new(
-                self.name(),
-                format!("a weight is {found}, not {expected:?}"),
-            )),
+            Some((found, expected)) => {
+                refuse!(self, "a weight is {found}, not {expected:?}")
+            }
             None => Ok(vec![inputs[0].clone()]),
         }
     }

@@ -46,7 +46,7 @@ mod cuda;
 
 use spd_draws::Stream;
 
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::site::draws::drawn;
 use crate::value::{StepScalar, Type, Value};
 
@@ -167,11 +167,11 @@ impl Op for ImportanceGates {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if inputs.len() != self.inputs() || inputs.iter().any(|input| *input != inputs[0]) {
-            let reason = format!(
+            return refuse!(
+                self,
                 "{:?} needs logits, and given noise of their shape",
                 self.noise
             );
-            return Err(BuildError::new(self.name(), reason));
         }
         let columns = Type::f32(&[inputs[0].columns()]);
         Ok(vec![inputs[0].clone(), columns, Type::scalar()])

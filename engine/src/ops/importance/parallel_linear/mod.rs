@@ -7,7 +7,7 @@ mod cpu;
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::ops::SumRows;
 use crate::value::{Type, Value};
 
@@ -54,13 +54,7 @@ impl Op for ParallelLinear {
             {
                 Ok(vec![inputs[0].with_columns(c * o)])
             }
-            _ => {
-                let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
-                Err(BuildError::new(
-                    self.name(),
-                    format!("{} do not fit", found.join(", ")),
-                ))
-            }
+            _ => refuse!(self, "{} do not fit", listed(inputs)),
         }
     }
 

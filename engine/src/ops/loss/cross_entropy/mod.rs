@@ -8,7 +8,7 @@ pub(super) mod cpu;
 mod cuda;
 
 use crate::alike::{Alike, Of, Side};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{DType, Type, Value};
 
 /// Label of a row that does not count.
@@ -61,12 +61,10 @@ impl Op for CrossEntropy {
             Some((_, rows)) if labels.dtype == DType::U32 && labels.dims == rows => {
                 Ok(vec![Type::scalar(), Type::f32(rows)])
             }
-            _ => Err(BuildError::new(
-                self.name(),
-                format!(
-                    "needs logits f32 [.., v] and labels u32 [..], found {logits} and {labels}"
-                ),
-            )),
+            _ => refuse!(
+                self,
+                "needs logits f32 [.., v] and labels u32 [..], found {logits} and {labels}"
+            ),
         }
     }
 

@@ -35,7 +35,7 @@ use super::{CrossEntropy, KlDivergence};
 use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
 use crate::derivation::{Derivation, Right};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
 
@@ -312,10 +312,10 @@ impl Op for HeadDivergence {
                     format!("{target} with {}", inputs[1]),
                 ),
             };
-            return Err(BuildError::new(
-                self.name(),
-                format!("needs f32 {needed} and a head of {sides:?}, found {found}, {h} and {w}"),
-            ));
+            return refuse!(
+                self,
+                "needs f32 {needed} and a head of {sides:?}, found {found}, {h} and {w}"
+            );
         }
         let mut outputs = vec![Type::scalar(); 1 + usize::from(self.labels)];
         outputs.extend(self.gradient.then(|| h.clone()));
@@ -335,7 +335,7 @@ impl Op for HeadDivergence {
             Target::Hidden(hidden) => slice::from_ref(hidden),
         };
         if of_target.iter().any(|&value| gradients.wants(value)) {
-            return Err(BuildError::new(self.name(), "the target has no gradient"));
+            return refuse!(self, "the target has no gradient");
         }
         let of_entropy = self.labels && gradients.of(node.outputs[1]).is_some();
         let of_weights =

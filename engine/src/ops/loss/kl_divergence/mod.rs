@@ -12,7 +12,7 @@ mod cuda;
 use std::sync::Arc;
 
 use crate::alike::{Alike, Of, Side};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits
@@ -71,12 +71,10 @@ impl Op for KlDivergence {
             Some((_, rows)) if target == logits && target_lse.dims == rows => {
                 Ok(vec![Type::scalar(), target_lse.clone()])
             }
-            _ => Err(BuildError::new(
-                self.name(),
-                format!(
-                    "needs logits f32 [.., v] twice and [..], found target {target} with {target_lse}, and {logits}"
-                ),
-            )),
+            _ => refuse!(
+                self,
+                "needs logits f32 [.., v] twice and [..], found target {target} with {target_lse}, and {logits}"
+            ),
         }
     }
 
@@ -88,7 +86,7 @@ impl Op for KlDivergence {
             unreachable!("the shape rule asks for three inputs");
         };
         if gradients.wants(target) || gradients.wants(target_lse) {
-            return Err(BuildError::new(self.name(), "the target has no gradient"));
+            return refuse!(self, "the target has no gradient");
         }
         let inputs = [target, target_lse, node.outputs[1], g, logits];
         let in_place = gradients.wants(logits) && gradients.of(logits).is_none();

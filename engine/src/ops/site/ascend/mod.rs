@@ -10,7 +10,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// `clamp(r + step_size * sign(G), 0, 1)`.
@@ -40,11 +40,11 @@ impl Op for Ascend {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        if inputs[0] != inputs[1] {
-            let reason = format!("source {} and gradient {} differ", inputs[0], inputs[1]);
-            return Err(BuildError::new(self.name(), reason));
+        let (source, gradient) = (inputs[0], inputs[1]);
+        if source != gradient {
+            return refuse!(self, "source {source} and gradient {gradient} differ");
         }
-        Ok(vec![inputs[0].clone()])
+        Ok(vec![source.clone()])
     }
 }
 

@@ -7,7 +7,7 @@ mod cuda;
 
 use spd_draws::Stream;
 
-use crate::op::{BuildError, Builder, ExpensiveOps, Op, Result, op};
+use crate::op::{Builder, ExpensiveOps, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// Uniform draws in `[0, 1)`, row by row.
@@ -143,7 +143,7 @@ impl Op for Uniform {
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
         if self.columns == 0 {
-            return Err(BuildError::new(self.name(), "there are no columns to draw"));
+            return refuse!(self, "there are no columns to draw");
         }
         Ok(vec![Type::f32(&self.dims)])
     }
@@ -168,10 +168,7 @@ impl Op for UniformSubsets {
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
         if self.sites == 0 {
-            return Err(BuildError::new(
-                self.name(),
-                "there are no sites to choose from",
-            ));
+            return refuse!(self, "there are no sites to choose from");
         }
         Ok(vec![Type::f32(&[self.rows]); self.sites])
     }

@@ -30,7 +30,9 @@ pub(crate) use cuda::MaskOperands;
 use spd_draws::Stream;
 
 use crate::cpu::pool::chunks;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op};
+use crate::op::{
+    BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, listed, op, refuse,
+};
 use crate::ops::grain_rows;
 use crate::ops::site::draws::drawn;
 use crate::value::{Type, Value};
@@ -230,11 +232,7 @@ impl Masked {
         {
             return Ok(());
         }
-        let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
-        Err(BuildError::new(
-            "masked",
-            format!("{} do not fit {self:?}", found.join(", ")),
-        ))
+        refuse!("masked", "{} do not fit {self:?}", listed(inputs))
     }
 }
 

@@ -31,7 +31,7 @@ use crate::alike::{Alike, Of, Side};
 use crate::cpu::pool::chunks;
 use crate::cpu::shape::Shape;
 use crate::derivation::{Derivation, SiteInputs};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::ops::{MatMul, RoutedMatMul, grain_rows};
 use crate::value::{DType, Type, Value};
 
@@ -153,11 +153,7 @@ impl Op for SiteOutput {
         if fits && (rows(delta) || one(delta)) && rows(route) {
             return Ok(vec![clean.clone()]);
         }
-        let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
-        Err(BuildError::new(
-            self.name(),
-            format!("{} do not fit {self:?}", found.join(", ")),
-        ))
+        refuse!(self, "{} do not fit {self:?}", listed(inputs))
     }
 
     fn derivation(&self, inputs: &[Value]) -> Option<Derivation> {

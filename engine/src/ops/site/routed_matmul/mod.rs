@@ -27,7 +27,7 @@ pub(super) use cpu::scatter;
 
 use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::value::{Type, Value};
 
 /// A product over routed rows. Inputs: two factors, and routes f32 `[rows]` for each compacted
@@ -161,8 +161,7 @@ impl Op for CompactRows {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let (x, route) = (inputs[0], inputs[1]);
         if x.dims.is_empty() || x.rows() != route.len() {
-            let reason = format!("needs a route for each row, found {x} and {route}");
-            return Err(BuildError::new(self.name(), reason));
+            return refuse!(self, "needs a route for each row, found {x} and {route}");
         }
         Ok(vec![x.clone()])
     }
@@ -206,10 +205,12 @@ impl Op for RoutedMatMul {
             || routes.len() != compacted
             || routes.iter().any(|route| route.len() != rows)
         {
-            let routes: Vec<String> = routes.iter().map(ToString::to_string).collect();
-            let routes = routes.join(", ");
-            let reason = format!("{a}, {b} and routes {routes} do not fit ({:?})", self.kind);
-            return Err(BuildError::new(self.name(), reason));
+            let routes = listed(routes);
+            return refuse!(
+                self,
+                "{a}, {b} and routes {routes} do not fit ({:?})",
+                self.kind
+            );
         }
         Ok(vec![match self.kind {
             Kind::Rows { .. } => a.with_columns(n),
@@ -230,7 +231,7 @@ impl Op for RoutedMatMul {
         };
         let (Kind::Rows { transposed: false }, [a, w, routes @ ..]) = (self.kind, node.inputs)
         else {
-            return Err(BuildError::new(self.name(), "a gradient has no gradient"));
+            return refuse!(self, "a gradient has no gradient");
         };
         let of_a = Self {
             kind: Kind::Rows { transposed: true },

@@ -32,7 +32,7 @@ mod cuda;
 mod tests;
 
 use crate::cpu::pool::{chunks, rows_with_scratch};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::value::{Type, Value};
 
 /// Operands of the scores of [`Builder::additive_attention`].
@@ -153,12 +153,7 @@ impl Op for AdditiveAttention {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let refuse = |promised: String| {
-            let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
-            let found = found.join(", ");
-            let reason = format!("needs {promised}, found {found}");
-            Err(BuildError::new(self.name(), reason))
-        };
+        let refuse = |promised: String| refuse!(self, "needs {promised}, found {}", listed(inputs));
         let [b, t, heads, hidden] = inputs[0].dims[..] else {
             return refuse("queries f32 [b, t, heads, e]".to_owned());
         };

@@ -18,7 +18,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::SumRows;
 use crate::value::{Type, Value};
 
@@ -137,8 +137,10 @@ impl Op for CausalMixing {
             _ => false,
         };
         if !fits {
-            let reason = format!("needs f32 [b, t, d], [lags, d] and [d], found {x}, {h}, {bias}");
-            return Err(BuildError::new(self.name(), reason));
+            return refuse!(
+                self,
+                "needs f32 [b, t, d], [lags, d] and [d], found {x}, {h}, {bias}"
+            );
         }
         Ok(vec![(*x).clone()])
     }

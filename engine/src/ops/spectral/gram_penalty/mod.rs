@@ -21,7 +21,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// The least norm that a column is divided by.
@@ -89,10 +89,7 @@ impl Op for GramPenalty {
                 Type::f32(&[b, k, k]),
                 Type::f32(&[b, k]),
             ]),
-            _ => {
-                let reason = format!("needs f32 [b, t, k], found {ty}");
-                Err(BuildError::new(self.name(), reason))
-            }
+            _ => refuse!(self, "needs f32 [b, t, k], found {ty}"),
         }
     }
 

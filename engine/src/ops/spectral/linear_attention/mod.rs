@@ -19,7 +19,7 @@ mod cuda;
 mod tests;
 
 use crate::cpu::pool::{chunks, rows_with_scratch};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::value::{Type, Value};
 
 /// Attention without a softmax, of `q`, `k` and `v`, f32 `[b, t, heads size]` each.
@@ -106,12 +106,11 @@ impl Op for LinearAttention {
             _ => false,
         };
         if !fits {
-            let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
-            let (heads, found) = (self.heads, found.join(", "));
-            let reason = format!(
+            let (heads, found) = (self.heads, listed(inputs));
+            return refuse!(
+                self,
                 "needs three f32 [b, t, d] with d a multiple of {heads} heads, found {found}"
             );
-            return Err(BuildError::new(self.name(), reason));
         }
         Ok(vec![q.clone()])
     }

@@ -34,7 +34,7 @@ mod cuda;
 mod tiles;
 
 use crate::cpu::pool::{chunks, rows_with_scratch};
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::value::{Type, Value};
 
 /// Queries of a block.
@@ -284,14 +284,8 @@ impl Attention {
     }
 
     fn check(&self, inputs: &[&Type]) -> Result<()> {
-        let refuse = |promised: String| {
-            let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
-            let found = found.join(", ");
-            Err(BuildError::new(
-                "attention",
-                format!("needs {promised}, found {found}"),
-            ))
-        };
+        let refuse =
+            |promised: String| refuse!("attention", "needs {promised}, found {}", listed(inputs));
         let Heads {
             count: heads,
             kv: kv_heads,

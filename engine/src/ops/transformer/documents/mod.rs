@@ -6,7 +6,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{DType, Type, Value};
 
 /// Number of documents that ended before each position: tokens u32 `[b, t]` to f32 `[b, t]`.
@@ -36,10 +36,7 @@ impl Op for Documents {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         match &inputs[0].dims[..] {
             dims @ [_, _] if inputs[0].dtype == DType::U32 => Ok(vec![Type::f32(dims)]),
-            _ => Err(BuildError::new(
-                self.name(),
-                format!("needs tokens u32 [b, t], found {}", inputs[0]),
-            )),
+            _ => refuse!(self, "needs tokens u32 [b, t], found {}", inputs[0]),
         }
     }
 }

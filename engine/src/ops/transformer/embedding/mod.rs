@@ -8,7 +8,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{DType, Type, Value};
 
 /// Token vectors, plus position vectors if there are any.
@@ -79,12 +79,10 @@ impl Op for Embed {
             _ => {
                 let tables: Vec<String> = inputs[1..].iter().map(ToString::to_string).collect();
                 let tables = tables.join(" and ");
-                Err(BuildError::new(
-                    self.name(),
-                    format!(
-                        "needs tokens u32 [b, t] and tables [v, d] and [context >= t, d], found {tokens}, {tables}"
-                    ),
-                ))
+                refuse!(
+                    self,
+                    "needs tokens u32 [b, t] and tables [v, d] and [context >= t, d], found {tokens}, {tables}"
+                )
             }
         }
     }
@@ -114,10 +112,10 @@ impl Op for AddPositions {
         let (x, wpe) = (inputs[0], inputs[1]);
         match (&x.dims[..], &wpe.dims[..]) {
             (&[_, t, d], &[context, also_d]) if t <= context && d == also_d => Ok(vec![x.clone()]),
-            _ => Err(BuildError::new(
-                self.name(),
-                format!("needs f32 [b, t, d] and a table [context >= t, d], found {x} and {wpe}"),
-            )),
+            _ => refuse!(
+                self,
+                "needs f32 [b, t, d] and a table [context >= t, d], found {x} and {wpe}"
+            ),
         }
     }
 

@@ -24,7 +24,7 @@ mod rms;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::grain_rows;
 use crate::value::{Type, Value};
 
@@ -104,8 +104,7 @@ impl Op for Norm {
         let x = inputs[0];
         for (what, ty) in ["weight", "bias"].into_iter().zip(&inputs[1..]) {
             if ty.dims != [x.columns()] {
-                let reason = format!("{what} is {ty}, not [{}] as for {x}", x.columns());
-                return Err(BuildError::new(self.name(), reason));
+                return refuse!(self, "{what} is {ty}, not [{}] as for {x}", x.columns());
             }
         }
         let dims = self.kind.either(vec![x.rows(), 2], vec![x.rows()]);

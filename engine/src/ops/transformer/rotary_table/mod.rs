@@ -32,7 +32,7 @@ use std::f64::consts::TAU;
 
 pub(crate) use cpu::{turn, turn_back};
 
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// Cosines and sines of all positions, f32 `[positions, size]`: a row holds first all cosines, then
@@ -157,8 +157,7 @@ impl Op for RotaryTable {
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
         if self.size % 2 == 1 {
-            let reason = format!("{} columns cannot be paired", self.size);
-            return Err(BuildError::new(self.name(), reason));
+            return refuse!(self, "{} columns cannot be paired", self.size);
         }
         Ok(vec![Type::f32(&[self.positions, self.size])])
     }

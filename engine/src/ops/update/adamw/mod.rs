@@ -17,7 +17,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{StepScalar, Type, Value};
 
 /// Settings of an update.
@@ -117,14 +117,14 @@ impl Op for Update {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if self.tensors == 0 {
-            return Err(BuildError::new(self.name(), "there are no tensors"));
+            return refuse!(self, "there are no tensors");
         }
         for tensor in 0..self.tensors {
             let types: [&Type; 4] =
                 std::array::from_fn(|kind| inputs[kind * self.tensors + tensor]);
             if types.iter().any(|ty| *ty != types[0]) {
                 let found = types.map(ToString::to_string).join(", ");
-                return Err(BuildError::new(self.name(), format!("{found} differ")));
+                return refuse!(self, "{found} differ");
             }
         }
         Ok(Vec::new())

@@ -13,7 +13,7 @@
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, op};
+use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{StepScalar, Type, Value};
 
 /// `y`. Inputs: `e`, `x`.
@@ -66,13 +66,11 @@ impl Op for Average {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        match inputs[0] == inputs[1] {
-            true => Ok(vec![inputs[0].clone()]),
-            false => {
-                let reason = format!("average {} and value {} differ", inputs[0], inputs[1]);
-                Err(BuildError::new(self.name(), reason))
-            }
+        let (average, x) = (inputs[0], inputs[1]);
+        if average != x {
+            return refuse!(self, "average {average} and value {x} differ");
         }
+        Ok(vec![x.clone()])
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

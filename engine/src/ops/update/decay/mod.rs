@@ -11,7 +11,7 @@
 mod cpu;
 mod cuda;
 
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{StepScalar, Type, Value};
 
 /// The lines of a matrix that decay.
@@ -63,8 +63,7 @@ impl Op for Decay {
             Lines::Columns => matrix.columns(),
         };
         if lines != needed.len() {
-            let reason = format!("{:?} of {matrix} are not those of {needed}", self.of);
-            return Err(BuildError::new(self.name(), reason));
+            return refuse!(self, "{:?} of {matrix} are not those of {needed}", self.of);
         }
         Ok(Vec::new())
     }

@@ -8,7 +8,7 @@ mod cuda;
 use crate::cpu::math::{dot, vectorised};
 use crate::cpu::pool::chunks;
 use crate::cpu::{Frame, PerChunk, Pool};
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::ops::GRAIN;
 use crate::value::{Type, Value};
 
@@ -36,7 +36,7 @@ impl Op for GradientNorm {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if inputs.is_empty() {
-            return Err(BuildError::new(self.name(), "there are no gradients"));
+            return refuse!(self, "there are no gradients");
         }
         Ok(vec![Type::f32(&[inputs.len() + 1])])
     }

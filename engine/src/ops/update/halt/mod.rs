@@ -10,7 +10,7 @@
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// Writes the step into an f32 `[2]` of the store when a norm is not finite.
@@ -39,10 +39,7 @@ impl Op for Halt {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         if inputs[0].dims != [2] {
-            return Err(BuildError::new(
-                self.name(),
-                format!("needs f32 [2], found {}", inputs[0]),
-            ));
+            return refuse!(self, "needs f32 [2], found {}", inputs[0]);
         }
         Ok(Vec::new())
     }

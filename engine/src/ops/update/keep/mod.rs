@@ -7,7 +7,7 @@
 mod cuda;
 
 use crate::cpu::Frame;
-use crate::op::{BuildError, Builder, Op, Result, op};
+use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
 /// Inputs: the tensor in the store, the value, and guards.
@@ -36,10 +36,7 @@ impl Op for Keep {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         match inputs[0] == inputs[1] {
             true => Ok(Vec::new()),
-            false => {
-                let reason = format!("{} cannot hold {}", inputs[0], inputs[1]);
-                Err(BuildError::new(self.name(), reason))
-            }
+            false => refuse!(self, "{} cannot hold {}", inputs[0], inputs[1]),
         }
     }
 
