@@ -14,7 +14,7 @@ use super::device::{Device, Event, Memory};
 use super::driver::{Argument, Module, Stream, Transfer, Way};
 use super::executor::{Arena, Executor};
 use super::kernel::Kernel;
-use super::lowering::{self, Launch, Lowering, THREADS};
+use super::lowering::{self, Launch, Lowering, THREADS, arguments};
 use super::placed::{self, Placed};
 use crate::blocks::tree::Running;
 use crate::store::{Slot, Store};
@@ -47,7 +47,7 @@ fn add_part() -> Launch {
     let [part, sum] = [0, 1].map(|_| to.scratch(0));
     let length = lowering::Argument::Word(0);
     to.kernel(KERNELS, "add_part", &[])
-        .launch(&[part.into(), sum.out().into(), length]);
+        .launch(&arguments![part, sum.out(), length]);
     to.only_launch()
 }
 

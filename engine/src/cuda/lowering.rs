@@ -112,7 +112,7 @@ impl From<f64> for Argument {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Constant(i64);
 
-macro_rules! constants {
+macro_rules! constant {
     ($($from:ty)*) => {
         $(impl From<$from> for Constant {
             fn from(value: $from) -> Self {
@@ -121,7 +121,22 @@ macro_rules! constants {
         })*
     };
 }
-constants!(usize i32 u32 bool);
+constant!(usize i32 u32 bool);
+
+/// An array of constants, of numbers and booleans.
+macro_rules! constants {
+    ($($constant:expr),+ $(,)?) => {
+        [$($crate::cuda::lowering::Constant::from($constant)),+]
+    };
+}
+
+/// An array of arguments, of operands and numbers.
+macro_rules! arguments {
+    ($($argument:expr),+ $(,)?) => {
+        [$($crate::cuda::lowering::Argument::from($argument)),+]
+    };
+}
+pub(crate) use {arguments, constants};
 
 /// One op while it is lowered.
 pub struct Lowering<'a> {
@@ -307,10 +322,10 @@ impl<'a> Lowering<'a> {
             add: false,
             ..product
         });
-        let constants = [m.into(), columns.into(), n.into(), add.into()];
+        let constants = constants![m, columns, n, add];
         self.kernel(SHARED, "trim", &constants)
             .fours(m, columns)
-            .launch(&[padded.into(), y.into()]);
+            .launch(&arguments![padded, y]);
     }
 
     /// An operand as a matrix with rows of `columns` elements.
@@ -326,12 +341,9 @@ impl<'a> Lowering<'a> {
 
     /// Adds the launch `y = [y +] factor * sum of parts`, summed in f64.
     pub(crate) fn sum_parts(&mut self, parts: Operand, to: (Operand, bool), factor: f64) {
-        let constants = [parts.len.into(), to.1.into()];
-        self.kernel(SHARED, "sum_parts", &constants).launch(&[
-            parts.into(),
-            to.0.into(),
-            factor.into(),
-        ]);
+        let constants = constants![parts.len, to.1];
+        self.kernel(SHARED, "sum_parts", &constants)
+            .launch(&arguments![parts, to.0, factor]);
     }
 
     /// `y . g` of each head and position, f32 `[b, heads, t]`, of two `[b, t, heads size]`.
@@ -342,10 +354,10 @@ impl<'a> Lowering<'a> {
     ) -> Operand {
         let rows = batch * positions * heads;
         let dots = self.scratch(rows);
-        let constants = [rows, positions, heads, y.len / rows.max(1)].map(Constant::from);
+        let constants = constants![rows, positions, heads, y.len / rows.max(1)];
         self.kernel(SHARED, "head_dots", &constants)
             .blocks(rows.div_ceil(8), 1)
-            .launch(&[y, g, dots.out()].map(Into::into));
+            .launch(&arguments![y, g, dots.out()]);
         dots
     }
 
@@ -358,14 +370,10 @@ impl<'a> Lowering<'a> {
     ) {
         let stretches = parts.len / stride.max(1);
         let lines = lines(stretches);
-        let constants = [to.len, stretches, first, stride, lines].map(Constant::from);
-        self.kernel(
-            SHARED,
-            "add_stretches",
-            &[&constants[..], &[add.into()]].concat(),
-        )
-        .blocks((to.len * lines).div_ceil(THREADS), 1)
-        .launch(&[parts.into(), to.into()]);
+        let constants = constants![to.len, stretches, first, stride, lines, add];
+        self.kernel(SHARED, "add_stretches", &constants)
+            .blocks((to.len * lines).div_ceil(THREADS), 1)
+            .launch(&arguments![parts, to]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Our own kernel for products that cublasLt refuses, or that are too thin for its tiles.
 
-use super::lowering::{Argument, Constant, Launch, Lowering, Source};
+use super::lowering::{Argument, Launch, Lowering, Source, arguments, constants};
 use super::product::{Matrix, Product};
 
 /// Source of the kernels.
@@ -26,16 +26,15 @@ impl Product {
             };
             Argument::List([matrix.first, row, column, matrix.step].map(word).to_vec())
         };
-        let sizes = [rows, columns, high, wide].map(Constant::from);
-        let kinds = [self.add, self.bias.is_some()].map(Constant::from);
+        let constants = constants![rows, columns, high, wide, self.add, self.bias.is_some()];
         let mut to = Lowering::new(&[], &[], &[]);
-        to.kernel(KERNELS, "multiply_tiles", &[&sizes[..], &kinds].concat())
+        to.kernel(KERNELS, "multiply_tiles", &constants)
             .blocks(batch * m.div_ceil(rows) * n.div_ceil(columns), 1)
-            .launch(&[
-                self.a.operand.into(),
-                self.b.operand.into(),
-                self.bias.into(),
-                self.out.operand.out().into(),
+            .launch(&arguments![
+                self.a.operand,
+                self.b.operand,
+                self.bias,
+                self.out.operand.out(),
                 Argument::Word(self.alpha.to_bits()),
                 word(m),
                 word(n),

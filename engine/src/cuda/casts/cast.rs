@@ -6,7 +6,7 @@
 
 use crate::alike::{Alike, Of, Side};
 use crate::cuda::device_op::Rewritten;
-use crate::cuda::lowering::{Lowering, MOST_OPERANDS, Source, tensors};
+use crate::cuda::lowering::{Lowering, MOST_OPERANDS, Source, arguments, constants, tensors};
 use crate::op::op;
 use crate::value::Type;
 
@@ -28,9 +28,9 @@ impl Rewritten for Cast {
         }
         if let &[tensor] = &rest[..] {
             let (x, y) = (to.input(tensor), to.output(tensor));
-            to.kernel(KERNELS, "cast", &[y.len.into()])
+            to.kernel(KERNELS, "cast", &constants![y.len])
                 .fours(1, y.len)
-                .launch(&[x.into(), y.into()]);
+                .launch(&arguments![x, y]);
             return;
         }
         // Launches for as many tensors as a kernel takes.
@@ -62,5 +62,5 @@ fn pad(to: &mut Lowering<'_>, tensor: usize) {
     let sizes = [from.rows(), from.columns(), rows, columns];
     to.kernel(KERNELS, "padded_cast", &sizes.map(Into::into))
         .fours(rows, columns)
-        .launch(&[x.into(), y.into()]);
+        .launch(&arguments![x, y]);
 }

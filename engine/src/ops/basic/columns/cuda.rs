@@ -1,5 +1,5 @@
 use super::{Columns, Run};
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("columns", include_str!("kernel.cu"));
 
@@ -14,23 +14,10 @@ pub(super) fn value(op: &Columns, to: &mut Lowering<'_>) {
         } else {
             (at, len)
         };
-        let constants = [
-            rows,
-            x.len / rows.max(1),
-            columns,
-            first,
-            count,
-            from,
-            at,
-            len,
-        ];
-        let constants = constants.map(Into::into);
-        to.kernel(
-            KERNELS,
-            "columns",
-            &[&constants[..], &[add.into()]].concat(),
-        )
-        .fours(rows, count)
-        .launch(&[x.into(), y.into()]);
+        let pitch = x.len / rows.max(1);
+        let constants = constants![rows, pitch, columns, first, count, from, at, len, add];
+        to.kernel(KERNELS, "columns", &constants)
+            .fours(rows, count)
+            .launch(&arguments![x, y]);
     }
 }

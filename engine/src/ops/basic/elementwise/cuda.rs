@@ -1,7 +1,7 @@
 use super::Elementwise;
 use super::expr::{Function, GeluKind, Operator};
 use super::steps::{Action, Fill, From, To};
-use crate::cuda::lowering::{Argument, Lowering, Source, parts};
+use crate::cuda::lowering::{Argument, Lowering, Source, constants, parts};
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("elementwise", include_str!("kernel.cu"));
@@ -32,7 +32,7 @@ pub(super) fn value(op: &Elementwise, to: &mut Lowering<'_>) {
     let mut arguments = vec![Argument::Code(text + "}")];
     arguments.extend((0..to.inputs()).map(|index| Argument::from(to.input(index))));
     arguments.extend((0..to.outputs()).map(|index| Argument::from(to.output(index))));
-    to.kernel(KERNELS, "elementwise", &[rows.into(), columns.into()])
+    to.kernel(KERNELS, "elementwise", &constants![rows, columns])
         .fours(rows, columns)
         .launch(&arguments);
 }
@@ -87,7 +87,7 @@ pub(super) fn sum(op: &Elementwise, factor: f64, to: &mut Lowering<'_>) {
     let sums = to.scratch(parts(len));
     let mut arguments = vec![sums.out().into(), Argument::Code(of)];
     arguments.extend((0..to.inputs()).map(|index| Argument::from(to.input(index))));
-    to.kernel(KERNELS, "elementwise_parts", &[len.into()])
+    to.kernel(KERNELS, "elementwise_parts", &constants![len])
         .blocks(sums.len, 1)
         .launch(&arguments);
     to.sum_parts(sums, (to.output(0), to.adds(0)), factor);

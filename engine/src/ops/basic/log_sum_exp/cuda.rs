@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Constant, Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
 use crate::value::Type;
 
@@ -27,9 +27,9 @@ pub(in crate::ops) fn rows(
         .div_ceil(4 * width)
         .next_power_of_two()
         .clamp(32, 256);
-    let constants = [threads, columns, pitch, width].map(Constant::from);
+    let constants = constants![threads, columns, pitch, width];
     to.kernel(KERNELS, "log_sum_exp", &constants)
         .blocks(y.len, 1)
         .threads(threads)
-        .launch(&[x.into(), y.into()]);
+        .launch(&arguments![x, y]);
 }

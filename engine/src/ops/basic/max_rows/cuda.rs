@@ -1,5 +1,5 @@
 use super::MaxRows;
-use crate::cuda::lowering::{Lowering, Source, stretches};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, stretches};
 
 const KERNELS: Source = Source::new("max_rows", include_str!("kernel.cu"));
 
@@ -17,13 +17,13 @@ pub(super) fn value(op: MaxRows, to: &mut Lowering<'_>) {
     for (x, rows, (stretch, count)) in inputs {
         let part = parts.part(first * columns, count * columns).out();
         first += count;
-        let constants = [rows, columns, stretch].map(Into::into);
+        let constants = constants![rows, columns, stretch];
         to.kernel(KERNELS, "max_rows_parts", &constants)
             .blocks(columns.div_ceil(32), count)
-            .launch(&[x.into(), part.into()]);
+            .launch(&arguments![x, part]);
     }
-    let constants = [op.blocks, columns, count].map(Into::into);
+    let constants = constants![op.blocks, columns, count];
     to.kernel(KERNELS, "max_rows", &constants)
         .threads_over(y.len)
-        .launch(&[parameters.into(), parts.into(), y.into()]);
+        .launch(&arguments![parameters, parts, y]);
 }

@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Lowering, Source, row_threads};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, row_threads};
 
 const KERNELS: Source = Source::new("softmax", include_str!("kernel.cu"));
 
@@ -6,19 +6,19 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let (x, y) = (to.input(0), to.output(0));
     let threads = row_threads(columns);
-    to.kernel(KERNELS, "softmax", &[threads.into(), columns.into()])
+    to.kernel(KERNELS, "softmax", &constants![threads, columns])
         .blocks(rows, 1)
         .threads(threads)
-        .launch(&[x.into(), y.into()]);
+        .launch(&arguments![x, y]);
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let (y, g, out) = (to.input(0), to.input(1), to.output(0));
     let threads = row_threads(columns);
-    let constants = [threads.into(), columns.into(), to.adds(0).into()];
+    let constants = constants![threads, columns, to.adds(0)];
     to.kernel(KERNELS, "softmax_grad", &constants)
         .blocks(rows, 1)
         .threads(threads)
-        .launch(&[y, g, out].map(Into::into));
+        .launch(&arguments![y, g, out]);
 }

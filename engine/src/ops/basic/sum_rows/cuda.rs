@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Lowering, Source, short_stretches, vector};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, short_stretches, vector};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("sum_rows", include_str!("kernel.cu"));
@@ -16,10 +16,10 @@ impl Lowering<'_> {
         let across = columns.div_ceil(32 * width);
         let (stretch, count) = short_stretches(rows, across);
         let parts = self.scratch(count * columns);
-        let constants = [rows, columns, stretch, width].map(Into::into);
+        let constants = constants![rows, columns, stretch, width];
         self.kernel(KERNELS, "sum_rows_parts", &constants)
             .blocks(across, count)
-            .launch(&[x.into(), parts.out().into()]);
+            .launch(&arguments![x, parts.out()]);
         self.add_stretches(parts, (0, columns), y);
     }
 }

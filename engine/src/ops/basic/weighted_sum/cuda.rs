@@ -1,5 +1,5 @@
 use super::Weight;
-use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source};
+use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("weighted_sum", include_str!("kernel.cu"));
 
@@ -19,12 +19,8 @@ pub(super) fn value(weights: &[Weight], to: &mut Lowering<'_>) {
     let terms: Vec<Argument> = terms.collect();
     let mut add = to.adds(0);
     for some in terms.chunks(MOST_OPERANDS - 2) {
-        let arguments = [
-            to.parameters().into(),
-            to.output(0).into(),
-            Argument::List(some.to_vec()),
-        ];
-        to.kernel(KERNELS, "weighted_sum", &[add.into()])
+        let arguments = arguments![to.parameters(), to.output(0), Argument::List(some.to_vec())];
+        to.kernel(KERNELS, "weighted_sum", &constants![add])
             .threads(32)
             .launch(&arguments);
         add = true;

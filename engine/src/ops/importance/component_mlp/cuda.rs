@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Lowering, Source, stretches};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, stretches};
 
 const KERNELS: Source = Source::new("component_mlp", include_str!("kernel.cu"));
 
@@ -7,10 +7,10 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let hidden = to.ty(1).columns();
     let [a, w1, b1, w2, b2] = [0, 1, 2, 3, 4].map(|index| to.input(index));
     let z = to.output(0);
-    let constants = [rows, columns, hidden].map(Into::into);
+    let constants = constants![rows, columns, hidden];
     to.kernel(KERNELS, "component_mlp", &constants)
         .blocks(columns.div_ceil(32), rows.div_ceil(32))
-        .launch(&[a, w1, b1, w2, b2, z].map(Into::into));
+        .launch(&arguments![a, w1, b1, w2, b2, z]);
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {
@@ -22,16 +22,10 @@ pub(super) fn gradient(to: &mut Lowering<'_>) {
     let stride = 3 * weights + columns;
     let (stretch, count) = stretches(rows, columns);
     let parts = to.scratch(count * stride);
-    let constants = [
-        rows.into(),
-        columns.into(),
-        hidden.into(),
-        stretch.into(),
-        to.adds(0).into(),
-    ];
+    let constants = constants![rows, columns, hidden, stretch, to.adds(0)];
     to.kernel(KERNELS, "component_mlp_grad", &constants)
         .blocks(columns.div_ceil(32), count)
-        .launch(&[g, a, w1, b1, w2, of_a, parts.out()].map(Into::into));
+        .launch(&arguments![g, a, w1, b1, w2, of_a, parts.out()]);
     for (index, first) in [0, weights, 2 * weights, 3 * weights]
         .into_iter()
         .enumerate()

@@ -1,7 +1,9 @@
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cuda::lowering::{
-    Argument, Constant, Lowering, Source, THREADS, lines, scalar, short_stretches,
+    Argument, Constant, Lowering, Source, THREADS, arguments, constants, lines, scalar,
+    short_stretches,
 };
+use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
 
@@ -26,7 +28,7 @@ fn numbers(op: &ImportanceGates) -> ([Constant; 4], Argument) {
         Some((Penalty::Smooth { normalized: false }, gamma)) => (2, scalar(gamma)),
         Some((Penalty::Smooth { normalized: true }, gamma)) => (3, scalar(gamma)),
     };
-    let numbers = [gates.into(), noise.into(), penalty.into(), parameter];
+    let numbers = constants![gates, noise, penalty, parameter];
     (numbers, Argument::Word(word))
 }
 
@@ -38,23 +40,20 @@ pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let (stretch, count) = short_stretches(rows, across);
     let parts = to.scratch(count * columns);
     let counts = to.scratch(count * across);
-    let sizes = [rows, columns, stretch].map(Constant::from);
-    let (numbers, what) = numbers(op);
-    let constants = [&sizes[..], &numbers[..]].concat();
-    let g = to.output(0);
-    let operands = [to.parameters(), z, given, g, parts.out(), counts.out()];
-    let numbers = [what, op.alive.into()];
-    let arguments = [&operands.map(Argument::from)[..], &numbers].concat();
+    let ([gates, noise, penalty, parameter], what) = numbers(op);
+    let (parameters, [g, sums, active]) = (to.parameters(), [0, 1, 2].map(|at| to.output(at)));
+    let constants = constants![rows, columns, stretch, gates, noise, penalty, parameter];
+    let [partial, counted] = [parts, counts].map(Operand::out);
     to.kernel(KERNELS, "importance_gates", &constants)
         .blocks(across, count)
-        .launch(&arguments);
+        .launch(&arguments![
+            parameters, z, given, g, partial, counted, what, op.alive
+        ]);
     let lines = lines(count);
-    let constants = [columns, count, counts.len, lines].map(Constant::from);
-    let operands = [parts, counts, to.output(1), to.output(2)].map(Argument::from);
-    let each = Argument::from(1.0 / rows as f64);
+    let constants = constants![columns, count, counts.len, lines];
     to.kernel(KERNELS, "importance_sums", &constants)
         .blocks((columns * lines).div_ceil(THREADS) + 1, 1)
-        .launch(&[&operands[..], &[each]].concat());
+        .launch(&arguments![parts, counts, sums, active, 1.0 / rows as f64]);
 }
 
 pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {
@@ -69,20 +68,19 @@ pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {
     } else {
         z
     };
-    let sizes = [rows, columns].map(Constant::from);
-    let wants = [op.of_importance, op.of_sums, to.adds(0)].map(Constant::from);
-    let operands = [
-        to.parameters(),
-        z,
-        given,
-        of_importance,
-        of_sums,
-        to.output(0),
-    ];
+    let wants = constants![op.of_importance, op.of_sums, to.adds(0)];
+    let (parameters, out) = (to.parameters(), to.output(0));
     let (numbers, what) = numbers(&op.forward);
-    let arguments = [&operands.map(Argument::from)[..], &[what]].concat();
-    let constants = [&sizes[..], &numbers[..], &wants[..]].concat();
+    let constants = [&constants![rows, columns][..], &numbers, &wants].concat();
     to.kernel(KERNELS, "importance_gates_grad", &constants)
         .fours(rows, columns)
-        .launch(&arguments);
+        .launch(&arguments![
+            parameters,
+            z,
+            given,
+            of_importance,
+            of_sums,
+            out,
+            what
+        ]);
 }

@@ -1,25 +1,25 @@
 use super::ImportanceMinimality;
-use crate::cuda::lowering::{Argument, Lowering, Source};
+use crate::cuda::lowering::{Argument, Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("importance_minimality", include_str!("kernel.cu"));
 
 fn settings(op: &ImportanceMinimality) -> [Argument; 4] {
     let weights = [op.activity, op.beta].map(f64::from);
-    [op.rows as f64, weights[0], weights[1], op.scale()].map(Argument::from)
+    arguments![op.rows as f64, weights[0], weights[1], op.scale()]
 }
 
 pub(super) fn value(op: &ImportanceMinimality, to: &mut Lowering<'_>) {
     let (sums, y) = (to.input(0), to.output(0));
-    let arguments = [&[sums.into(), y.into()], &settings(op)[..]].concat();
-    to.kernel(KERNELS, "importance_minimality", &[sums.len.into()])
+    let arguments = [&arguments![sums, y], &settings(op)[..]].concat();
+    to.kernel(KERNELS, "importance_minimality", &constants![sums.len])
         .threads(512)
         .launch(&arguments);
 }
 
 pub(super) fn gradient(op: &ImportanceMinimality, to: &mut Lowering<'_>) {
     let (g, sums, out) = (to.input(0), to.input(1), to.output(0));
-    let arguments = [&[g.into(), sums.into(), out.into()], &settings(op)[..]].concat();
-    let constants = [sums.len.into(), to.adds(0).into()];
+    let arguments = [&arguments![g, sums, out], &settings(op)[..]].concat();
+    let constants = constants![sums.len, to.adds(0)];
     to.kernel(KERNELS, "importance_minimality_grad", &constants)
         .threads_over(sums.len)
         .launch(&arguments);

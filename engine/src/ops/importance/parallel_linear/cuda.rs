@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Constant, Lowering, Source, short_stretches, vector};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, short_stretches, vector};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 
@@ -40,17 +40,17 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let y = to.output(0);
     if is_thin(i, o) {
         let stretch = rows.div_ceil(1024).max(8);
-        let constants = [rows, c, i, vector(i, to.ty(0).dtype), stretch].map(Constant::from);
+        let constants = constants![rows, c, i, vector(i, to.ty(0).dtype), stretch];
         return to
             .kernel(KERNELS, "parallel_dots", &constants)
             .blocks(c.div_ceil(DOTS), rows.div_ceil(stretch))
             .threads(DOTS)
-            .launch(&[x, w, bias, y].map(Into::into));
+            .launch(&arguments![x, w, bias, y]);
     }
-    let constants = [rows.into(), (c * o).into()];
+    let constants = constants![rows, c * o];
     to.kernel(KERNELS, "rows_of_bias", &constants)
         .fours(rows, c * o)
-        .launch(&[bias.into(), y.into()]);
+        .launch(&arguments![bias, y]);
     to.product(Product {
         m: rows,
         n: o,
@@ -70,12 +70,11 @@ pub(super) fn input_gradient(to: &mut Lowering<'_>) {
     let [c, i, o] = dims(&to.ty(1).dims);
     let (g, w, out) = (to.input(0), to.input(1), to.output(0));
     if is_thin(i, o) {
-        let constants = [rows, c * i, i].map(Constant::from);
-        let constants = [&constants[..], &[to.adds(0).into()]].concat();
+        let constants = constants![rows, c * i, i, to.adds(0)];
         return to
             .kernel(KERNELS, "parallel_outer", &constants)
             .fours(rows, c * i)
-            .launch(&[g, w, out].map(Into::into));
+            .launch(&arguments![g, w, out]);
     }
     to.product(Product {
         m: rows,
@@ -100,10 +99,10 @@ pub(super) fn weight_gradient([c, i, o]: [usize; 3], to: &mut Lowering<'_>) {
         let across = columns.div_ceil(32 * width);
         let (stretch, count) = short_stretches(rows, across);
         let parts = to.scratch(count * columns);
-        let constants = [rows, columns, stretch, i, width].map(Constant::from);
+        let constants = constants![rows, columns, stretch, i, width];
         to.kernel(KERNELS, "parallel_weight_parts", &constants)
             .blocks(across, count)
-            .launch(&[g, x, parts.out()].map(Into::into));
+            .launch(&arguments![g, x, parts.out()]);
         let out = (out, to.adds(0));
         return to.add_stretches(parts, (0, columns), out);
     }

@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Constant, Lowering, Source, row_threads};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, row_threads};
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("cross_entropy", include_str!("kernel.cu"));
@@ -10,13 +10,13 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let (y, lse) = (to.output(0), to.output(1));
     let losses = to.scratch(rows);
     let threads = row_threads(columns);
-    let constants = [threads, columns, pitch].map(Into::into);
+    let constants = constants![threads, columns, pitch];
     to.kernel(KERNELS, "cross_entropy", &constants)
         .blocks(rows, 1)
         .threads(threads)
-        .launch(&[logits, labels, lse, losses.out()].map(Into::into));
-    to.kernel(KERNELS, "cross_entropy_mean", &[rows.into()])
-        .launch(&[losses, labels, y].map(Into::into));
+        .launch(&arguments![logits, labels, lse, losses.out()]);
+    to.kernel(KERNELS, "cross_entropy_mean", &constants![rows])
+        .launch(&arguments![losses, labels, y]);
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {
@@ -25,11 +25,10 @@ pub(super) fn gradient(to: &mut Lowering<'_>) {
     let [logits, labels, lse, g] = [0, 1, 2, 3].map(|index| to.input(index));
     let out = to.output(0);
     let scale = to.scratch(1);
-    to.kernel(KERNELS, "cross_entropy_scale", &[rows.into()])
-        .launch(&[labels, g, scale.out()].map(Into::into));
-    let sizes = [rows, columns, pitch].map(Constant::from);
-    let constants = [&sizes[..], &[to.adds(0).into()]].concat();
+    to.kernel(KERNELS, "cross_entropy_scale", &constants![rows])
+        .launch(&arguments![labels, g, scale.out()]);
+    let constants = constants![rows, columns, pitch, to.adds(0)];
     to.kernel(KERNELS, "cross_entropy_grad", &constants)
         .fours(rows, pitch)
-        .launch(&[logits, labels, lse, scale, out].map(Into::into));
+        .launch(&arguments![logits, labels, lse, scale, out]);
 }

@@ -4,7 +4,7 @@
 //! FLOPs would take 0.4. Other sizes of chunks are unmeasured.
 
 use super::{HeadDivergence, Sizes};
-use crate::cuda::lowering::{Constant, Lowering, Source, row_threads};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, row_threads};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 use crate::ops::basic::log_sum_exp_rows;
@@ -77,10 +77,10 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
             }
         };
         if let Some((labels, found)) = labels {
-            let constants = [count, columns, vocabulary].map(Into::into);
+            let constants = constants![count, columns, vocabulary];
             to.kernel(KERNELS, "head_labels", &constants)
                 .threads_over(count)
-                .launch(&[own, part(labels, 1), part(found, 1).out()].map(Into::into));
+                .launch(&arguments![own, part(labels, 1), part(found, 1).out()]);
         }
         let operands = [
             of_target,
@@ -89,8 +89,7 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
             part(lse, 1).out(),
             part(losses, 1).out(),
         ];
-        let sizes = [threads, columns, vocabulary].map(Constant::from);
-        let constants = [&sizes[..], &[op.gradient.into()]].concat();
+        let constants = constants![threads, columns, vocabulary, op.gradient];
         to.kernel(KERNELS, "head_divergence", &constants)
             .blocks(count, 1)
             .threads(threads)
@@ -114,15 +113,15 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
     to.sum_parts(losses, (to.output(0), false), 1.0 / rows as f64);
     if let Some((labels, found)) = labels {
         let y = to.output(1);
-        to.kernel(KERNELS, "head_entropy", &[rows.into()])
-            .launch(&[lse, found, labels, y].map(Into::into));
+        to.kernel(KERNELS, "head_entropy", &constants![rows])
+            .launch(&arguments![lse, found, labels, y]);
     }
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {
     let (g, kept, out) = (to.input(0), to.input(1), to.output(0));
-    let constants = [out.len.into(), to.adds(0).into()];
+    let constants = constants![out.len, to.adds(0)];
     to.kernel(KERNELS, "head_divergence_grad", &constants)
         .fours(1, out.len)
-        .launch(&[g, kept, out].map(Into::into));
+        .launch(&arguments![g, kept, out]);
 }

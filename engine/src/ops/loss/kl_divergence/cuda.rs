@@ -1,5 +1,5 @@
 use super::KlDivergenceGrad;
-use crate::cuda::lowering::{Constant, Lowering, Source, row_threads};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, row_threads};
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("kl_divergence", include_str!("kernel.cu"));
@@ -11,11 +11,11 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let (y, lse) = (to.output(0), to.output(1));
     let losses = to.scratch(rows);
     let threads = row_threads(columns);
-    let constants = [threads, columns, pitch].map(Into::into);
+    let constants = constants![threads, columns, pitch];
     to.kernel(KERNELS, "kl_divergence", &constants)
         .blocks(rows, 1)
         .threads(threads)
-        .launch(&[target, target_lse, logits, lse, losses.out()].map(Into::into));
+        .launch(&arguments![target, target_lse, logits, lse, losses.out()]);
     to.sum_parts(losses, (y, false), 1.0 / rows as f64);
 }
 
@@ -24,16 +24,16 @@ pub(super) fn gradient(op: KlDivergenceGrad, to: &mut Lowering<'_>) {
     let [columns, pitch] = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
     let [target, target_lse, lse, g] = [0, 1, 2, 3].map(|index| to.input(index));
     let out = to.output(0);
-    let sizes = [rows, columns, pitch].map(Constant::from);
     if op.in_place {
+        let constants = constants![rows, columns, pitch];
         return to
-            .kernel(KERNELS, "kl_divergence_grad_in_place", &sizes)
+            .kernel(KERNELS, "kl_divergence_grad_in_place", &constants)
             .fours(rows, pitch)
-            .launch(&[target, target_lse, lse, g, out].map(Into::into));
+            .launch(&arguments![target, target_lse, lse, g, out]);
     }
     let logits = to.input(4);
-    let constants = [&sizes[..], &[to.adds(0).into()]].concat();
+    let constants = constants![rows, columns, pitch, to.adds(0)];
     to.kernel(KERNELS, "kl_divergence_grad", &constants)
         .fours(rows, pitch)
-        .launch(&[target, target_lse, logits, lse, g, out].map(Into::into));
+        .launch(&arguments![target, target_lse, logits, lse, g, out]);
 }

@@ -1,34 +1,30 @@
 use super::{Bernoulli, Uniform, UniformSubsets};
-use crate::cuda::lowering::{Argument, Lowering, Source};
+use crate::cuda::lowering::{Argument, Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("draws", include_str!("kernel.cu"));
 
 pub(super) fn uniform(op: &Uniform, to: &mut Lowering<'_>) {
     let (parameters, y) = (to.parameters(), to.output(0));
     let (rows, columns) = (y.len / op.columns, op.columns);
-    let constants = [rows.into(), columns.into(), op.shared.into()];
+    let constants = constants![rows, columns, op.shared];
     to.kernel(KERNELS, "uniform_rows", &constants)
         .fours(rows, columns)
-        .launch(&[
-            parameters.into(),
-            Argument::Word(op.stream.word()),
-            y.into(),
-        ]);
+        .launch(&arguments![parameters, Argument::Word(op.stream.word()), y]);
 }
 
 pub(super) fn bernoulli(op: &Bernoulli, to: &mut Lowering<'_>) {
     let (parameters, y) = (to.parameters(), to.output(0));
     let what = Argument::Word(op.stream.word());
-    to.kernel(KERNELS, "bernoulli", &[op.rows.into()])
+    to.kernel(KERNELS, "bernoulli", &constants![op.rows])
         .threads_over(op.rows)
-        .launch(&[parameters.into(), what, y.into(), op.probability.into()]);
+        .launch(&arguments![parameters, what, y, op.probability]);
 }
 
 pub(super) fn uniform_subsets(op: &UniformSubsets, to: &mut Lowering<'_>) {
     let what = Argument::Word(op.stream.word());
     let mut arguments: Vec<Argument> = vec![to.parameters().into(), what];
     arguments.extend((0..op.sites).map(|site| Argument::from(to.output(site))));
-    let constants = [op.rows.into(), op.sites.into()];
+    let constants = constants![op.rows, op.sites];
     to.kernel(KERNELS, "uniform_subsets", &constants)
         .threads_over(op.rows)
         .launch(&arguments);

@@ -1,5 +1,7 @@
 use super::{Draw, Mask, Masked, MaskedGrad};
-use crate::cuda::lowering::{Argument, Constant, Lowering, Source, row_threads, stretches};
+use crate::cuda::lowering::{
+    Argument, Constant, Lowering, Source, arguments, constants, row_threads, stretches,
+};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("masked", include_str!("kernel.cu"));
@@ -18,7 +20,7 @@ fn numbers(op: &Masked) -> ([Constant; 2], u32) {
         Mask::Rounded(_) => (3, (0, 0)),
         Mask::Ones => (4, (0, 0)),
     };
-    ([mask.into(), draw.into()], word)
+    (constants![mask, draw], word)
 }
 
 fn threshold(op: &Masked) -> f32 {
@@ -51,9 +53,8 @@ impl MaskOperands {
             .given
             .map_or(0, |index| to.ty(index).len() / columns.max(1));
         let deltas = at.delta.map_or(0, |index| to.ty(index).len());
-        let rest = [given_rows.into(), deltas.into(), op.route.into()];
         let all = [at.importance, at.given, at.delta, at.route];
-        let (numbers, word) = numbers(op);
+        let ([mask, draw], word) = numbers(op);
         Self {
             word,
             importance: input(at.importance),
@@ -61,7 +62,7 @@ impl MaskOperands {
             delta: input(at.delta),
             route: input(at.route),
             end: first + 1 + all.into_iter().flatten().count(),
-            constants: [&numbers[..], &rest[..]].concat(),
+            constants: constants![mask, draw, given_rows, deltas, op.route].to_vec(),
             threshold: threshold(op),
         }
     }
@@ -90,12 +91,11 @@ impl Site {
     fn new(op: &Masked, first: usize, to: &Lowering<'_>) -> Self {
         let (rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
         let mask = MaskOperands::new(op, first, columns, to);
-        let sizes = [rows, columns].map(Constant::from);
         Self {
             rows,
             columns,
             a: to.input(first),
-            constants: [&sizes[..], &mask.constants[..]].concat(),
+            constants: [&constants![rows, columns], &mask.constants[..]].concat(),
             mask,
         }
     }
@@ -165,23 +165,13 @@ fn source_sums(
     let (stretch, count) = stretches(site.rows, site.columns);
     let parts = to.scratch(count * site.columns);
     let between = matches!(op.of.mask, Mask::Between(_));
-    let constants = [
-        site.rows.into(),
-        site.columns.into(),
-        stretch.into(),
-        between.into(),
-        op.of.route.into(),
-    ];
-    let arguments: [Argument; 5] = [
-        gh.into(),
-        site.a.into(),
-        site.mask.importance.into(),
-        site.mask.route.into(),
-        parts.out().into(),
-    ];
+    let constants = constants![site.rows, site.columns, stretch, between, op.of.route];
+    let MaskOperands {
+        importance, route, ..
+    } = site.mask;
     to.kernel(KERNELS, "masked_source_sums", &constants)
         .blocks(site.columns.div_ceil(32), count)
-        .launch(&arguments);
+        .launch(&arguments![gh, site.a, importance, route, parts.out()]);
     to.add_stretches(parts, (0, site.columns), given);
 }
 
@@ -198,16 +188,11 @@ fn delta_grad(
         (delta, add)
     };
     let threads = row_threads(site.columns);
-    let constants = [
-        threads.into(),
-        site.columns.into(),
-        into.into(),
-        op.of.route.into(),
-    ];
+    let constants = constants![threads, site.columns, into, op.of.route];
     to.kernel(KERNELS, "masked_delta_grad", &constants)
         .blocks(site.rows, 1)
         .threads(threads)
-        .launch(&[gh.into(), site.a.into(), site.mask.route.into(), out.into()]);
+        .launch(&arguments![gh, site.a, site.mask.route, out]);
     if summed {
         let parts = Operand {
             written: false,

@@ -1,6 +1,8 @@
 use super::{SiteOutput, shape};
 use crate::cpu::shape::Shape;
-use crate::cuda::lowering::{Argument, Constant, Lowering, Source, row_threads, stretches};
+use crate::cuda::lowering::{
+    Argument, Lowering, Source, arguments, constants, row_threads, stretches,
+};
 use crate::cuda::product::Product;
 
 const KERNELS: Source = Source::new("site_output", include_str!("kernel.cu"));
@@ -18,12 +20,10 @@ pub(super) fn value(op: &SiteOutput, to: &mut Lowering<'_>) {
     let [h, u, clean] = [0, 1, 2].map(|index| to.input(index));
     let ([bias, delta, route], deltas) = after(op, 3, to);
     let y = to.output(0);
-    let sizes = [m, n].map(Constant::from);
-    let settings = [op.bias.into(), deltas.into(), op.route.into()];
-    let constants = [&sizes[..], &settings[..]].concat();
+    let constants = constants![m, n, op.bias, deltas, op.route];
     to.kernel(KERNELS, "site_output_start", &constants)
         .fours(m, n)
-        .launch(&[clean.into(), bias, delta, route, y.into()]);
+        .launch(&arguments![clean, bias, delta, route, y]);
     to.product(Product {
         m,
         n,
@@ -42,17 +42,11 @@ pub(super) fn share_of_rows(op: &SiteOutput, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let g = to.input(0);
     let ([_, delta, route], deltas) = after(op, 1, to);
-    let constants = [
-        rows.into(),
-        columns.into(),
-        deltas.into(),
-        op.route.into(),
-        to.adds(0).into(),
-    ];
+    let constants = constants![rows, columns, deltas, op.route, to.adds(0)];
     let out = to.output(0);
     to.kernel(KERNELS, "site_share", &constants)
         .fours(rows, columns)
-        .launch(&[g.into(), delta, route, out.into()]);
+        .launch(&arguments![g, delta, route, out]);
 }
 
 pub(super) fn bias_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
@@ -61,16 +55,10 @@ pub(super) fn bias_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
     let ([_, delta, route], deltas) = after(op, 1, to);
     let (stretch, count) = stretches(rows, columns);
     let parts = to.scratch(count * columns);
-    let constants = [
-        rows.into(),
-        columns.into(),
-        stretch.into(),
-        deltas.into(),
-        op.route.into(),
-    ];
+    let constants = constants![rows, columns, stretch, deltas, op.route];
     to.kernel(KERNELS, "site_output_bias_parts", &constants)
         .blocks(columns.div_ceil(32), count)
-        .launch(&[g.into(), delta, route, parts.out().into()]);
+        .launch(&arguments![g, delta, route, parts.out()]);
     let out = (to.output(0), to.adds(0));
     to.add_stretches(parts, (0, columns), out);
 }
@@ -83,17 +71,11 @@ pub(super) fn delta_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
     let summed = out.0.len < rows;
     let dots = if summed { to.scratch(rows) } else { out.0 };
     let threads = row_threads(columns);
-    let constants = [
-        threads.into(),
-        columns.into(),
-        op.bias.into(),
-        op.route.into(),
-        (out.1 && !summed).into(),
-    ];
+    let constants = constants![threads, columns, op.bias, op.route, out.1 && !summed];
     to.kernel(KERNELS, "site_output_delta_grad", &constants)
         .blocks(rows, 1)
         .threads(threads)
-        .launch(&[g.into(), clean.into(), bias, route, dots.out().into()]);
+        .launch(&arguments![g, clean, bias, route, dots.out()]);
     if summed {
         to.sum_parts(dots, out, 1.0);
     }

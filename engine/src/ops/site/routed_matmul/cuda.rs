@@ -4,7 +4,7 @@
 
 use super::{Kind, RoutedMatMul};
 use crate::cpu::shape::Shape;
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::Product;
 
@@ -49,11 +49,7 @@ fn scale(
     (out, add): (Operand, bool),
     to: &mut Lowering<'_>,
 ) {
-    to.kernel(
-        KERNELS,
-        "routed_rows",
-        &[rows.into(), columns.into(), add.into()],
-    )
-    .fours(rows, columns)
-    .launch(&[x, route, out].map(Into::into));
+    to.kernel(KERNELS, "routed_rows", &constants![rows, columns, add])
+        .fours(rows, columns)
+        .launch(&arguments![x, route, out]);
 }

@@ -1,5 +1,5 @@
 use super::{AdditiveAttention, Sizes};
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("additive_attention", include_str!("kernel.cu"));
@@ -85,10 +85,10 @@ pub(super) fn gradient(op: AdditiveAttention, to: &mut Lowering<'_>) {
         to.kernel(
             KERNELS,
             "additive_attention_shared",
-            &[rows.into(), heads.into(), hidden.into()],
+            &constants![rows, heads, hidden],
         )
         .fours(rows, hidden)
-        .launch(&[from.into(), shared.into()]);
+        .launch(&arguments![from, shared]);
     }
     let of_w = to.output(5);
     to.sum_rows(w_parts, hidden, (of_w, false));

@@ -1,5 +1,5 @@
 use super::Sizes;
-use crate::cuda::lowering::{Constant, Lowering, Source};
+use crate::cuda::lowering::{Constant, Lowering, Source, arguments};
 
 const KERNELS: Source = Source::new("causal_mixing", include_str!("kernel.cu"));
 
@@ -27,7 +27,7 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let y = to.output(0);
     to.kernel(KERNELS, "causal_mixing", &constants(sizes))
         .threads_over(threads(sizes, sizes.positions))
-        .launch(&[x, h, bias, y].map(Into::into));
+        .launch(&arguments![x, h, bias, y]);
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {
@@ -37,7 +37,7 @@ pub(super) fn gradient(to: &mut Lowering<'_>) {
     constants.push(to.adds(0).into());
     to.kernel(KERNELS, "causal_mixing_grad", &constants)
         .threads_over(threads(sizes, sizes.positions))
-        .launch(&[g, h, out].map(Into::into));
+        .launch(&arguments![g, h, out]);
 }
 
 pub(super) fn kernel_gradient(lags: usize, to: &mut Lowering<'_>) {
@@ -47,7 +47,7 @@ pub(super) fn kernel_gradient(lags: usize, to: &mut Lowering<'_>) {
     let parts = to.scratch(sizes.batch * len);
     to.kernel(KERNELS, "causal_mixing_kernel_parts", &constants(sizes))
         .threads_over(threads(sizes, lags))
-        .launch(&[x, g, parts.out()].map(Into::into));
+        .launch(&arguments![x, g, parts.out()]);
     let out = (to.output(0), to.adds(0));
     to.add_stretches(parts, (0, len), out);
 }

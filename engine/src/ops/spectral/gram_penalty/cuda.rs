@@ -1,5 +1,5 @@
 use super::Sizes;
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("gram_penalty", include_str!("kernel.cu"));
 
@@ -8,10 +8,10 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let phi = to.input(0);
     let [y, gram, norms] = [0, 1, 2].map(|at| to.output(at));
     let parts = to.scratch(sizes.batch);
-    let constants = [sizes.positions, sizes.columns].map(Into::into);
+    let constants = constants![sizes.positions, sizes.columns];
     to.kernel(KERNELS, "gram_penalty", &constants)
         .blocks(sizes.batch, 1)
-        .launch(&[phi, gram, norms, parts.out()].map(Into::into));
+        .launch(&arguments![phi, gram, norms, parts.out()]);
     to.sum_parts(parts, (y, false), 1.0 / sizes.elements() as f64);
 }
 
@@ -20,20 +20,8 @@ pub(super) fn gradient(to: &mut Lowering<'_>) {
     let [phi, gram, norms, up] = [0, 1, 2, 3].map(|at| to.input(at));
     let (len, out) = (to.ty(0).len(), to.output(0));
     let factor = 4.0 / sizes.elements() as f32;
-    let constants = [
-        len.into(),
-        sizes.positions.into(),
-        sizes.columns.into(),
-        to.adds(0).into(),
-    ];
+    let constants = constants![len, sizes.positions, sizes.columns, to.adds(0)];
     to.kernel(KERNELS, "gram_penalty_grad", &constants)
         .threads_over(len)
-        .launch(&[
-            phi.into(),
-            gram.into(),
-            norms.into(),
-            up.into(),
-            out.into(),
-            factor.into(),
-        ]);
+        .launch(&arguments![phi, gram, norms, up, out, factor]);
 }

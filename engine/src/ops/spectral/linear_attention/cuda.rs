@@ -1,5 +1,5 @@
 use super::{LinearAttention, Sizes};
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("linear_attention", include_str!("kernel.cu"));
@@ -26,16 +26,11 @@ pub(super) fn value(op: LinearAttention, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, &function, &[])
         .blocks(units * tiles, 1)
         .shared(2 * tile)
-        .launch(&[k, v, states.out()].map(Into::into));
-    let numbers = [
-        units.into(),
-        tiles.into(),
-        elements.into(),
-        op.is_ahead.into(),
-    ];
+        .launch(&arguments![k, v, states.out()]);
+    let numbers = constants![units, tiles, elements, op.is_ahead];
     to.kernel(KERNELS, "linear_attention_sums", &numbers)
         .threads_over(units * elements)
-        .launch(&[states.out().into()]);
+        .launch(&arguments![states.out()]);
     let (y, add) = (to.output(0), to.adds(0));
     let scale = 1.0 / (size as f32).sqrt();
     let function = format!("linear_attention<{constants}, {add}>");

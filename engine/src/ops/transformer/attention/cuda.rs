@@ -1,6 +1,6 @@
 use super::Attention;
 use super::tiles::{Blocks, Tiles};
-use crate::cuda::lowering::{Argument, Lowering, Pending, Source, THREADS};
+use crate::cuda::lowering::{Argument, Lowering, Pending, Source, THREADS, arguments};
 
 const KERNELS: Source = Source {
     name: "attention",
@@ -65,7 +65,7 @@ impl Problem {
             kv_units: sizes.batch * op.heads.kv,
             shape: [sizes.batch, sizes.positions, op.heads.count],
             tile: TILE * (sizes.size + 1),
-            operands: [q.into(), k.into(), v.into(), table.into(), documents.into()],
+            operands: arguments![q, k, v, table, documents],
             scale: op.scale(sizes.size).into(),
             tiles: Tiles::of(op, to, further),
         }
@@ -106,15 +106,15 @@ pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
     let (y, lse) = (to.output(0), to.output(1));
     problem
         .launch(to, ("", &[]), problem.units, (Tiles::forward, [2, 1]))
-        .launch(&[
+        .launch(&arguments![
             q,
             k,
             v,
             table,
             documents,
-            y.into(),
-            lse.into(),
-            problem.scale.clone(),
+            y,
+            lse,
+            problem.scale.clone()
         ]);
 }
 
@@ -125,7 +125,7 @@ pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     let [y, lse, g] = [0, 1, 2].map(|index| to.input(first + index));
     let [of_q, of_k, of_v] = op.indices();
     let dots = to.head_dots([y, g], problem.shape);
-    let operands = [q, k, v, table, documents, lse.into(), g.into(), dots.into()];
+    let operands = arguments![q, k, v, table, documents, lse, g, dots];
     let adds = [of_k, of_v].map(|index| usize::from(to.adds(index)));
     let out = [of_k, of_v].map(|index| to.output(index));
     let kind = ("_grad_kv", &adds[..]);
@@ -134,7 +134,7 @@ pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
         .launch(
             &[
                 &operands[..],
-                &[out[0].into(), out[1].into(), problem.scale.clone()],
+                &arguments![out[0], out[1], problem.scale.clone()],
             ]
             .concat(),
         );
@@ -143,5 +143,5 @@ pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     let kind = ("_grad_q", &[add][..]);
     problem
         .launch(to, kind, problem.units, (Tiles::of_queries, [4, 1]))
-        .launch(&[&operands[..], &[out.into(), problem.scale.clone()]].concat());
+        .launch(&[&operands[..], &arguments![out, problem.scale.clone()]].concat());
 }

@@ -1,5 +1,7 @@
 use super::{Norm, NormParameterGrad};
-use crate::cuda::lowering::{Argument, Constant, Lowering, Source, stretches, vector};
+use crate::cuda::lowering::{
+    Argument, Constant, Lowering, Source, arguments, constants, stretches, vector,
+};
 use crate::value::DType;
 
 const KERNELS: Source = Source::new("norm", include_str!("kernel.cu"));
@@ -15,7 +17,7 @@ fn shape(rows: usize, columns: usize, dtype: DType) -> ([Constant; 4], usize, us
     let least = vectors.next_power_of_two().min(32);
     let threads = vectors.div_ceil(4).next_power_of_two().clamp(least, 512);
     let block = if threads > 32 { threads } else { BLOCK };
-    let constants = [rows, columns, threads, width].map(Constant::from);
+    let constants = constants![rows, columns, threads, width];
     (constants, (rows * threads).div_ceil(block), block)
 }
 
@@ -46,7 +48,7 @@ pub(super) fn gradient(kernel: &'static str, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, kernel, &constants)
         .blocks(blocks, 1)
         .threads(threads)
-        .launch(&[x, weight, statistics, g, out].map(Into::into));
+        .launch(&arguments![x, weight, statistics, g, out]);
 }
 
 pub(super) fn parameter_gradient(op: NormParameterGrad, to: &mut Lowering<'_>) {
@@ -58,7 +60,7 @@ pub(super) fn parameter_gradient(op: NormParameterGrad, to: &mut Lowering<'_>) {
         .collect();
     let kernel =
         op.0.either("layer_norm_parameter_parts", "rms_norm_weight_parts");
-    let constants = [rows, columns, stretch].map(Into::into);
+    let constants = constants![rows, columns, stretch];
     let operands = [x, statistics, g].into_iter();
     let operands = operands.chain(parts.iter().map(|parts| parts.out()));
     let operands: Vec<Argument> = operands.map(Into::into).collect();

@@ -1,5 +1,5 @@
 use super::{Angles, RotaryScaling, RotaryTable};
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("rotary_table", include_str!("kernel.cu"));
 
@@ -8,10 +8,10 @@ pub(super) fn value(op: &RotaryTable, to: &mut Lowering<'_>) {
     let (positions, half) = (op.positions, op.size / 2);
     match op.angles {
         Angles::Fourier { period } => {
-            let constants = [positions.into(), half.into(), period.into()];
+            let constants = constants![positions, half, period];
             to.kernel(KERNELS, "fourier_table", &constants)
                 .threads_over(positions * half)
-                .launch(&[table.into()]);
+                .launch(&arguments![table]);
         }
         Angles::Rotary { base, scaling } => {
             // A factor of 1 leaves every angle unchanged.
@@ -21,15 +21,15 @@ pub(super) fn value(op: &RotaryTable, to: &mut Lowering<'_>) {
                 high: 2.0,
                 context: 1.0,
             });
-            to.kernel(KERNELS, "rotary_table", &[positions.into(), half.into()])
+            to.kernel(KERNELS, "rotary_table", &constants![positions, half])
                 .threads_over(positions * half)
-                .launch(&[
-                    table.into(),
-                    base.into(),
-                    scaling.factor.into(),
-                    scaling.low.into(),
-                    scaling.high.into(),
-                    scaling.context.into(),
+                .launch(&arguments![
+                    table,
+                    base,
+                    scaling.factor,
+                    scaling.low,
+                    scaling.high,
+                    scaling.context
                 ]);
         }
     }

@@ -1,17 +1,16 @@
 use super::Update;
-use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source, scalar, tensors};
+use crate::cuda::lowering::{
+    Argument, Lowering, MOST_OPERANDS, Source, constants, scalar, tensors,
+};
 
 const KERNELS: Source = Source::new("adamw", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Update, to: &mut Lowering<'_>) {
     let (settings, all) = (&op.settings, op.tensors);
     let totals = to.totals(4 * all);
-    let constants = [
-        settings.clip.is_some().into(),
-        scalar(settings.lr),
-        scalar(settings.correction1),
-        scalar(settings.correction2),
-    ];
+    let [lr, correction1, correction2] =
+        [settings.lr, settings.correction1, settings.correction2].map(scalar);
+    let constants = constants![settings.clip.is_some(), lr, correction1, correction2];
     let numbers = [
         settings.beta1,
         settings.beta2,

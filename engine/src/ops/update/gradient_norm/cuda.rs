@@ -1,4 +1,6 @@
-use crate::cuda::lowering::{Constant, Lowering, MOST_OPERANDS, Source, shares, tensors};
+use crate::cuda::lowering::{
+    Constant, Lowering, MOST_OPERANDS, Source, arguments, shares, tensors,
+};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("gradient_norm", include_str!("kernel.cu"));
@@ -18,11 +20,11 @@ pub(super) fn value(to: &mut Lowering<'_>) {
         let sums = sums.part(first, blocks).out();
         to.kernel(KERNELS, "gradient_squares", &[])
             .blocks(blocks, 1)
-            .launch(&[sums.into(), squared]);
+            .launch(&arguments![sums, squared]);
         first += blocks;
     }
     let norms = to.output(0);
     to.kernel(KERNELS, "gradient_sums", &ends)
         .threads(512)
-        .launch(&[sums.into(), norms.into()]);
+        .launch(&arguments![sums, norms]);
 }

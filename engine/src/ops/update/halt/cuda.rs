@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments};
 
 const KERNELS: Source = Source::new("halt", include_str!("kernel.cu"));
 
@@ -7,5 +7,5 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let totals = to.totals(1);
     to.kernel(KERNELS, "halt", &[])
         .threads(32)
-        .launch(&[parameters.into(), memory.into(), totals]);
+        .launch(&arguments![parameters, memory, totals]);
 }

@@ -1,11 +1,11 @@
-use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("keep", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let (kept, x) = (to.input(0).out(), to.input(1));
     let totals = to.totals(2);
-    to.kernel(KERNELS, "keep", &[x.len.into()])
+    to.kernel(KERNELS, "keep", &constants![x.len])
         .threads_over(x.len)
-        .launch(&[kept.into(), x.into(), totals]);
+        .launch(&arguments![kept, x, totals]);
 }
