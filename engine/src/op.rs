@@ -34,7 +34,7 @@ impl BuildError {
     }
 }
 
-/// The error of an op, which is a value with a name or a name, with a reason as in [`format!`].
+/// The error of an op, given as itself or by its name, with a reason as in [`format!`].
 macro_rules! refuse {
     ($op:literal, $($reason:tt)*) => {
         Err($crate::op::BuildError::new($op, format!($($reason)*)))

@@ -53,3 +53,33 @@ pub(crate) const GRAIN: usize = 1 << 14;
 pub(crate) fn grain_rows(columns: usize) -> usize {
     (GRAIN / columns.max(1)).max(1)
 }
+
+/// Calls a block for each chunk of so many rows and columns, or of so many rows and rows of a
+/// chunk, with its range of rows and its parts of the results: [`Pool::run`](crate::cpu::Pool) with
+/// work that is compiled for the widest vectors of this processor.
+macro_rules! each_chunk {
+    ($frame:expr, [$rows:expr, $columns:expr], $parts:expr, |$range:pat_param, $part:pat_param| $work:block) => {
+        $frame.pool.run(
+            $rows,
+            $crate::ops::grain_rows($columns),
+            $parts,
+            |$range, $part| {
+                $crate::cpu::math::vectorised(
+                    #[inline(always)]
+                    || $work,
+                );
+            },
+        )
+    };
+    ($frame:expr, $rows:expr, $chunk_rows:expr, $parts:expr, |$range:pat_param, $part:pat_param| $work:block) => {
+        $frame
+            .pool
+            .run($rows, $chunk_rows, $parts, |$range, $part| {
+                $crate::cpu::math::vectorised(
+                    #[inline(always)]
+                    || $work,
+                );
+            })
+    };
+}
+pub(crate) use each_chunk;

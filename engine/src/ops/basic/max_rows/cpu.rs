@@ -1,8 +1,7 @@
 use super::MaxRows;
-use crate::cpu::math::vectorised;
 use crate::cpu::pool::chunks;
 use crate::cpu::{Frame, PerChunk};
-use crate::ops::grain_rows;
+use crate::ops::{each_chunk, grain_rows};
 
 pub(super) fn run(op: MaxRows, frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
@@ -19,16 +18,11 @@ pub(super) fn run(op: MaxRows, frame: &mut Frame<'_>) {
         let x = frame.input(index);
         let (rows, grain) = (x.len() / columns, grain_rows(columns));
         let parts = PerChunk(&mut *partials, columns);
-        frame.pool.run(rows, grain, parts, |range, partial| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    partial.0.fill(f32::NEG_INFINITY);
-                    for row in x[range.start * columns..range.end * columns].chunks_exact(columns) {
-                        raise_to(partial.0, row);
-                    }
-                },
-            );
+        each_chunk!(frame, rows, grain, parts, |range, partial| {
+            partial.0.fill(f32::NEG_INFINITY);
+            for row in x[range.start * columns..range.end * columns].chunks_exact(columns) {
+                raise_to(partial.0, row);
+            }
         });
         let partials = partials.chunks_exact(columns).take(chunks(rows, grain));
         partials.for_each(|partial| raise_to(most, partial));

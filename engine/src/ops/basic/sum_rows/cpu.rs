@@ -1,7 +1,6 @@
-use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, add_to};
 use crate::cpu::{Frame, PerChunk};
-use crate::ops::grain_rows;
+use crate::ops::each_chunk;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
     let out = frame.output(0);
@@ -9,18 +8,11 @@ pub(super) fn run(frame: &mut Frame<'_>) {
     let x = frame.input(0);
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
     let parts = PerChunk(&mut *partials, columns);
-    frame
-        .pool
-        .run(rows, grain_rows(columns), parts, |range, partial| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    partial.0.fill(0.0);
-                    for row in x[range.start * columns..range.end * columns].chunks_exact(columns) {
-                        add_to(partial.0, row);
-                    }
-                },
-            );
-        });
+    each_chunk!(frame, [rows, columns], parts, |range, partial| {
+        partial.0.fill(0.0);
+        for row in x[range.start * columns..range.end * columns].chunks_exact(columns) {
+            add_to(partial.0, row);
+        }
+    });
     add_chunks(frame.pool, out, partials);
 }

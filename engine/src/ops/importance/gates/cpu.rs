@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
-use crate::cpu::math::{clamp, logistic, pow, sum, vectorised};
+use crate::cpu::math::{clamp, logistic, pow, sum};
 use crate::cpu::reduce::{add_chunks, add_to};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
-use crate::ops::grain_rows;
+use crate::ops::{each_chunk, grain_rows};
 
 /// Slope of the leaky sides.
 const ALPHA: f32 = 0.01;
@@ -59,38 +59,31 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
         PerChunk(&mut *partials, c),
         PerChunk(&mut *counts, 1),
     );
-    frame
-        .pool
-        .run(rows, grain_rows(c), parts, |range, (g, sums, count)| {
-            vectorised(
+    each_chunk!(frame, [rows, c], parts, |range, (g, sums, count)| {
+        sums.0.fill(0.0);
+        count.0[0] = 0.0;
+        let [mut noisy, mut terms] = [[0.0; TILE]; 2];
+        for tile in tiles(&range, c) {
+            let (start, z) = (tile.start, &z[tile.clone()]);
+            let g = &mut g.0[tile.start - range.start * c..tile.end - range.start * c];
+            let noisy = noise.add(start, z, &mut noisy);
+            apply(op.gates, g, noisy, lower);
+            // A chunk has at most 2^14 elements, so the count is exact.
+            count.0[0] += sum(
+                g.len(),
                 #[inline(always)]
-                || {
-                    sums.0.fill(0.0);
-                    count.0[0] = 0.0;
-                    let [mut noisy, mut terms] = [[0.0; TILE]; 2];
-                    for tile in tiles(&range, c) {
-                        let (start, z) = (tile.start, &z[tile.clone()]);
-                        let g = &mut g.0[tile.start - range.start * c..tile.end - range.start * c];
-                        let noisy = noise.add(start, z, &mut noisy);
-                        apply(op.gates, g, noisy, lower);
-                        // A chunk has at most 2^14 elements, so the count is exact.
-                        count.0[0] += sum(
-                            g.len(),
-                            #[inline(always)]
-                            |index| if g[index] > op.alive { 1.0 } else { 0.0 },
-                        );
-                        if let Some((penalty, parameter)) = penalty {
-                            let terms = &mut terms[..z.len()];
-                            penalise(op.gates, penalty, terms, z);
-                            sum_terms(penalty, parameter, terms);
-                            for row in terms.chunks(c) {
-                                add_to(&mut sums.0[start % c..], row);
-                            }
-                        }
-                    }
-                },
+                |index| if g[index] > op.alive { 1.0 } else { 0.0 },
             );
-        });
+            if let Some((penalty, parameter)) = penalty {
+                let terms = &mut terms[..z.len()];
+                penalise(op.gates, penalty, terms, z);
+                sum_terms(penalty, parameter, terms);
+                for row in terms.chunks(c) {
+                    add_to(&mut sums.0[start % c..], row);
+                }
+            }
+        }
+    });
     add_chunks(frame.pool, Output::overwrite(sums), partials);
     active[0] = mean_count(counts, rows);
 }
@@ -137,47 +130,39 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
     let of_sums = of_sums.zip(penalty);
     let of_sums =
         of_sums.map(|(of_sums, (penalty, scalar))| (of_sums, penalty, frame.scalar(scalar)));
-    frame
-        .pool
-        .run(z.len() / c, grain_rows(c), Rows(dz, c), |range, dz| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let [mut noisy, mut slopes, mut columns] = [[0.0; TILE]; 3];
-                    if let Some((of_sums, ..)) = of_sums
-                        && c <= TILE
-                    {
-                        columns
-                            .chunks_mut(c)
-                            .for_each(|row| row.copy_from_slice(&of_sums[..row.len()]));
-                    }
-                    for tile in tiles(&range, c) {
-                        let (start, z) = (tile.start, &z[tile.clone()]);
-                        let dz =
-                            &mut dz.0[tile.start - range.start * c..tile.end - range.start * c];
-                        if !add {
-                            dz.fill(0.0);
-                        }
-                        if let Some(of_importance) = of_importance {
-                            let gradient = &of_importance[tile];
-                            let noisy = noise.add(start, z, &mut noisy);
-                            add_lower(gates, dz, noisy, gradient, noise.slope());
-                        }
-                        if let Some((of_sums, penalty, parameter)) = of_sums {
-                            let slopes = &mut slopes[..z.len()];
-                            penalise(gates, penalty, slopes, z);
-                            let scale = sum_slopes(penalty, parameter, slopes);
-                            let gradient = if c <= TILE {
-                                &columns
-                            } else {
-                                &of_sums[start % c..]
-                            };
-                            add_penalty_slopes(gates, dz, z, slopes, gradient, scale);
-                        }
-                    }
-                },
-            );
-        });
+    each_chunk!(frame, [z.len() / c, c], Rows(dz, c), |range, dz| {
+        let [mut noisy, mut slopes, mut columns] = [[0.0; TILE]; 3];
+        if let Some((of_sums, ..)) = of_sums
+            && c <= TILE
+        {
+            columns
+                .chunks_mut(c)
+                .for_each(|row| row.copy_from_slice(&of_sums[..row.len()]));
+        }
+        for tile in tiles(&range, c) {
+            let (start, z) = (tile.start, &z[tile.clone()]);
+            let dz = &mut dz.0[tile.start - range.start * c..tile.end - range.start * c];
+            if !add {
+                dz.fill(0.0);
+            }
+            if let Some(of_importance) = of_importance {
+                let gradient = &of_importance[tile];
+                let noisy = noise.add(start, z, &mut noisy);
+                add_lower(gates, dz, noisy, gradient, noise.slope());
+            }
+            if let Some((of_sums, penalty, parameter)) = of_sums {
+                let slopes = &mut slopes[..z.len()];
+                penalise(gates, penalty, slopes, z);
+                let scale = sum_slopes(penalty, parameter, slopes);
+                let gradient = if c <= TILE {
+                    &columns
+                } else {
+                    &of_sums[start % c..]
+                };
+                add_penalty_slopes(gates, dz, z, slopes, gradient, scale);
+            }
+        }
+    });
 }
 
 /// Adds `scale` times the gradient through the lower sigmoid.

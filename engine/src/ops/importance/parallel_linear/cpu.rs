@@ -1,77 +1,54 @@
-use crate::cpu::math::vectorised;
 use crate::cpu::{Frame, Output, Rows};
-use crate::ops::grain_rows;
+use crate::ops::{each_chunk, grain_rows};
 
 pub(super) fn forward(frame: &mut Frame<'_>) {
     let y = frame.output(0).values;
     let [x, w, bias] = [0, 1, 2].map(|index| frame.input(index));
-    let dims = &frame.ty(1).dims;
+    let (rows, dims) = (frame.ty(0).rows(), &frame.ty(1).dims);
     let (c, i, o) = (dims[0], dims[1], dims[2]);
-    frame.pool.run(
-        frame.ty(0).rows(),
-        grain_rows(c * i * o),
-        Rows(y, c * o),
-        |range, y| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    y.0.chunks_exact_mut(c * o)
-                        .for_each(|row| row.copy_from_slice(bias));
-                    for (x, y) in x[range.start * c * i..]
-                        .chunks_exact(c * i)
-                        .zip(y.0.chunks_exact_mut(c * o))
-                    {
-                        for component in 0..c {
-                            let y = &mut y[component * o..][..o];
-                            let w = &w[component * i * o..][..i * o];
-                            for (x, w) in x[component * i..][..i].iter().zip(w.chunks_exact(o)) {
-                                for (y, w) in y.iter_mut().zip(w) {
-                                    *y = x.mul_add(*w, *y);
-                                }
-                            }
-                        }
+    each_chunk!(frame, [rows, c * i * o], Rows(y, c * o), |range, y| {
+        y.0.chunks_exact_mut(c * o)
+            .for_each(|row| row.copy_from_slice(bias));
+        for (x, y) in x[range.start * c * i..]
+            .chunks_exact(c * i)
+            .zip(y.0.chunks_exact_mut(c * o))
+        {
+            for component in 0..c {
+                let y = &mut y[component * o..][..o];
+                let w = &w[component * i * o..][..i * o];
+                for (x, w) in x[component * i..][..i].iter().zip(w.chunks_exact(o)) {
+                    for (y, w) in y.iter_mut().zip(w) {
+                        *y = x.mul_add(*w, *y);
                     }
-                },
-            );
-        },
-    );
+                }
+            }
+        }
+    });
 }
 
 pub(super) fn input_grad(frame: &mut Frame<'_>) {
     let Output { values: out, add } = frame.output(0);
     let (g, w) = (frame.input(0), frame.input(1));
-    let dims = &frame.ty(1).dims;
+    let (rows, dims) = (frame.ty(0).rows(), &frame.ty(1).dims);
     let (c, i, o) = (dims[0], dims[1], dims[2]);
-    frame.pool.run(
-        frame.ty(0).rows(),
-        grain_rows(c * i * o),
-        Rows(out, c * i),
-        |range, out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (g, out) in g[range.start * c * o..]
-                        .chunks_exact(c * o)
-                        .zip(out.0.chunks_exact_mut(c * i))
-                    {
-                        for component in 0..c {
-                            let g = &g[component * o..][..o];
-                            let w = &w[component * i * o..][..i * o];
-                            for (out, w) in
-                                out[component * i..][..i].iter_mut().zip(w.chunks_exact(o))
-                            {
-                                let term = g
-                                    .iter()
-                                    .zip(w)
-                                    .fold(0.0f32, |sum, (g, w)| g.mul_add(*w, sum));
-                                *out = if add { *out + term } else { term };
-                            }
-                        }
-                    }
-                },
-            );
-        },
-    );
+    each_chunk!(frame, [rows, c * i * o], Rows(out, c * i), |range, out| {
+        for (g, out) in g[range.start * c * o..]
+            .chunks_exact(c * o)
+            .zip(out.0.chunks_exact_mut(c * i))
+        {
+            for component in 0..c {
+                let g = &g[component * o..][..o];
+                let w = &w[component * i * o..][..i * o];
+                for (out, w) in out[component * i..][..i].iter_mut().zip(w.chunks_exact(o)) {
+                    let term = g
+                        .iter()
+                        .zip(w)
+                        .fold(0.0f32, |sum, (g, w)| g.mul_add(*w, sum));
+                    *out = if add { *out + term } else { term };
+                }
+            }
+        }
+    });
 }
 
 pub(super) fn weight_grad(frame: &mut Frame<'_>, [c, i, o]: [usize; 3]) {
@@ -80,29 +57,20 @@ pub(super) fn weight_grad(frame: &mut Frame<'_>, [c, i, o]: [usize; 3]) {
     let rows = frame.ty(0).rows();
     // Chunks hold whole components, so that each sum over rows is made by one chunk, in order.
     let chunk = grain_rows(rows * i * o).min(c);
-    frame
-        .pool
-        .run(c, chunk, Rows(out, i * o), |components, out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    if !add {
-                        out.0.fill(0.0);
+    each_chunk!(frame, c, chunk, Rows(out, i * o), |components, out| {
+        if !add {
+            out.0.fill(0.0);
+        }
+        for row in 0..rows {
+            for (component, out) in components.clone().zip(out.0.chunks_exact_mut(i * o)) {
+                let g = &g[row * c * o + component * o..][..o];
+                let x = &x[row * c * i + component * i..][..i];
+                for (x, out) in x.iter().zip(out.chunks_exact_mut(o)) {
+                    for (out, g) in out.iter_mut().zip(g) {
+                        *out = x.mul_add(*g, *out);
                     }
-                    for row in 0..rows {
-                        for (component, out) in
-                            components.clone().zip(out.0.chunks_exact_mut(i * o))
-                        {
-                            let g = &g[row * c * o + component * o..][..o];
-                            let x = &x[row * c * i + component * i..][..i];
-                            for (x, out) in x.iter().zip(out.chunks_exact_mut(o)) {
-                                for (out, g) in out.iter_mut().zip(g) {
-                                    *out = x.mul_add(*g, *out);
-                                }
-                            }
-                        }
-                    }
-                },
-            );
-        });
+                }
+            }
+        }
+    });
 }

@@ -1,69 +1,49 @@
 use super::IGNORED;
-use crate::cpu::math::{exp, vectorised};
+use crate::cpu::math::exp;
 use crate::cpu::reduce::{log_sum_exp, mean};
 use crate::cpu::{Frame, Output, Rows};
-use crate::ops::grain_rows;
+use crate::ops::each_chunk;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
     let lse = frame.output(1).values;
     let losses = frame.scratch();
     let (logits, labels) = (frame.input(0), frame.input_u32(1));
-    let columns = frame.ty(0).columns();
+    let (rows, columns) = (labels.len(), frame.ty(0).columns());
     let parts = (Rows(lse, 1), Rows(&mut *losses, 1));
-    frame.pool.run(
-        labels.len(),
-        grain_rows(columns),
-        parts,
-        |range, (lse, losses)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for ((row, lse), loss) in range.zip(&mut *lse.0).zip(&mut *losses.0) {
-                        let logits = &logits[row * columns..][..columns];
-                        *lse = log_sum_exp(logits);
-                        *loss = if labels[row] == IGNORED {
-                            0.0
-                        } else {
-                            *lse - logits[column(labels[row], columns)]
-                        };
-                    }
-                },
-            );
-        },
-    );
+    each_chunk!(frame, [rows, columns], parts, |range, (lse, losses)| {
+        for ((row, lse), loss) in range.zip(&mut *lse.0).zip(&mut *losses.0) {
+            let logits = &logits[row * columns..][..columns];
+            *lse = log_sum_exp(logits);
+            *loss = if labels[row] == IGNORED {
+                0.0
+            } else {
+                *lse - logits[column(labels[row], columns)]
+            };
+        }
+    });
     out[0] = mean(losses, counted(labels));
 }
 
 pub(super) fn run_gradient(frame: &mut Frame<'_>) {
     let Output { values: out, add } = frame.output(0);
     let (logits, labels, lse) = (frame.input(0), frame.input_u32(1), frame.input(2));
-    let columns = frame.ty(0).columns();
+    let (rows, columns) = (labels.len(), frame.ty(0).columns());
     let scale = frame.input(3)[0] / counted(labels) as f32;
-    frame.pool.run(
-        labels.len(),
-        grain_rows(columns),
-        Rows(out, columns),
-        |range, out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (row, out) in range.zip(out.0.chunks_exact_mut(columns)) {
-                        let logits = &logits[row * columns..][..columns];
-                        if !add {
-                            out.fill(0.0);
-                        }
-                        if labels[row] != IGNORED {
-                            for (g, x) in out.iter_mut().zip(logits) {
-                                *g += scale * exp(x - lse[row]);
-                            }
-                            out[column(labels[row], columns)] -= scale;
-                        }
-                    }
-                },
-            );
-        },
-    );
+    each_chunk!(frame, [rows, columns], Rows(out, columns), |range, out| {
+        for (row, out) in range.zip(out.0.chunks_exact_mut(columns)) {
+            let logits = &logits[row * columns..][..columns];
+            if !add {
+                out.fill(0.0);
+            }
+            if labels[row] != IGNORED {
+                for (g, x) in out.iter_mut().zip(logits) {
+                    *g += scale * exp(x - lse[row]);
+                }
+                out[column(labels[row], columns)] -= scale;
+            }
+        }
+    });
 }
 
 /// Number of rows in the mean; at least 1, to divide by.

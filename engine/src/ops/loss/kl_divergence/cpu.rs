@@ -1,8 +1,8 @@
 use super::KlDivergenceGrad;
-use crate::cpu::math::{exp, vectorised};
+use crate::cpu::math::exp;
 use crate::cpu::reduce::{log_sum_exp, mean, sum_over};
 use crate::cpu::{Frame, Output, Rows};
-use crate::ops::grain_rows;
+use crate::ops::each_chunk;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
@@ -11,28 +11,21 @@ pub(super) fn run(frame: &mut Frame<'_>) {
     let (target, target_lse, logits) = (frame.input(0), frame.input(1), frame.input(2));
     let (rows, columns) = (frame.ty(2).rows(), frame.ty(2).columns());
     let parts = (Rows(lse, 1), Rows(&mut *losses, 1));
-    frame
-        .pool
-        .run(rows, grain_rows(columns), parts, |range, (lse, losses)| {
-            vectorised(
+    each_chunk!(frame, [rows, columns], parts, |range, (lse, losses)| {
+        for ((row, lse), loss) in range.zip(&mut *lse.0).zip(&mut *losses.0) {
+            let target = &target[row * columns..][..columns];
+            let logits = &logits[row * columns..][..columns];
+            let target_lse = target_lse[row];
+            *lse = log_sum_exp(logits);
+            // Close logits are subtracted from each other first, which is exact.
+            let shift = target_lse - *lse;
+            *loss = sum_over(
+                [target, logits],
                 #[inline(always)]
-                || {
-                    for ((row, lse), loss) in range.zip(&mut *lse.0).zip(&mut *losses.0) {
-                        let target = &target[row * columns..][..columns];
-                        let logits = &logits[row * columns..][..columns];
-                        let target_lse = target_lse[row];
-                        *lse = log_sum_exp(logits);
-                        // Close logits are subtracted from each other first, which is exact.
-                        let shift = target_lse - *lse;
-                        *loss = sum_over(
-                            [target, logits],
-                            #[inline(always)]
-                            |[t, x]| exp(t - target_lse) * (t - x - shift),
-                        );
-                    }
-                },
+                |[t, x]| exp(t - target_lse) * (t - x - shift),
             );
-        });
+        }
+    });
     out[0] = mean(losses, rows);
 }
 
@@ -42,33 +35,23 @@ pub(super) fn run_gradient(op: KlDivergenceGrad, frame: &mut Frame<'_>) {
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
     let scale = frame.input(3)[0] / rows as f32;
     let logits = (!op.in_place).then(|| frame.input(4));
-    frame.pool.run(
-        rows,
-        grain_rows(columns),
-        Rows(out, columns),
-        |range, out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (row, out) in range.zip(out.0.chunks_exact_mut(columns)) {
-                        let target = &target[row * columns..][..columns];
-                        let (target_lse, lse) = (target_lse[row], lse[row]);
-                        let Some(logits) = logits else {
-                            for (x, t) in out.iter_mut().zip(target) {
-                                *x = scale * (exp(*x - lse) - exp(*t - target_lse));
-                            }
-                            continue;
-                        };
-                        if !add {
-                            out.fill(0.0);
-                        }
-                        let logits = &logits[row * columns..][..columns];
-                        for ((g, t), x) in out.iter_mut().zip(target).zip(logits) {
-                            *g += scale * (exp(*x - lse) - exp(*t - target_lse));
-                        }
-                    }
-                },
-            );
-        },
-    );
+    each_chunk!(frame, [rows, columns], Rows(out, columns), |range, out| {
+        for (row, out) in range.zip(out.0.chunks_exact_mut(columns)) {
+            let target = &target[row * columns..][..columns];
+            let (target_lse, lse) = (target_lse[row], lse[row]);
+            let Some(logits) = logits else {
+                for (x, t) in out.iter_mut().zip(target) {
+                    *x = scale * (exp(*x - lse) - exp(*t - target_lse));
+                }
+                continue;
+            };
+            if !add {
+                out.fill(0.0);
+            }
+            let logits = &logits[row * columns..][..columns];
+            for ((g, t), x) in out.iter_mut().zip(target).zip(logits) {
+                *g += scale * (exp(*x - lse) - exp(*t - target_lse));
+            }
+        }
+    });
 }

@@ -1,8 +1,7 @@
 use super::{Bernoulli, Uniform, UniformSubsets};
-use crate::cpu::math::vectorised;
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Rows};
-use crate::ops::{GRAIN, grain_rows};
+use crate::ops::{GRAIN, each_chunk, grain_rows};
 
 pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
@@ -12,20 +11,13 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
     let draws = if op.shared { draws.shared() } else { draws };
     // A draw costs about as much as four elements of a matrix.
     let grain = grain_rows(4 * columns);
-    frame
-        .pool
-        .run(rows, grain, Rows(out, columns), |range, out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    if columns == 1 {
-                        draws.first_of_rows(range.start, out.0);
-                    } else {
-                        draws.fill(range.start * columns, out.0);
-                    }
-                },
-            );
-        });
+    each_chunk!(frame, rows, grain, Rows(out, columns), |range, out| {
+        if columns == 1 {
+            draws.first_of_rows(range.start, out.0);
+        } else {
+            draws.fill(range.start * columns, out.0);
+        }
+    });
 }
 
 pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {

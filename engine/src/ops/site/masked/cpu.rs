@@ -5,11 +5,11 @@
 use std::ops::Range;
 
 use super::{Draw, Mask, Masked, MaskedGrad, Operands, Wants};
-use crate::cpu::math::{sum, vectorised};
+use crate::cpu::math::sum;
 use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
-use crate::ops::grain_rows;
+use crate::ops::each_chunk;
 
 /// Elements of a tile.
 const TILE: usize = 1024;
@@ -58,21 +58,14 @@ pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
 fn to_activation(site: &Site<'_>, x: &[f32], out: Output<&mut [f32]>, frame: &Frame<'_>) {
     let Output { values, add } = out;
     let parts = Compacted::new(values, site.c, site.routed);
-    frame
-        .pool
-        .run(site.rows, grain_rows(site.c), parts, |range, mut out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let mut tiles = Tiles::new();
-                    for piece in site.pieces(range) {
-                        let at = site.load(&piece, &mut tiles);
-                        let values = out.part(piece.own, piece.len);
-                        at.masked(site.mask, piece.compacted(x), Output { values, add });
-                    }
-                },
-            );
-        });
+    each_chunk!(frame, [site.rows, site.c], parts, |range, mut out| {
+        let mut tiles = Tiles::new();
+        for piece in site.pieces(range) {
+            let at = site.load(&piece, &mut tiles);
+            let values = out.part(piece.own, piece.len);
+            at.masked(site.mask, piece.compacted(x), Output { values, add });
+        }
+    });
 }
 
 pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
@@ -104,32 +97,25 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
         Compacted::new(ga.values, c, site.routed),
         Rows(gg.values, c),
     );
-    frame
-        .pool
-        .run(site.rows, grain_rows(c), parts, |range, (mut ga, gg)| {
-            site.clear_others(&range, gg.0, add_g);
-            let first = range.start * c;
-            vectorised(
-                #[inline(always)]
-                || {
-                    let mut tiles = Tiles::new();
-                    for piece in site.pieces(range) {
-                        let at = site.load(&piece, &mut tiles);
-                        let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
-                        let ga = Output {
-                            values: ga.part(piece.own, piece.len),
-                            add: add_a,
-                        };
-                        at.masked(site.mask, x, ga);
-                        let gg = Output {
-                            values: &mut gg.0[piece.all - first..][..piece.len],
-                            add: add_g,
-                        };
-                        at.slopes(site.mask, x, a, gg);
-                    }
-                },
-            );
-        });
+    each_chunk!(frame, [site.rows, c], parts, |range, (mut ga, gg)| {
+        site.clear_others(&range, gg.0, add_g);
+        let first = range.start * c;
+        let mut tiles = Tiles::new();
+        for piece in site.pieces(range) {
+            let at = site.load(&piece, &mut tiles);
+            let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
+            let ga = Output {
+                values: ga.part(piece.own, piece.len),
+                add: add_a,
+            };
+            at.masked(site.mask, x, ga);
+            let gg = Output {
+                values: &mut gg.0[piece.all - first..][..piece.len],
+                add: add_g,
+            };
+            at.slopes(site.mask, x, a, gg);
+        }
+    });
 }
 
 /// Any of the gradients: in an adversary's steps those of the draws and the delta, and of the
@@ -161,77 +147,70 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
         (rows_of(given, c), rows_of(delta, 1)),
         PerChunk(&mut *partials, sums.columns(c)),
     );
-    frame
-        .pool
-        .run(site.rows, grain_rows(c), parts, |range, parts| {
-            let ((mut of_a, mut importance), (mut given, mut delta), partial) = parts;
-            partial.0.fill(0.0);
-            let (given_sum, delta_sum) = partial.0.split_at_mut(if sums.given { c } else { 0 });
-            for (out, add) in [(&mut importance, adds[1]), (&mut given, adds[2])] {
-                if let Some(out) = out {
-                    site.clear_others(&range, out.0, add);
+    each_chunk!(frame, [site.rows, c], parts, |range, parts| {
+        let ((mut of_a, mut importance), (mut given, mut delta), partial) = parts;
+        partial.0.fill(0.0);
+        let (given_sum, delta_sum) = partial.0.split_at_mut(if sums.given { c } else { 0 });
+        for (out, add) in [(&mut importance, adds[1]), (&mut given, adds[2])] {
+            if let Some(out) = out {
+                site.clear_others(&range, out.0, add);
+            }
+        }
+        if let (Some(delta), Some(routed)) = (&mut delta, site.routed.filter(|_| !adds[3])) {
+            clear_others(routed, &range, delta.0, 1);
+        }
+        let first = range.start;
+        let mut tiles = Tiles::new();
+        for (own, compacted, row) in site.rows(range) {
+            let mut total = 0.0;
+            for column in (0..c).step_by(TILE) {
+                let piece = Piece {
+                    own: own * c + column,
+                    compacted: compacted * c + column,
+                    all: row * c + column,
+                    len: TILE.min(c - column),
+                };
+                let at = site.load(&piece, &mut tiles);
+                let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
+                let full = piece.all - first * c..piece.all - first * c + piece.len;
+                if let Some(out) = &mut of_a {
+                    let out = Output {
+                        values: out.part(piece.own, piece.len),
+                        add: adds[0],
+                    };
+                    at.masked(mask, x, out);
                 }
+                if let Some(out) = &mut importance {
+                    let out = Output {
+                        values: &mut out.0[full.clone()],
+                        add: adds[1],
+                    };
+                    at.slopes(mask, x, a, out);
+                }
+                if let Some(out) = &mut given {
+                    let out = Output {
+                        values: &mut out.0[full],
+                        add: adds[2],
+                    };
+                    at.source_slopes(mask, x, a, out);
+                } else if sums.given {
+                    let out = &mut given_sum[column..][..piece.len];
+                    at.source_slopes(mask, x, a, Output::add_to(out));
+                }
+                total -= sum(
+                    piece.len,
+                    #[inline(always)]
+                    |i| x[i] * a[i],
+                );
             }
-            if let (Some(delta), Some(routed)) = (&mut delta, site.routed.filter(|_| !adds[3])) {
-                clear_others(routed, &range, delta.0, 1);
+            if let Some(out) = &mut delta {
+                let out = &mut out.0[row - first];
+                *out = if adds[3] { *out + total } else { total };
+            } else if sums.delta {
+                delta_sum[0] += total;
             }
-            let first = range.start;
-            vectorised(
-                #[inline(always)]
-                || {
-                    let mut tiles = Tiles::new();
-                    for (own, compacted, row) in site.rows(range) {
-                        let mut total = 0.0;
-                        for column in (0..c).step_by(TILE) {
-                            let piece = Piece {
-                                own: own * c + column,
-                                compacted: compacted * c + column,
-                                all: row * c + column,
-                                len: TILE.min(c - column),
-                            };
-                            let at = site.load(&piece, &mut tiles);
-                            let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
-                            let full = piece.all - first * c..piece.all - first * c + piece.len;
-                            if let Some(out) = &mut of_a {
-                                let out = Output {
-                                    values: out.part(piece.own, piece.len),
-                                    add: adds[0],
-                                };
-                                at.masked(mask, x, out);
-                            }
-                            if let Some(out) = &mut importance {
-                                let out = Output {
-                                    values: &mut out.0[full.clone()],
-                                    add: adds[1],
-                                };
-                                at.slopes(mask, x, a, out);
-                            }
-                            if let Some(out) = &mut given {
-                                let out = Output {
-                                    values: &mut out.0[full],
-                                    add: adds[2],
-                                };
-                                at.source_slopes(mask, x, a, out);
-                            } else if sums.given {
-                                let out = &mut given_sum[column..][..piece.len];
-                                at.source_slopes(mask, x, a, Output::add_to(out));
-                            }
-                            total -= sum(
-                                piece.len,
-                                #[inline(always)]
-                                |i| x[i] * a[i],
-                            );
-                        }
-                        if let Some(out) = &mut delta {
-                            let out = &mut out.0[row - first];
-                            *out = if adds[3] { *out + total } else { total };
-                        } else if sums.delta {
-                            delta_sum[0] += total;
-                        }
-                    }
-                },
-            );
-        });
+        }
+    });
     add_sums(given_sum, partials, 0, sums.columns(c));
     let first = usize::from(sums.given) * c;
     add_sums(delta_sum, partials, first, sums.columns(c));

@@ -1,11 +1,10 @@
 use super::SiteOutput;
 use crate::cpu::gemm::{Product, product};
-use crate::cpu::math::vectorised;
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::routed_rows::routed;
 use crate::cpu::shape::{Matrix, Shape};
 use crate::cpu::{Frame, Output, PerChunk, Rows};
-use crate::ops::grain_rows;
+use crate::ops::each_chunk;
 use crate::ops::site::routed_matmul::scatter;
 
 pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
@@ -20,27 +19,20 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
         k: frame.ty(1).rows(),
     };
     let n = shape.n;
-    frame
-        .pool
-        .run(shape.m, grain_rows(n), Rows(&mut *y, n), |range, y| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (row, y) in range.zip(y.0.chunks_exact_mut(n)) {
-                        let s = share(delta, route, row);
-                        let clean = &clean[row * n..][..n];
-                        match bias {
-                            Some(bias) => {
-                                for i in 0..n {
-                                    y[i] = s * clean[i] + (1.0 - s) * bias[i];
-                                }
-                            }
-                            None => y.iter_mut().zip(clean).for_each(|(y, c)| *y = s * c),
-                        }
+    each_chunk!(frame, [shape.m, n], Rows(&mut *y, n), |range, y| {
+        for (row, y) in range.zip(y.0.chunks_exact_mut(n)) {
+            let s = share(delta, route, row);
+            let clean = &clean[row * n..][..n];
+            match bias {
+                Some(bias) => {
+                    for i in 0..n {
+                        y[i] = s * clean[i] + (1.0 - s) * bias[i];
                     }
-                },
-            );
-        });
+                }
+                None => y.iter_mut().zip(clean).for_each(|(y, c)| *y = s * c),
+            }
+        }
+    });
     let precision = frame.precision();
     let components = |shape: Shape| Product {
         precision,
@@ -83,25 +75,15 @@ pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {
     let [_, delta, route] = op
         .after(1)
         .map(|index| index.map(|index| frame.input(index)));
-    let n = frame.ty(0).columns();
-    frame.pool.run(
-        frame.ty(0).rows(),
-        grain_rows(n),
-        Rows(out, n),
-        |range, out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (row, out) in range.zip(out.0.chunks_exact_mut(n)) {
-                        let s = share(delta, route, row);
-                        for (out, g) in out.iter_mut().zip(&g[row * n..][..n]) {
-                            *out = if add { *out + s * g } else { s * g };
-                        }
-                    }
-                },
-            );
-        },
-    );
+    let (rows, n) = (frame.ty(0).rows(), frame.ty(0).columns());
+    each_chunk!(frame, [rows, n], Rows(out, n), |range, out| {
+        for (row, out) in range.zip(out.0.chunks_exact_mut(n)) {
+            let s = share(delta, route, row);
+            for (out, g) in out.iter_mut().zip(&g[row * n..][..n]) {
+                *out = if add { *out + s * g } else { s * g };
+            }
+        }
+    });
 }
 
 pub(super) fn bias_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
@@ -111,27 +93,17 @@ pub(super) fn bias_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
     let [_, delta, route] = op
         .after(1)
         .map(|index| index.map(|index| frame.input(index)));
-    let n = frame.ty(0).columns();
+    let (rows, n) = (frame.ty(0).rows(), frame.ty(0).columns());
     let parts = PerChunk(&mut *partials, n);
-    frame.pool.run(
-        frame.ty(0).rows(),
-        grain_rows(n),
-        parts,
-        |range, partial| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    partial.0.fill(0.0);
-                    for row in range {
-                        let own = 1.0 - share(delta, route, row);
-                        for (total, g) in partial.0.iter_mut().zip(&g[row * n..][..n]) {
-                            *total += own * g;
-                        }
-                    }
-                },
-            );
-        },
-    );
+    each_chunk!(frame, [rows, n], parts, |range, partial| {
+        partial.0.fill(0.0);
+        for row in range {
+            let own = 1.0 - share(delta, route, row);
+            for (total, g) in partial.0.iter_mut().zip(&g[row * n..][..n]) {
+                *total += own * g;
+            }
+        }
+    });
     add_chunks(frame.pool, out, partials);
 }
 
@@ -152,31 +124,19 @@ pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
     };
     if out.values.len() < rows {
         let parts = PerChunk(&mut *partials, 1);
-        frame
-            .pool
-            .run(rows, grain_rows(n), parts, |range, partial| {
-                partial.0[0] = vectorised(
-                    #[inline(always)]
-                    || range.map(|row| outputs.dot(row)).sum(),
-                );
-            });
+        each_chunk!(frame, [rows, n], parts, |range, partial| {
+            partial.0[0] = range.map(|row| outputs.dot(row)).sum();
+        });
         add_chunks(frame.pool, out, partials);
         return;
     }
     let Output { values, add } = out;
-    frame
-        .pool
-        .run(rows, grain_rows(n), Rows(values, 1), |range, out| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (row, out) in range.zip(out.0) {
-                        let dot = outputs.dot(row);
-                        *out = if add { *out + dot } else { dot };
-                    }
-                },
-            );
-        });
+    each_chunk!(frame, [rows, n], Rows(values, 1), |range, out| {
+        for (row, out) in range.zip(out.0) {
+            let dot = outputs.dot(row);
+            *out = if add { *out + dot } else { dot };
+        }
+    });
 }
 
 struct Outputs<'a> {

@@ -1,7 +1,8 @@
 use super::{LEAST, Sizes};
-use crate::cpu::math::{dot, vectorised};
+use crate::cpu::math::dot;
 use crate::cpu::reduce::add_scaled;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
+use crate::ops::each_chunk;
 
 #[expect(
     clippy::cast_possible_truncation,
@@ -17,16 +18,17 @@ pub(super) fn run(frame: &mut Frame<'_>) {
         Rows(norms, columns),
         PerChunk(&mut *partials, 1),
     );
-    frame
-        .pool
-        .run(sizes.batch, 1, parts, |range, (gram, norms, partial)| {
+    each_chunk!(
+        frame,
+        sizes.batch,
+        1,
+        parts,
+        |range, (gram, norms, partial)| {
             let len = sizes.positions * columns;
             let phi = &phi[range.start * len..][..len];
-            vectorised(
-                #[inline(always)]
-                || partial.0[0] = distance(phi, gram.0, norms.0),
-            );
-        });
+            partial.0[0] = distance(phi, gram.0, norms.0);
+        }
+    );
     let sum: f64 = partials[..sizes.batch].iter().map(|&x| f64::from(x)).sum();
     y[0] = (sum / sizes.elements() as f64) as f32;
 }
@@ -66,47 +68,40 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
     let len = sizes.positions * columns;
     let factor = 4.0 * up[0] / sizes.elements() as f32;
     let parts = (Rows(out, len), PerChunk(scratch, 3 * columns));
-    frame
-        .pool
-        .run(sizes.batch, 1, parts, |range, (out, scratch)| {
-            let at = range.start;
-            let phi = &phi[at * len..][..len];
-            let gram = &gram[at * columns * columns..][..columns * columns];
-            let norms = &norms[at * columns..][..columns];
-            let (dots, scratch) = scratch.0.split_at_mut(columns);
-            let (q, p) = scratch.split_at_mut(columns);
-            vectorised(
-                #[inline(always)]
-                || {
-                    // (G E)_kk.
-                    let rows = gram.chunks_exact(columns).zip(norms);
-                    for (k, (to, (row, norm))) in dots.iter_mut().zip(rows).enumerate() {
-                        *to = if *norm > LEAST {
-                            dot(row, row) - row[k]
-                        } else {
-                            0.0
-                        };
-                    }
-                    let rows = out.0.chunks_exact_mut(columns);
-                    for (out, phi) in rows.zip(phi.chunks_exact(columns)) {
-                        for (q, (x, norm)) in q.iter_mut().zip(phi.iter().zip(norms)) {
-                            *q = x / norm;
-                        }
-                        for (p, q) in p.iter_mut().zip(&*q) {
-                            *p = -q;
-                        }
-                        for (gram, q) in gram.chunks_exact(columns).zip(&*q) {
-                            add_scaled(p, *q, gram);
-                        }
-                        if !add {
-                            out.fill(0.0);
-                        }
-                        let terms = p.iter().zip(&*q).zip(dots.iter().zip(norms));
-                        for (out, ((p, q), (dot, norm))) in out.iter_mut().zip(terms) {
-                            *out += factor * (-q).mul_add(*dot, *p) / norm;
-                        }
-                    }
-                },
-            );
-        });
+    each_chunk!(frame, sizes.batch, 1, parts, |range, (out, scratch)| {
+        let at = range.start;
+        let phi = &phi[at * len..][..len];
+        let gram = &gram[at * columns * columns..][..columns * columns];
+        let norms = &norms[at * columns..][..columns];
+        let (dots, scratch) = scratch.0.split_at_mut(columns);
+        let (q, p) = scratch.split_at_mut(columns);
+        // (G E)_kk.
+        let rows = gram.chunks_exact(columns).zip(norms);
+        for (k, (to, (row, norm))) in dots.iter_mut().zip(rows).enumerate() {
+            *to = if *norm > LEAST {
+                dot(row, row) - row[k]
+            } else {
+                0.0
+            };
+        }
+        let rows = out.0.chunks_exact_mut(columns);
+        for (out, phi) in rows.zip(phi.chunks_exact(columns)) {
+            for (q, (x, norm)) in q.iter_mut().zip(phi.iter().zip(norms)) {
+                *q = x / norm;
+            }
+            for (p, q) in p.iter_mut().zip(&*q) {
+                *p = -q;
+            }
+            for (gram, q) in gram.chunks_exact(columns).zip(&*q) {
+                add_scaled(p, *q, gram);
+            }
+            if !add {
+                out.fill(0.0);
+            }
+            let terms = p.iter().zip(&*q).zip(dots.iter().zip(norms));
+            for (out, ((p, q), (dot, norm))) in out.iter_mut().zip(terms) {
+                *out += factor * (-q).mul_add(*dot, *p) / norm;
+            }
+        }
+    });
 }

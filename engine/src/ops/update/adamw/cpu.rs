@@ -1,7 +1,6 @@
 use super::{AdamW, Update};
-use crate::cpu::math::vectorised;
 use crate::cpu::{Frame, Rows};
-use crate::ops::GRAIN;
+use crate::ops::each_chunk;
 
 pub(super) fn run(op: &Update, frame: &mut Frame<'_>) {
     let (settings, tensors) = (&op.settings, op.tensors);
@@ -24,21 +23,14 @@ pub(super) fn run(op: &Update, frame: &mut Frame<'_>) {
         let [w, m, v] = [0, 1, 2].map(|kind| frame.state(kind * tensors + tensor));
         let gradient = frame.input(3 * tensors + tensor);
         let parts = (Rows(w, 1), Rows(m, 1), Rows(v, 1));
-        frame
-            .pool
-            .run(gradient.len(), GRAIN, parts, |range, (w, m, v)| {
-                vectorised(
-                    #[inline(always)]
-                    || {
-                        let elements = w.0.iter_mut().zip(m.0).zip(v.0).zip(&gradient[range]);
-                        for (((w, m), v), g) in elements {
-                            let g = factor * g;
-                            *m = beta1 * *m + (1.0 - beta1) * g;
-                            *v = beta2 * *v + (1.0 - beta2) * g * g;
-                            *w = *w * keep - step * *m / ((*v).sqrt() * root + eps);
-                        }
-                    },
-                );
-            });
+        each_chunk!(frame, [gradient.len(), 1], parts, |range, (w, m, v)| {
+            let elements = w.0.iter_mut().zip(m.0).zip(v.0).zip(&gradient[range]);
+            for (((w, m), v), g) in elements {
+                let g = factor * g;
+                *m = beta1 * *m + (1.0 - beta1) * g;
+                *v = beta2 * *v + (1.0 - beta2) * g * g;
+                *w = *w * keep - step * *m / ((*v).sqrt() * root + eps);
+            }
+        });
     }
 }

@@ -1,7 +1,6 @@
 use super::{Decay, Lines};
-use crate::cpu::math::vectorised;
 use crate::cpu::{Frame, Rows};
-use crate::ops::grain_rows;
+use crate::ops::each_chunk;
 
 pub(super) fn run(op: &Decay, frame: &mut Frame<'_>) {
     let finite = |index: usize| frame.input(index).last().is_none_or(|end| end.is_finite());
@@ -16,26 +15,19 @@ pub(super) fn run(op: &Decay, frame: &mut Frame<'_>) {
         if op.root { keep.sqrt() } else { keep }
     };
     let parts = Rows(matrix, columns);
-    frame
-        .pool
-        .run(rows, grain_rows(columns), parts, |range, part| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (row, values) in range.zip(part.0.chunks_exact_mut(columns)) {
-                        match op.of {
-                            Lines::Rows => {
-                                let factor = factor(needed[row]);
-                                values.iter_mut().for_each(|value| *value *= factor);
-                            }
-                            Lines::Columns => {
-                                for (value, &needed) in values.iter_mut().zip(needed) {
-                                    *value *= factor(needed);
-                                }
-                            }
-                        }
+    each_chunk!(frame, [rows, columns], parts, |range, part| {
+        for (row, values) in range.zip(part.0.chunks_exact_mut(columns)) {
+            match op.of {
+                Lines::Rows => {
+                    let factor = factor(needed[row]);
+                    values.iter_mut().for_each(|value| *value *= factor);
+                }
+                Lines::Columns => {
+                    for (value, &needed) in values.iter_mut().zip(needed) {
+                        *value *= factor(needed);
                     }
-                },
-            );
-        });
+                }
+            }
+        }
+    });
 }
