@@ -25,8 +25,8 @@ use std::time::Duration;
 use spd_engine::Fault;
 use spd_engine::cuda::Device;
 use spd_engine::cuda::replacement::{
-    self, Algorithm, Argument, Driver, Factors, Kernel, Key, LibraryCall, Module, PlacedProduct,
-    Replacement, Stream, Transfer, Way, compile_all,
+    self, Algorithm, Argument, Direction, Driver, Factors, Kernel, Key, LibraryCall, Module,
+    PlacedProduct, Replacement, Stream, Transfer, compile_all,
 };
 
 use kernels::Kernels;
@@ -82,7 +82,7 @@ pub(crate) enum Call {
     Make,
     /// Waits for an event.
     Wait,
-    Copy(Stream, Way),
+    Copy(Stream, Direction),
     Launch,
     Library,
     Capture,
@@ -369,7 +369,7 @@ impl Driver for Emulated {
 
     unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault> {
         let mut state = self.state();
-        state.called(Call::Copy(stream, transfer.way))?;
+        state.called(Call::Copy(stream, transfer.direction))?;
         state.enqueue(stream, Item::Do(Work::Copy(transfer)));
         Ok(())
     }

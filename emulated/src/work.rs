@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use spd_engine::Fault;
 use spd_engine::cuda::replacement::{
-    Argument, Factors, Kernel, LibraryCall, Product, Transfer, Way,
+    Argument, Direction, Factors, Kernel, LibraryCall, Product, Transfer,
 };
 
 use super::kernels::{Kernels, Operand, Span, Traffic, multiply};
@@ -111,13 +111,17 @@ impl Worker {
 
     fn copy(&mut self, transfer: &Transfer) {
         let Transfer {
-            way,
+            direction,
             from,
             to,
             bytes,
         } = *transfer;
-        let from = self.memory.stretch(from, bytes, way == Way::In);
-        let to = self.memory.stretch(to, bytes, way == Way::Out);
+        let from = self
+            .memory
+            .stretch(from, bytes, direction == Direction::ToDevice);
+        let to = self
+            .memory
+            .stretch(to, bytes, direction == Direction::ToHost);
         // SAFETY: both stretches are allocated.
         unsafe { std::ptr::copy(from.cast::<u8>(), to.cast(), bytes) };
     }

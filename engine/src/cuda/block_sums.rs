@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, KERNELS, Meeting, room, tree_sum};
 use super::device::{Device, Event, Memory};
-use super::driver::{Argument, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Direction, Module, Stream, Transfer};
 use super::executor::{Arena, Executor};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, THREADS, arguments};
@@ -193,7 +193,7 @@ impl BlockSums {
 
     fn copy(&self, from: u64, to: u64, len: usize) -> Result<(), Fault> {
         let transfer = Transfer {
-            way: Way::Within,
+            direction: Direction::OnDevice,
             from,
             to,
             bytes: 4 * len,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::Fault;
 use super::autotune_record::AutotuneRecord;
 use super::compiling::Compiling;
-use super::driver::{Driver, Stream, Transfer, Way};
+use super::driver::{Direction, Driver, Stream, Transfer};
 use super::gpu::Gpu;
 use super::nccl::{Communicator, Id, Nccl, PATIENCE};
 use super::replacement::installed;
@@ -228,7 +228,7 @@ impl Device {
                 piece.pinned.words()[part.at..][..part.len]
                     .copy_from_slice(bytemuck::cast_slice(values));
                 let transfer = Transfer {
-                    way: Way::In,
+                    direction: Direction::ToDevice,
                     from: piece.pinned.address + 4 * part.at as u64,
                     to: to + 4 * part.first as u64,
                     bytes: 4 * part.len,
@@ -269,7 +269,7 @@ impl Device {
             };
             for part in load {
                 let transfer = Transfer {
-                    way: Way::Out,
+                    direction: Direction::ToHost,
                     from: wanted[part.tensor].0 + 4 * part.first as u64,
                     to: piece.pinned.address + 4 * part.at as u64,
                     bytes: 4 * part.len,

@@ -29,19 +29,19 @@ pub enum Stream {
 
 /// Direction of a copy. Host memory is always pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the host.
-    In,
+    ToDevice,
     /// To the host.
-    Out,
+    ToHost,
     /// On the device.
-    Within,
+    OnDevice,
 }
 
 /// A copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
-    pub way: Way,
+    pub direction: Direction,
     pub from: u64,
     pub to: u64,
     pub bytes: usize,

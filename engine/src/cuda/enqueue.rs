@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use super::Fault;
-use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Direction, Driver, Factors, Module, Stream, Transfer};
 use super::kernel::Kernel;
 use super::placed::{Placed, Step};
 
@@ -24,7 +24,7 @@ pub(super) unsafe fn enqueue(
             Step::Copy { from, to } => driver.copy(
                 Stream::Programs,
                 Transfer {
-                    way: Way::Within,
+                    direction: Direction::OnDevice,
                     from: argument(from).address,
                     to: argument(to).address,
                     bytes: to.len * to.dtype.bytes(),

@@ -15,7 +15,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use super::Fault;
 use super::compiler::compile_all;
 use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
-use super::driver::{Argument, Driver, Factors, LibraryCall, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Direction, Driver, Factors, LibraryCall, Module, Stream, Transfer};
 use super::kernel::Kernel;
 use super::libraries;
 use super::placed::PlacedProduct;
@@ -281,7 +281,7 @@ impl Driver for Gpu {
         let what = "copy";
         self.bind(what)?;
         let Transfer {
-            way,
+            direction,
             from,
             to,
             bytes,
@@ -289,16 +289,16 @@ impl Driver for Gpu {
         let stream = self.stream(stream);
         // SAFETY: the caller's promise, of both stretches.
         unsafe {
-            match way {
-                Way::In => {
+            match direction {
+                Direction::ToDevice => {
                     let from = std::slice::from_raw_parts(pointer::<u8>(from), bytes);
                     result::memcpy_htod_async(to, from, stream)
                 }
-                Way::Out => {
+                Direction::ToHost => {
                     let to = std::slice::from_raw_parts_mut(pointer::<u8>(to), bytes);
                     result::memcpy_dtoh_async(to, from, stream)
                 }
-                Way::Within => result::memcpy_dtod_async(to, from, bytes, stream),
+                Direction::OnDevice => result::memcpy_dtod_async(to, from, bytes, stream),
             }
         }
         .map_err(failed(what))

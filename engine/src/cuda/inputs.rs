@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::device::{Device, Event, Memory, Pinned};
-use super::driver::{Stream, Transfer, Way};
+use super::driver::{Direction, Stream, Transfer};
 use crate::given::Given;
 
 /// The inputs and numbers of a program on a device.
@@ -97,15 +97,20 @@ impl Inputs {
             .iter_mut()
             .zip(words)
             .for_each(|(to, word)| *to = word);
-        let copy = |way, from: u64, to: u64, part: &Range<usize>| Transfer {
-            way,
+        let copy = |direction, from: u64, to: u64, part: &Range<usize>| Transfer {
+            direction,
             from: from + 4 * part.start as u64,
             to: to + 4 * part.start as u64,
             bytes: 4 * part.len(),
         };
         buffer.taken.hold(Stream::Inputs)?;
         for part in &parts {
-            let transfer = copy(Way::In, buffer.pinned.address, buffer.memory.address, part);
+            let transfer = copy(
+                Direction::ToDevice,
+                buffer.pinned.address,
+                buffer.memory.address,
+                part,
+            );
             // SAFETY: both are as large; the host waits for `travelled` before it writes again.
             unsafe { driver.copy(Stream::Inputs, transfer) }?;
         }
@@ -113,7 +118,12 @@ impl Inputs {
         buffer.sent = true;
         buffer.travelled.hold(Stream::Programs)?;
         for part in &parts {
-            let transfer = copy(Way::Within, buffer.memory.address, self.place.address, part);
+            let transfer = copy(
+                Direction::OnDevice,
+                buffer.memory.address,
+                self.place.address,
+                part,
+            );
             // SAFETY: both are as large; the next copy to the buffer waits for `taken`.
             unsafe { driver.copy(Stream::Programs, transfer) }?;
         }

@@ -15,7 +15,7 @@ use half::bf16;
 
 use super::Fault;
 use super::device::{ALIGN, Device, Memory};
-use super::driver::{Stream, Transfer, Way};
+use super::driver::{Direction, Stream, Transfer};
 use super::placed::Rounded;
 use super::staging::{Load, Staged, Staging, Values};
 use crate::store::{Elsewhere, Slot, Store, Tensor};
@@ -237,7 +237,7 @@ impl Elsewhere for Mirror {
             return Ok(false);
         }
         let transfer = Transfer {
-            way: Way::Within,
+            direction: Direction::OnDevice,
             from: self.address(from),
             to: self.address(to),
             bytes,

@@ -4,7 +4,9 @@
 use std::sync::{Arc, OnceLock};
 
 pub use super::compiler::compile_all;
-pub use super::driver::{Argument, Driver, Factors, LibraryCall, Module, Stream, Transfer, Way};
+pub use super::driver::{
+    Argument, Direction, Driver, Factors, LibraryCall, Module, Stream, Transfer,
+};
 pub use super::kernel::{Kernel, PRELUDE};
 pub use super::lowering::Source;
 pub use super::placed::PlacedProduct;

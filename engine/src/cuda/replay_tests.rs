@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{Stream, Way};
+use super::driver::{Direction, Stream};
 use super::emulated::{Call, Emulated, Ignored, Order, is_there};
 use super::tests::{Alone, on, replay_on, same_bits};
 use super::{Arena, Device};
@@ -171,8 +171,8 @@ fn a_replay_allocates_nothing_and_waits_for_nothing() {
     let waits = device.waits();
     emulated.calls();
     // Numbers and `x` are copied to the device and taken; the rest of the step is one graph.
-    let travels = [Call::Copy(Stream::Inputs, Way::In); 2];
-    let taken = [Call::Copy(Stream::Programs, Way::Within); 2];
+    let travels = [Call::Copy(Stream::Inputs, Direction::ToDevice); 2];
+    let taken = [Call::Copy(Stream::Programs, Direction::OnDevice); 2];
     let replay = [&travels[..], &taken, &[Call::Graph]].concat();
     for number in 1..8 {
         ask(&mut executor, &mut store, number).unwrap();
@@ -257,7 +257,7 @@ fn a_graph_is_captured_again_for_another_store_or_arena() {
 
 /// Number of copies of tensors to the device since the last look at the calls.
 fn sent(emulated: &Emulated) -> usize {
-    let to_programs = Call::Copy(Stream::Programs, Way::In);
+    let to_programs = Call::Copy(Stream::Programs, Direction::ToDevice);
     let calls = emulated.calls();
     calls.iter().filter(|call| **call == to_programs).count()
 }

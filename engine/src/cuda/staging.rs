@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
 use super::device::{ALIGN, Device, Event, Pinned};
-use super::driver::{Stream, Transfer, Way};
+use super::driver::{Direction, Stream, Transfer};
 use crate::store::{self, Held, Named};
 use crate::value::Type;
 
@@ -72,7 +72,7 @@ impl Staging {
         self.reached.hold(Stream::Staging)?;
         let asked = merged(stretches, &places).try_for_each(|(from, first, words)| {
             let transfer = Transfer {
-                way: Way::Out,
+                direction: Direction::ToHost,
                 from,
                 to: to + 4 * first as u64,
                 bytes: 4 * words,

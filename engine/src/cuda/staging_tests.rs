@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use super::driver::{Stream, Way};
+use super::driver::{Direction, Stream};
 use super::emulated::{Call, Emulated, Ignored, Order, is_there};
 use super::replay_tests::{ask, emulated, told_in_one_line, training};
 use super::tests::{Alone, on};
@@ -185,7 +185,7 @@ fn staging_waits_for_nothing_and_pins_once() {
     let calls = step(2, &mut store);
     let waits = device.waits();
     // Tensors are adjacent, so one copy takes all.
-    let leaves = Call::Copy(Stream::Staging, Way::Out);
+    let leaves = Call::Copy(Stream::Staging, Direction::ToHost);
     let staged = stage(&store);
     assert_eq!(emulated.calls(), [Call::Make, leaves]);
     assert_eq!(step(3, &mut store), calls);
@@ -222,7 +222,7 @@ fn memory_pinned_beforehand_suffices() {
     store.make_room_to_stage().unwrap();
     store.make_room_to_stage().unwrap();
     let staged = stage(&store);
-    let leaves = Call::Copy(Stream::Staging, Way::Out);
+    let leaves = Call::Copy(Stream::Staging, Direction::ToHost);
     assert_eq!(emulated.calls(), [Call::Make, leaves]);
     assert!(arrived(&staged) == states(1)[0]);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::device::{ALIGN, Device, Event, Memory};
-use super::driver::{Argument, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Direction, Module, Stream, Transfer};
 use super::enqueue::enqueue;
 use super::kernel::Kernel;
 use super::placed::{self, Placed, PlacedProduct, Step};
@@ -60,9 +60,9 @@ fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
     while 0 < filled && filled < memory.bytes {
         let bytes = filled.min(memory.bytes - filled);
         let (from, to) = (memory.address, memory.address + filled as u64);
-        let way = Way::Within;
+        let direction = Direction::OnDevice;
         let transfer = Transfer {
-            way,
+            direction,
             from,
             to,
             bytes,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::Place;
-use crate::cuda::driver::{Stream, Transfer, Way};
+use crate::cuda::driver::{Direction, Stream, Transfer};
 use crate::cuda::replacement::is_installed;
 use crate::cuda::{Device, Fault, Result};
 
@@ -33,9 +33,9 @@ pub(super) fn rates(device: &Arc<Device>, words: usize) -> Result<String> {
         .iter_mut()
         .zip(numbers)
         .for_each(|(word, number)| *word = number);
-    let copy = |way, from, to| {
+    let copy = |direction, from, to| {
         let transfer = Transfer {
-            way,
+            direction,
             from,
             to,
             bytes: 4 * words,
@@ -52,8 +52,8 @@ pub(super) fn rates(device: &Arc<Device>, words: usize) -> Result<String> {
         }
         Ok(4e-6 * words as f64 / f64::from(best))
     };
-    let sent = copy(Way::In, from.address, memory.address)?;
-    let fetched = copy(Way::Out, memory.address, to.address)?;
+    let sent = copy(Direction::ToDevice, from.address, memory.address)?;
+    let fetched = copy(Direction::ToHost, memory.address, to.address)?;
     let mut pairs = to.read().iter().zip(from.read());
     if let Some(at) = pairs.position(|(found, expected)| found != expected) {
         return Err(Fault::new(format!(
