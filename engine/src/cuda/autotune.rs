@@ -20,7 +20,7 @@ use super::autotune_record::Autotuned;
 use super::device::Device;
 use super::device_op::{DeviceGraph, DeviceNode};
 use super::kernel::PRELUDE;
-use super::placed::{PlacedProduct, Step, Way};
+use super::placed::{Method, PlacedProduct, Step};
 use super::product_kernel;
 use super::program::Program;
 use super::sites::{Found, SitePart, part};
@@ -58,21 +58,21 @@ impl Device {
     /// Sets how each product of a program is computed: the fastest way, measured once per kind, or
     /// one of our kernels if cublasLt refuses.
     pub(super) fn compute_products(self: &Arc<Self>, program: &mut Program) -> Result<(), Fault> {
-        program.compute_products(|placed| self.way(placed))
+        program.compute_products(|placed| self.method(placed))
     }
 
     /// The way to compute a product.
-    pub(super) fn way(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Way, Fault> {
+    pub(super) fn method(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Method, Fault> {
         if !self.driver.keeps_time() {
             let refuses = self.driver.algorithms(&placed.key())?.is_empty();
-            let plain = Way::CublasLt(None);
-            return Ok(if refuses { Way::Own } else { plain });
+            let plain = Method::CublasLt(None);
+            return Ok(if refuses { Method::Own } else { plain });
         }
         let kind = kind_of_product(placed, &self.driver.name()?);
         let measure = || of_product(self, placed);
         Ok(match self.autotuned().of(&kind, measure)? {
-            Autotuned::CublasLt(algorithm) => Way::CublasLt(Some(algorithm)),
-            Autotuned::Own | Autotuned::Site | Autotuned::Products => Way::Own,
+            Autotuned::CublasLt(algorithm) => Method::CublasLt(Some(algorithm)),
+            Autotuned::Own | Autotuned::Site | Autotuned::Products => Method::Own,
         })
     }
 }

@@ -105,9 +105,9 @@ pub struct PlacedProduct {
     pub(crate) bias: Option<Placed>,
 }
 
-/// Way to compute a product.
+/// Method of computing a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Method {
     /// By this algorithm of cublasLt, or its first choice.
     CublasLt(Option<Algorithm>),
     /// By our own kernel.

@@ -11,7 +11,7 @@ use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::padding::padded;
-use super::placed::{Memory, Placed, PlacedOp, PlacedProduct, Rounded, Step, Way, numbers};
+use super::placed::{Memory, Method, Placed, PlacedOp, PlacedProduct, Rounded, Step, numbers};
 use super::sites::{self, Found};
 use crate::cuda::casts::stored;
 use crate::given::Given;
@@ -169,7 +169,7 @@ impl Program {
     /// Sets how each product is computed, by `chosen`.
     pub(crate) fn compute_products(
         &mut self,
-        mut chosen: impl FnMut(&PlacedProduct) -> Result<Way, Fault>,
+        mut chosen: impl FnMut(&PlacedProduct) -> Result<Method, Fault>,
     ) -> Result<(), Fault> {
         let mut writer = Writer::of(std::mem::take(&mut self.kernels));
         let mut computed = || {
@@ -178,8 +178,8 @@ impl Program {
                     continue;
                 };
                 match chosen(placed)? {
-                    Way::CublasLt(algorithm) => placed.algorithm = algorithm,
-                    Way::Own => *step = placed.launched(&mut writer),
+                    Method::CublasLt(algorithm) => placed.algorithm = algorithm,
+                    Method::Own => *step = placed.launched(&mut writer),
                 }
             }
             Ok(())

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step, Way};
+use crate::cuda::placed::{Memory, Method, Placed, PlacedProduct, Step};
 use crate::cuda::product::{Key, Matrix};
 use crate::cuda::program::Program;
 use crate::cuda::trial::{Trial, alone_in_arena, words};
@@ -53,8 +53,8 @@ impl Products {
             checked += 1;
             match check(device, placed) {
                 Ok(None) => skipped += 1,
-                Ok(Some((way, off))) => {
-                    own += usize::from(way == Way::Own);
+                Ok(Some((method, off))) => {
+                    own += usize::from(method == Method::Own);
                     worst = worst.max(off);
                 }
                 Err(fault) => {
@@ -86,10 +86,10 @@ impl Products {
 
 /// How a product is computed, and the largest error relative to the tolerance; `None` without
 /// memory.
-fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Way, f64)>> {
-    let way = device.way(placed)?;
-    let found = compare(device, placed, way, placed.tf32)?;
-    Ok(found.map(|off| (way, off)))
+fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Method, f64)>> {
+    let method = device.method(placed)?;
+    let found = compare(device, placed, method, placed.tf32)?;
+    Ok(found.map(|off| (method, off)))
 }
 
 /// The largest error relative to the tolerance, for one way to compute the product; `tf32` says
@@ -97,16 +97,16 @@ fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Way, f6
 fn compare(
     device: &Arc<Device>,
     placed: &PlacedProduct,
-    way: Way,
+    method: Method,
     tf32: bool,
 ) -> Result<Option<f64>> {
     let (mut alone, bytes) = alone_in_arena(placed);
     let Some(trial) = Trial::new(device, bytes, 0)? else {
         return Ok(None);
     };
-    let (kernels, step) = match way {
-        Way::Own => alone.alone(),
-        Way::CublasLt(algorithm) => {
+    let (kernels, step) = match method {
+        Method::Own => alone.alone(),
+        Method::CublasLt(algorithm) => {
             alone.algorithm = algorithm;
             (Vec::new(), Step::Product(Box::new(alone.clone())))
         }
@@ -280,10 +280,10 @@ mod tests {
         products.add(&program(Precision::Tf32));
         let placed = products.all.iter().find(|placed| placed.tf32).unwrap();
         let device = Device::of(Emulated::new(Order::new(true, true)));
-        let way = Way::CublasLt(None);
-        let off = compare(&device, placed, way, true).unwrap().unwrap();
+        let method = Method::CublasLt(None);
+        let off = compare(&device, placed, method, true).unwrap().unwrap();
         assert!(off > 0.001 && off < 1.0, "{off}");
-        let line = compare(&device, placed, way, false)
+        let line = compare(&device, placed, method, false)
             .unwrap_err()
             .to_string();
         assert!(line.starts_with("element 0, 0 of product 0 is "), "{line}");
