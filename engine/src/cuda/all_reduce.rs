@@ -29,7 +29,7 @@ use super::device_op::DeviceGraph;
 use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, Source, THREADS};
-use super::nccl::{Communicator, Parcel};
+use super::nccl::{Communicator, Message};
 use super::placed::{Placed, PlacedOp};
 use crate::plan::Plan;
 use crate::value::{DType, Value};
@@ -152,12 +152,12 @@ impl Meeting<'_> {
     ) -> Result<(), Fault> {
         let (rank, ranks) = (self.joined.rank, self.joined.size);
         let stride = bucket.stride(ranks);
-        let part = |of: usize, piece: &Piece| Parcel {
+        let part = |of: usize, piece: &Piece| Message {
             address: room.address + 4 * (of * stride + piece.at) as u64,
             len: piece.placed.len,
             rank: of,
         };
-        let value = |of: usize, piece: &Piece| Parcel {
+        let value = |of: usize, piece: &Piece| Message {
             address: (self.argument)(&piece.placed).address,
             len: piece.placed.len,
             rank: of,
@@ -172,13 +172,13 @@ impl Meeting<'_> {
             })
         };
         let own_of_all = || (0..ranks).flat_map(|of| own.iter().map(move |piece| (of, piece)));
-        let values: Vec<Parcel> = of_all().map(|(of, piece)| value(of, &piece)).collect();
-        let parts: Vec<Parcel> = own_of_all().map(|(of, piece)| part(of, piece)).collect();
-        let sums = own_of_all().map(|(of, piece)| Parcel {
+        let values: Vec<Message> = of_all().map(|(of, piece)| value(of, &piece)).collect();
+        let parts: Vec<Message> = own_of_all().map(|(of, piece)| part(of, piece)).collect();
+        let sums = own_of_all().map(|(of, piece)| Message {
             rank: of,
             ..part(ranks, piece)
         });
-        let sums: Vec<Parcel> = sums.collect();
+        let sums: Vec<Message> = sums.collect();
         let mut operands: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
         operands.push(room);
         // SAFETY: the caller's promise.
@@ -208,8 +208,8 @@ impl Meeting<'_> {
     unsafe fn exchange(
         &self,
         operands: &[Argument],
-        sent: Vec<Parcel>,
-        received: Vec<Parcel>,
+        sent: Vec<Message>,
+        received: Vec<Message>,
     ) -> Result<(), Fault> {
         let joined = Arc::clone(self.joined);
         let call: LibraryCall = Arc::new(move |stream| {

@@ -143,7 +143,7 @@ impl Nccl {
 
 /// f32s at a device address, and the rank that they go to or come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Parcel {
+pub(crate) struct Message {
     pub(crate) address: u64,
     pub(crate) len: usize,
     pub(crate) rank: usize,
@@ -311,24 +311,24 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// All parcels are live device memory until the stream is done, and do not overlap.
+    /// All messages are live device memory until the stream is done, and do not overlap.
     pub(crate) unsafe fn exchange(
         &self,
         stream: u64,
-        sent: &[Parcel],
-        received: &[Parcel],
+        sent: &[Message],
+        received: &[Message],
     ) -> Result<()> {
         let (nccl, stream) = (self.nccl, pointer(stream));
         let mut calls = |comm| {
-            for parcel in sent {
-                let (from, to) = (pointer(parcel.address), number(parcel.rank));
+            for message in sent {
+                let (from, to) = (pointer(message.address), number(message.rank));
                 // SAFETY: the caller's promise.
-                called(unsafe { (nccl.send)(from, parcel.len, F32, to, comm, stream) })?;
+                called(unsafe { (nccl.send)(from, message.len, F32, to, comm, stream) })?;
             }
-            for parcel in received {
-                let (to, from) = (pointer(parcel.address), number(parcel.rank));
+            for message in received {
+                let (to, from) = (pointer(message.address), number(message.rank));
                 // SAFETY: the caller's promise.
-                called(unsafe { (nccl.receive)(to, parcel.len, F32, from, comm, stream) })?;
+                called(unsafe { (nccl.receive)(to, message.len, F32, from, comm, stream) })?;
             }
             Ok(())
         };

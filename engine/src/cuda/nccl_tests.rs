@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::emulated::nccl::make_nccl;
 use super::libraries::Found;
-use super::nccl::{Communicator, Nccl, Parcel};
+use super::nccl::{Communicator, Message, Nccl};
 use super::{Fault, Result};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -65,19 +65,19 @@ fn parcels_arrive_at_their_ranks() {
             let fill = |to| (0..len).map(move |at| number(rank, to, at));
             let mut sent: Vec<f32> = (0..size).flat_map(fill).collect();
             let mut received = vec![0.0; size * len];
-            // Two parcels each.
+            // Two messages each.
             let half = len / 2;
-            let parcels = |numbers: &mut [f32]| {
+            let messages = |numbers: &mut [f32]| {
                 let start = address(numbers);
                 let each = (0..size).flat_map(move |rank| {
                     let base = start + 4 * (rank * len) as u64;
                     [
-                        Parcel {
+                        Message {
                             address: base,
                             len: half,
                             rank,
                         },
-                        Parcel {
+                        Message {
                             address: base + 4 * half as u64,
                             len: len - half,
                             rank,
@@ -86,10 +86,10 @@ fn parcels_arrive_at_their_ranks() {
                 });
                 each.collect::<Vec<_>>()
             };
-            let (from, to) = (parcels(&mut sent), parcels(&mut received));
+            let (from, to) = (messages(&mut sent), messages(&mut received));
             for _ in 0..3 {
                 received.fill(0.0);
-                // SAFETY: as long as the parcels say; the emulated call is done when it returns.
+                // SAFETY: as long as the messages say; the emulated call is done when it returns.
                 unsafe { joined.exchange(0, &from, &to) }.unwrap();
             }
             joined.watch().unwrap();
@@ -140,13 +140,13 @@ fn a_lost_rank_is_named_to_the_ranks_that_wait_for_it() {
             return None;
         }
         let mut numbers = [0.0; 4];
-        let parcel = Parcel {
+        let message = Message {
             address: address(&mut numbers),
             len: 4,
             rank: 1,
         };
         // SAFETY: as many values as stated.
-        let asked: Result<()> = unsafe { joined.exchange(0, &[], &[parcel]) };
+        let asked: Result<()> = unsafe { joined.exchange(0, &[], &[message]) };
         let fault = asked.and_then(|()| joined.watch()).unwrap_err();
         assert!(joined.watch().is_err(), "it stays so");
         Some(fault)

@@ -16,7 +16,7 @@ use super::{Place, same};
 use crate::cuda::device::{Graph, Memory};
 use crate::cuda::driver::{Argument, LibraryCall, Stream};
 use crate::cuda::libraries::Library;
-use crate::cuda::nccl::{Communicator, Id, Nccl, Parcel};
+use crate::cuda::nccl::{Communicator, Id, Message, Nccl};
 use crate::cuda::replacement::is_installed;
 use crate::cuda::{Device, Fault, Result};
 use crate::value::DType;
@@ -135,7 +135,7 @@ fn in_a_graph(
 ) -> Result<()> {
     let half = NUMBERS / 2;
     let (rank, other) = (joined.rank, 1 - joined.rank);
-    let [to, from] = [0, half].map(|first| Parcel {
+    let [to, from] = [0, half].map(|first| Message {
         address: memory.address + 4 * first as u64,
         len: half,
         rank: other,
