@@ -51,7 +51,7 @@ pub(crate) struct Bucket {
 
 /// A stretch of a value, and its first element in the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
+struct Stretch {
     placed: Placed,
     at: usize,
 }
@@ -73,14 +73,14 @@ impl Bucket {
     }
 
     /// Stretches of values that make up a rank's slice.
-    fn pieces(&self, rank: usize, ranks: usize) -> Vec<Piece> {
+    fn stretches(&self, rank: usize, ranks: usize) -> Vec<Stretch> {
         let slice = self.slice(rank, ranks);
         let mut before = 0;
-        let pieces = self.values.iter().filter_map(|placed| {
+        let stretches = self.values.iter().filter_map(|placed| {
             let value = before..before + placed.len;
             before = value.end;
             let own = value.start.max(slice.start)..value.end.min(slice.end);
-            (!own.is_empty()).then(|| Piece {
+            (!own.is_empty()).then(|| Stretch {
                 placed: Placed {
                     first: placed.first + own.start - value.start,
                     len: own.len(),
@@ -89,7 +89,7 @@ impl Bucket {
                 at: own.start - slice.start,
             })
         });
-        pieces.collect()
+        stretches.collect()
     }
 }
 
@@ -152,31 +152,33 @@ impl Meeting<'_> {
     ) -> Result<(), Fault> {
         let (rank, ranks) = (self.joined.rank, self.joined.size);
         let stride = bucket.stride(ranks);
-        let part = |of: usize, piece: &Piece| Message {
-            address: room.address + 4 * (of * stride + piece.at) as u64,
-            len: piece.placed.len,
+        let part = |of: usize, stretch: &Stretch| Message {
+            address: room.address + 4 * (of * stride + stretch.at) as u64,
+            len: stretch.placed.len,
             rank: of,
         };
-        let value = |of: usize, piece: &Piece| Message {
-            address: (self.argument)(&piece.placed).address,
-            len: piece.placed.len,
+        let value = |of: usize, stretch: &Stretch| Message {
+            address: (self.argument)(&stretch.placed).address,
+            len: stretch.placed.len,
             rank: of,
         };
-        let own = bucket.pieces(rank, ranks);
+        let own = bucket.stretches(rank, ranks);
         let of_all = || {
             (0..ranks).flat_map(|of| {
                 bucket
-                    .pieces(of, ranks)
+                    .stretches(of, ranks)
                     .into_iter()
-                    .map(move |piece| (of, piece))
+                    .map(move |stretch| (of, stretch))
             })
         };
-        let own_of_all = || (0..ranks).flat_map(|of| own.iter().map(move |piece| (of, piece)));
-        let values: Vec<Message> = of_all().map(|(of, piece)| value(of, &piece)).collect();
-        let parts: Vec<Message> = own_of_all().map(|(of, piece)| part(of, piece)).collect();
-        let sums = own_of_all().map(|(of, piece)| Message {
+        let own_of_all = || (0..ranks).flat_map(|of| own.iter().map(move |stretch| (of, stretch)));
+        let values: Vec<Message> = of_all().map(|(of, stretch)| value(of, &stretch)).collect();
+        let parts: Vec<Message> = own_of_all()
+            .map(|(of, stretch)| part(of, stretch))
+            .collect();
+        let sums = own_of_all().map(|(of, stretch)| Message {
             rank: of,
-            ..part(ranks, piece)
+            ..part(ranks, stretch)
         });
         let sums: Vec<Message> = sums.collect();
         let mut operands: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
@@ -186,13 +188,16 @@ impl Meeting<'_> {
             self.exchange(&operands, values.clone(), parts)?;
             let len = bucket.slice(rank, ranks).len();
             if len > 0 {
-                let stretch = |first: usize, len, written| Argument {
+                let argument = |first: usize, len, written| Argument {
                     address: room.address + 4 * (first * stride) as u64,
                     len,
                     written,
                     dtype: DType::F32,
                 };
-                let arguments = [stretch(0, ranks * stride, false), stretch(ranks, len, true)];
+                let arguments = [
+                    argument(0, ranks * stride, false),
+                    argument(ranks, len, true),
+                ];
                 let words = [stride, len].map(|n| u32::try_from(n).expect("elements of a slice"));
                 let blocks = [len.div_ceil(THREADS), 1];
                 self.driver
@@ -414,15 +419,15 @@ mod tests {
                 let mut at_value = (0, 0);
                 for rank in 0..ranks {
                     let mut at = 0;
-                    for piece in bucket.pieces(rank, ranks) {
+                    for stretch in bucket.stretches(rank, ranks) {
                         while bucket.values[at_value.0].len == at_value.1 {
                             at_value = (at_value.0 + 1, 0);
                         }
                         let expected = (bucket.values[at_value.0].memory, at_value.1, at);
-                        let found = (piece.placed.memory, piece.placed.first, piece.at);
+                        let found = (stretch.placed.memory, stretch.placed.first, stretch.at);
                         assert_eq!(found, expected);
-                        at_value.1 += piece.placed.len;
-                        at += piece.placed.len;
+                        at_value.1 += stretch.placed.len;
+                        at += stretch.placed.len;
                     }
                     assert!(at <= bucket.stride(ranks));
                 }

@@ -15,7 +15,7 @@ use super::nccl::{Communicator, Id, Nccl, PATIENCE};
 use super::replacement::installed;
 use crate::blocks::Ranks;
 
-/// Bytes of each of the two pinned pieces that tensors are copied through.
+/// Bytes of each of the two pinned buffers that tensors are copied through.
 const PIECE: usize = 4 << 20;
 
 /// Bytes of pinned host memory for copies that the host waits for.
@@ -219,24 +219,24 @@ impl Device {
         let mut pinned_pair = self.pinned_pair()?;
         let pinned_pair = pinned_pair.as_mut().expect("made above");
         for (number, load) in loads(sent.iter().map(|(_, values)| values.len())).enumerate() {
-            let piece = &mut pinned_pair.pieces[number % 2];
-            // The last copy from this piece, which may be of an earlier call, is done.
-            self.wait_for(piece)?;
+            let buffer = &mut pinned_pair.buffers[number % 2];
+            // The last copy from this buffer, which may be of an earlier call, is done.
+            self.wait_for(buffer)?;
             for part in &load {
                 let (to, values) = sent[part.tensor];
                 let values = &values[part.first..][..part.len];
-                piece.pinned.words()[part.at..][..part.len]
+                buffer.pinned.words()[part.at..][..part.len]
                     .copy_from_slice(bytemuck::cast_slice(values));
                 let transfer = Transfer {
                     direction: Direction::ToDevice,
-                    from: piece.pinned.address + 4 * part.at as u64,
+                    from: buffer.pinned.address + 4 * part.at as u64,
                     to: to + 4 * part.first as u64,
                     bytes: 4 * part.len,
                 };
-                // SAFETY: the caller's promise; the piece is left alone until its event happens.
+                // SAFETY: the caller's promise; the buffer is left alone until its event happens.
                 unsafe { self.driver.copy(Stream::Programs, transfer) }?;
             }
-            piece.leave()?;
+            buffer.leave()?;
         }
         Ok(())
     }
@@ -251,16 +251,16 @@ impl Device {
         let pinned_pair = pinned_pair.as_mut().expect("made above");
         let lengths = wanted.iter().map(|(_, values)| values.len());
         let loads: Vec<Vec<Part>> = loads(lengths).collect();
-        // A piece is read before it is refilled, and both are read at the end.
+        // A buffer is read before it is refilled, and both are read at the end.
         for number in 0..loads.len() + 2 {
-            let piece = &mut pinned_pair.pieces[number % 2];
-            if piece.busy {
-                self.wait_for(piece)?;
+            let buffer = &mut pinned_pair.buffers[number % 2];
+            if buffer.busy {
+                self.wait_for(buffer)?;
                 let carried = number.checked_sub(2).map(|number| &loads[number]);
                 for part in carried.into_iter().flatten() {
                     let values = &mut wanted[part.tensor].1[part.first..][..part.len];
                     values.copy_from_slice(bytemuck::cast_slice(
-                        &piece.pinned.words()[part.at..][..part.len],
+                        &buffer.pinned.words()[part.at..][..part.len],
                     ));
                 }
             }
@@ -271,21 +271,21 @@ impl Device {
                 let transfer = Transfer {
                     direction: Direction::ToHost,
                     from: wanted[part.tensor].0 + 4 * part.first as u64,
-                    to: piece.pinned.address + 4 * part.at as u64,
+                    to: buffer.pinned.address + 4 * part.at as u64,
                     bytes: 4 * part.len,
                 };
                 // SAFETY: as in `upload`.
                 unsafe { self.driver.copy(Stream::Programs, transfer) }?;
             }
-            piece.leave()?;
+            buffer.leave()?;
         }
         Ok(())
     }
 
-    fn wait_for(&self, piece: &mut Piece) -> Result<(), Fault> {
-        if piece.busy {
-            self.wait(&piece.arrived)?;
-            piece.busy = false;
+    fn wait_for(&self, buffer: &mut PinnedBuffer) -> Result<(), Fault> {
+        if buffer.busy {
+            self.wait(&buffer.arrived)?;
+            buffer.busy = false;
         }
         Ok(())
     }
@@ -296,15 +296,15 @@ impl Device {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if pinned_pair.is_none() {
-            let piece = || {
-                Ok(Piece {
+            let buffer = || {
+                Ok(PinnedBuffer {
                     pinned: self.pin(PIECE / 4)?,
                     arrived: self.event()?,
                     busy: false,
                 })
             };
             *pinned_pair = Some(PinnedPair {
-                pieces: [piece()?, piece()?],
+                buffers: [buffer()?, buffer()?],
             });
         }
         Ok(pinned_pair)
@@ -315,46 +315,46 @@ impl Drop for Device {
     fn drop(&mut self) {
         let pinned_pair = self.pinned_pair.lock();
         let pinned_pair = pinned_pair.unwrap_or_else(PoisonError::into_inner);
-        for piece in pinned_pair
+        for buffer in pinned_pair
             .iter()
-            .flat_map(|pinned_pair| &pinned_pair.pieces)
+            .flat_map(|pinned_pair| &pinned_pair.buffers)
         {
             // Pinned memory is freed when no copy reads it any more.
-            let _ = self.wait_uncounted(&piece.arrived);
+            let _ = self.wait_uncounted(&buffer.arrived);
         }
     }
 }
 
-/// Two pieces of pinned memory: the host fills or reads one while the other is copied.
+/// Two buffers of pinned memory: the host fills or reads one while the other is copied.
 struct PinnedPair {
-    pieces: [Piece; 2],
+    buffers: [PinnedBuffer; 2],
 }
 
-struct Piece {
+struct PinnedBuffer {
     pinned: Pinned,
     arrived: Event,
     /// Copies may still be running.
     busy: bool,
 }
 
-impl Piece {
+impl PinnedBuffer {
     fn leave(&mut self) -> Result<(), Fault> {
         self.busy = true;
         self.arrived.record(Stream::Programs)
     }
 }
 
-/// A part of a tensor in a piece.
+/// A part of a tensor in a buffer.
 struct Part {
     tensor: usize,
     /// First element of the part.
     first: usize,
     len: usize,
-    /// First word in the piece.
+    /// First word in the buffer.
     at: usize,
 }
 
-/// Cuts tensors of these lengths into loads of one piece each.
+/// Cuts tensors of these lengths into loads of one buffer each.
 fn loads(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = Vec<Part>> {
     let mut loads = Vec::new();
     let (mut load, mut filled) = (Vec::new(), 0);
