@@ -337,17 +337,17 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
+    fn stream_waits(&self, stream: Stream, event: u64) -> Result<(), Fault> {
         let mut state = self.state();
         state.goes_on()?;
-        state.enqueue(stream, Item::Follow(event));
+        state.enqueue(stream, Item::StreamWait(event));
         Ok(())
     }
 
-    fn follow_anew(&self, event: u64) -> Result<(), Fault> {
+    fn graphs_wait(&self, event: u64) -> Result<(), Fault> {
         let mut state = self.state();
         state.goes_on()?;
-        state.enqueue(Stream::Programs, Item::FollowAnew(event));
+        state.enqueue(Stream::Programs, Item::GraphWait(event));
         Ok(())
     }
 

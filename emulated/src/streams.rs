@@ -64,9 +64,9 @@ impl Order {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ignored {
     /// A stream's wait for an event.
-    Follow(Stream),
+    StreamWait(Stream),
     /// Waits of programs at each launch of a graph.
-    FollowAnew,
+    GraphWait,
     /// Waits of the host.
     Wait,
 }
@@ -78,9 +78,9 @@ pub(super) enum Item {
     /// An event happens.
     Record(u64),
     /// Later items wait for an event; in a graph, for one of the graph.
-    Follow(u64),
+    StreamWait(u64),
     /// Later items wait for an event from outside of the graph.
-    FollowAnew(u64),
+    GraphWait(u64),
 }
 
 /// Items of a graph, with their streams.
@@ -92,7 +92,7 @@ enum Task {
     /// An event happens for the n-th time.
     Record(u64, u64),
     /// Later tasks wait until an event has happened n times.
-    Follow(u64, u64),
+    StreamWait(u64, u64),
 }
 
 /// An event: how often it was recorded, how often it has happened, and when it last did.
@@ -139,7 +139,7 @@ impl Streams {
         match &mut self.captured {
             Some((_, graph)) if is_captured(stream) => {
                 let of_graph = match item {
-                    Item::Follow(event) => graph.iter().any(|(_, item)| records(item, event)),
+                    Item::StreamWait(event) => graph.iter().any(|(_, item)| records(item, event)),
                     _ => true,
                 };
                 assert!(of_graph, "an event from outside of a graph");
@@ -161,8 +161,8 @@ impl Streams {
                 event_state.recorded += 1;
                 Task::Record(event, event_state.recorded)
             }
-            Item::Follow(event) | Item::FollowAnew(event) => {
-                Task::Follow(event, self.events[&event].recorded)
+            Item::StreamWait(event) | Item::GraphWait(event) => {
+                Task::StreamWait(event, self.events[&event].recorded)
             }
         };
         self.queues[stream as usize].push_back(task);
@@ -175,15 +175,15 @@ impl Streams {
     #[cfg(test)]
     fn ignores(&self, stream: Stream, item: &Item) -> bool {
         match item {
-            Item::Follow(_) => self.ignored == Some(Ignored::Follow(stream)),
-            Item::FollowAnew(_) => self.ignored == Some(Ignored::FollowAnew),
+            Item::StreamWait(_) => self.ignored == Some(Ignored::StreamWait(stream)),
+            Item::GraphWait(_) => self.ignored == Some(Ignored::GraphWait),
             Item::Do(_) | Item::Record(_) => false,
         }
     }
 
     /// Runs the next task of a stream, if it is ready; returns whether it did.
     fn advance(&mut self, stream: usize, worker: &mut Worker) -> bool {
-        if let Some(&Task::Follow(event, turn)) = self.queues[stream].front()
+        if let Some(&Task::StreamWait(event, turn)) = self.queues[stream].front()
             && !self.has_happened(event, turn)
         {
             return false;
@@ -200,7 +200,7 @@ impl Streams {
                     event_state.at = Some(worker.now());
                 }
             }
-            Task::Follow(..) => {}
+            Task::StreamWait(..) => {}
         }
         true
     }
@@ -229,7 +229,7 @@ impl Streams {
 
     /// Runs the next task of a stream, after what it waits for.
     fn force(&mut self, stream: usize, worker: &mut Worker) {
-        if let Some(&Task::Follow(event, turn)) = self.queues[stream].front() {
+        if let Some(&Task::StreamWait(event, turn)) = self.queues[stream].front() {
             self.reach(event, turn, worker);
         }
         self.advance(stream, worker);
@@ -265,7 +265,9 @@ impl Streams {
     pub(super) fn forget_event(&mut self, event: u64) {
         self.events.remove(&event).expect("an event that is there");
         let of_it = |item: &Item| match item {
-            Item::Record(known) | Item::Follow(known) | Item::FollowAnew(known) => *known == event,
+            Item::Record(known) | Item::StreamWait(known) | Item::GraphWait(known) => {
+                *known == event
+            }
             Item::Do(_) => false,
         };
         let mut items = self.graphs.values().flat_map(|graph| &**graph);
@@ -332,7 +334,7 @@ fn is_joined(items: &Graph) -> bool {
         return false;
     };
     let follows = |(stream, item): &(Stream, Item)| {
-        *stream == Stream::Programs && matches!(item, Item::Follow(e) if *e == event)
+        *stream == Stream::Programs && matches!(item, Item::StreamWait(e) if *e == event)
     };
     items[last..].iter().any(follows)
 }

@@ -610,7 +610,7 @@ mod tests {
         // Control: each wait is needed in one of the orders.
         for stream in [Stream::AllReduce, Stream::Programs] {
             let wrong = Order::ALL.iter().any(|&order| {
-                let (found, _) = of_ranks(order, Some(Ignored::Follow(stream)));
+                let (found, _) = of_ranks(order, Some(Ignored::StreamWait(stream)));
                 let pairs = found.iter().zip(&expected);
                 pairs.into_iter().any(|((_, one), (_, other))| {
                     one.iter()

@@ -248,14 +248,14 @@ impl BlockSums {
             ..first
         };
         loaded.made.record(Stream::Programs)?;
-        loaded.made.hold(Stream::AllReduce)?;
+        loaded.made.make_wait(Stream::AllReduce)?;
         for bucket in buckets(self.elements) {
             let kernel = (loaded.module.functions[1], &loaded.kernels[1]);
             // SAFETY: the first buffer is left alone until `all_reduced` has happened.
             unsafe { meeting.exact(&bucket, room, kernel) }?;
         }
         loaded.all_reduced.record(Stream::AllReduce)?;
-        loaded.all_reduced.hold(Stream::Programs)
+        loaded.all_reduced.make_wait(Stream::Programs)
     }
 }
 

@@ -110,11 +110,11 @@ impl Driver for Compiling {
         Ok(())
     }
 
-    fn follow(&self, _stream: Stream, _event: u64) -> Result<(), Fault> {
+    fn stream_waits(&self, _stream: Stream, _event: u64) -> Result<(), Fault> {
         Ok(())
     }
 
-    fn follow_anew(&self, _event: u64) -> Result<(), Fault> {
+    fn graphs_wait(&self, _event: u64) -> Result<(), Fault> {
         Ok(())
     }
 

@@ -458,13 +458,13 @@ impl Event {
     }
 
     /// Makes a stream wait for the event.
-    pub(super) fn hold(&self, stream: Stream) -> Result<(), Fault> {
-        self.driver.follow(stream, self.handle)
+    pub(super) fn make_wait(&self, stream: Stream) -> Result<(), Fault> {
+        self.driver.stream_waits(stream, self.handle)
     }
 
     /// Makes the stream of programs wait for the event; a graph looks at each launch again.
-    pub(super) fn hold_anew(&self) -> Result<(), Fault> {
-        self.driver.follow_anew(self.handle)
+    pub(super) fn make_graphs_wait(&self) -> Result<(), Fault> {
+        self.driver.graphs_wait(self.handle)
     }
 
     /// Blocks this thread until the event happens. For threads other than the training thread:

@@ -122,11 +122,11 @@ pub trait Driver: Send + Sync {
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault>;
 
     /// Makes a stream wait for the last record of an event; no wait without one.
-    fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault>;
+    fn stream_waits(&self, stream: Stream, event: u64) -> Result<(), Fault>;
 
     /// Makes the stream of programs wait for an event. In a graph, each launch waits for the last
     /// record before that launch, rather than before the capture.
-    fn follow_anew(&self, event: u64) -> Result<(), Fault>;
+    fn graphs_wait(&self, event: u64) -> Result<(), Fault>;
 
     /// Makes the host wait for the last record of an event; returns at once if there is none. The
     /// host calls `watch` meanwhile, and stops waiting if that fails.

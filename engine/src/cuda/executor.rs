@@ -468,12 +468,12 @@ impl Executor {
         let meetings = || self.program.buckets.iter().zip(&loaded.meetings);
         for (bucket, [made, all_reduced]) in meetings().filter(|(bucket, _)| bucket.made == step) {
             made.record(Stream::Programs)?;
-            made.hold(Stream::AllReduce)?;
+            made.make_wait(Stream::AllReduce)?;
             self.all_reduce(bucket, on)?;
             all_reduced.record(Stream::AllReduce)?;
         }
         for (_, [_, all_reduced]) in meetings().filter(|(bucket, _)| bucket.read == step) {
-            all_reduced.hold(Stream::Programs)?;
+            all_reduced.make_wait(Stream::Programs)?;
         }
         Ok(())
     }
@@ -518,7 +518,7 @@ impl Executor {
         let loaded = self.loaded();
         self.meet(step, on)?;
         if self.first_write == Some(step) {
-            on.0.mirror().staging().left().hold_anew()?;
+            on.0.mirror().staging().left().make_graphs_wait()?;
         }
         let argument = |placed: &Placed| self.argument(placed, on);
         // SAFETY: every operand lies in its place in the arena, the store or the inputs, with that

@@ -135,7 +135,12 @@ impl Gpu {
         }
     }
 
-    fn hold(&self, stream: Stream, event: u64, flags: CUevent_wait_flags) -> Result<(), Fault> {
+    fn wait_on_stream(
+        &self,
+        stream: Stream,
+        event: u64,
+        flags: CUevent_wait_flags,
+    ) -> Result<(), Fault> {
         self.bind("wait for an event")?;
         // SAFETY: an event and a stream of this context.
         unsafe { result::stream::wait_event(self.stream(stream), pointer(event), flags) }
@@ -226,11 +231,11 @@ impl Driver for Gpu {
             .map_err(failed("record an event"))
     }
 
-    fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
-        self.hold(stream, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+    fn stream_waits(&self, stream: Stream, event: u64) -> Result<(), Fault> {
+        self.wait_on_stream(stream, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
     }
 
-    fn follow_anew(&self, event: u64) -> Result<(), Fault> {
+    fn graphs_wait(&self, event: u64) -> Result<(), Fault> {
         // Only a capture takes the other flag: the node of the wait queries the event at each
         // launch.
         let status = self.programs.capture_status();
@@ -240,7 +245,7 @@ impl Driver for Gpu {
             }
             _ => CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL,
         };
-        self.hold(Stream::Programs, event, flags)
+        self.wait_on_stream(Stream::Programs, event, flags)
     }
 
     fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault> {

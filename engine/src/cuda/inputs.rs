@@ -103,7 +103,7 @@ impl Inputs {
             to: to + 4 * part.start as u64,
             bytes: 4 * part.len(),
         };
-        buffer.taken.hold(Stream::Inputs)?;
+        buffer.taken.make_wait(Stream::Inputs)?;
         for part in &parts {
             let transfer = copy(
                 Direction::ToDevice,
@@ -116,7 +116,7 @@ impl Inputs {
         }
         buffer.travelled.record(Stream::Inputs)?;
         buffer.sent = true;
-        buffer.travelled.hold(Stream::Programs)?;
+        buffer.travelled.make_wait(Stream::Programs)?;
         for part in &parts {
             let transfer = copy(
                 Direction::OnDevice,

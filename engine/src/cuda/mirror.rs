@@ -133,7 +133,7 @@ impl Mirror {
             .map(|&slot| (self.address(slot), of_host[slot.index()].read()))
             .collect();
         let sent: Vec<(u64, &[f32])> = sent.iter().map(|(at, values)| (*at, &**values)).collect();
-        self.staging.left().hold(Stream::Programs)?;
+        self.staging.left().make_wait(Stream::Programs)?;
         // SAFETY: each tensor has memory for its values at its address.
         unsafe { self.device.upload(&sent) }?;
         for slot in slots {

@@ -133,8 +133,8 @@ fn a_missing_wait_gives_wrong_values() {
     }
     let expected = expected(0..7);
     for ignored in [
-        Ignored::Follow(Stream::Inputs),
-        Ignored::Follow(Stream::Programs),
+        Ignored::StreamWait(Stream::Inputs),
+        Ignored::StreamWait(Stream::Programs),
         Ignored::Wait,
     ] {
         let wrong = Order::ALL.iter().any(|&order| {

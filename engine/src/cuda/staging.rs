@@ -69,7 +69,7 @@ impl Staging {
         };
         let to = load.pinned().address;
         self.reached.record(Stream::Programs)?;
-        self.reached.hold(Stream::Staging)?;
+        self.reached.make_wait(Stream::Staging)?;
         let asked = merged(stretches, &places).try_for_each(|(from, first, words)| {
             let transfer = Transfer {
                 direction: Direction::ToHost,

@@ -101,8 +101,8 @@ fn a_missing_wait_gives_wrong_values() {
     }
     let expected = states(8);
     for ignored in [
-        Ignored::FollowAnew,
-        Ignored::Follow(Stream::Staging),
+        Ignored::GraphWait,
+        Ignored::StreamWait(Stream::Staging),
         Ignored::Wait,
     ] {
         let mut orders = Order::ALL.into_iter();
@@ -119,7 +119,7 @@ fn a_program_that_is_enqueued_op_by_op_waits_too() {
     }
     let expected = states(2);
     for (order, ignored) in Order::ALL.into_iter().flat_map(|order| {
-        let ignored = [None, Some(Ignored::FollowAnew)];
+        let ignored = [None, Some(Ignored::GraphWait)];
         ignored.map(|ignored| (order, ignored))
     }) {
         let staged_before = |next: &dyn Fn(&Arc<Device>, &mut Alone, &mut Store)| {
@@ -163,7 +163,7 @@ fn host_changes_are_sent_after_a_staged_copy() {
         arrived(&staged) == expected[0]
     };
     assert!(Order::ALL.iter().all(|&order| comes_out(order, None)));
-    let ignored = Some(Ignored::Follow(Stream::Programs));
+    let ignored = Some(Ignored::StreamWait(Stream::Programs));
     assert!(Order::ALL.iter().any(|&order| !comes_out(order, ignored)));
 }
 

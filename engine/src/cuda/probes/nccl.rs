@@ -154,11 +154,11 @@ fn in_a_graph(
     let events = [device.event()?, device.event()?];
     let graph = Graph::capture(device, || {
         events[0].record(Stream::Programs)?;
-        events[0].hold(Stream::AllReduce)?;
+        events[0].make_wait(Stream::AllReduce)?;
         // SAFETY: as above.
         unsafe { device.driver().call(Stream::AllReduce, &[operand], call) }?;
         events[1].record(Stream::AllReduce)?;
-        events[1].hold(Stream::Programs)
+        events[1].make_wait(Stream::Programs)
     })?;
     for launch in 0..LAUNCHES {
         let given = |rank: usize| -> Vec<f32> {

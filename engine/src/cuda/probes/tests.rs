@@ -96,7 +96,7 @@ fn a_graph_that_overwrites_a_staged_state_is_detected() {
     }
     let told = Order::ALL.into_iter().filter_map(|order| {
         let (emulated, device) = emulated(order);
-        emulated.ignore(Ignored::FollowAnew);
+        emulated.ignore(Ignored::GraphWait);
         graph::replays(&device, 16).err()
     });
     let told: Vec<String> = told.map(|fault| fault.to_string()).collect();
