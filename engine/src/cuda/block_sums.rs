@@ -141,7 +141,11 @@ impl BlockSums {
         let mut first = 0;
         for &slot in sums {
             let len = store.ty(slot).len();
-            self.copy(self.address(0, first), store.mirror().address(slot), len)?;
+            self.copy(
+                self.address(0, first),
+                store.device_tensors().address(slot),
+                len,
+            )?;
             first += len;
         }
         store.changed_on_device(sums);

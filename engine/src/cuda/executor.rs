@@ -285,7 +285,7 @@ impl Executor {
         loaded.inputs.send(&mut self.program.given)?;
         self.last.begin(&mut arena.of);
         store.changed_on_device(&self.writes);
-        let ground = (store.mirror().id(), base);
+        let ground = (store.device_tensors().id(), base);
         if let (Some(captured), None) = (&self.graph, &self.clock)
             && captured.of == ground
         {
@@ -304,7 +304,7 @@ impl Executor {
         self.graph = Some(Captured {
             graph,
             of: ground,
-            _left: Arc::clone(store.mirror().staging().left()),
+            _left: Arc::clone(store.device_tensors().staging().left()),
         });
         Ok(())
     }
@@ -518,7 +518,7 @@ impl Executor {
         let loaded = self.loaded();
         self.meet(step, on)?;
         if self.first_write == Some(step) {
-            on.0.mirror().staging().left().make_graphs_wait()?;
+            on.0.device_tensors().staging().left().make_graphs_wait()?;
         }
         let argument = |placed: &Placed| self.argument(placed, on);
         // SAFETY: every operand lies in its place in the arena, the store or the inputs, with that
@@ -537,8 +537,8 @@ impl Executor {
     fn argument(&self, placed: &Placed, (store, arena): On<'_>) -> Argument {
         let start = match placed.memory {
             placed::Memory::Arena(offset) => arena.memory.address + offset as u64,
-            placed::Memory::Rounded(rounded) => store.mirror().rounded(rounded),
-            placed::Memory::Store(slot) => store.mirror().address(slot),
+            placed::Memory::Rounded(rounded) => store.device_tensors().rounded(rounded),
+            placed::Memory::Store(slot) => store.device_tensors().address(slot),
             placed::Memory::Given(offset) => self.loaded().inputs.place.address + offset as u64,
         };
         Argument {

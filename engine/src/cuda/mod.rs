@@ -85,6 +85,7 @@ mod compiling;
 mod cublaslt;
 mod device;
 pub(crate) mod device_op;
+pub(crate) mod device_tensors;
 #[doc(hidden)]
 mod driver;
 #[cfg(any(test, feature = "compare-emulated"))]
@@ -101,7 +102,6 @@ mod inputs;
 pub(crate) mod kernel;
 pub mod libraries;
 pub(crate) mod lowering;
-pub(crate) mod mirror;
 pub(crate) mod nccl;
 #[cfg(test)]
 pub(crate) mod nccl_tests;

@@ -30,7 +30,7 @@ enum Newest {
 
 /// Tensors of a store on a device, indexed by slot.
 #[derive(Debug)]
-pub(crate) struct Mirror {
+pub(crate) struct DeviceTensors {
     device: Arc<Device>,
     memory: Memory,
     /// First byte of each tensor.
@@ -81,7 +81,7 @@ fn padded(tensor: &Tensor, [rows, columns]: [usize; 2]) -> Cow<'_, [f32]> {
     padded.into()
 }
 
-impl Mirror {
+impl DeviceTensors {
     /// Allocates tensors of `sizes` bytes; the host has their newest values.
     pub(crate) fn new(
         device: &Arc<Device>,
@@ -105,7 +105,7 @@ impl Mirror {
         Arc::ptr_eq(&self.device, device) && self.starts.len() == tensors
     }
 
-    /// A number that no other mirror ever has; addresses are reused.
+    /// A number that no other store on a device ever has; addresses are reused.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -199,7 +199,7 @@ impl Mirror {
     }
 }
 
-impl Elsewhere for Mirror {
+impl Elsewhere for DeviceTensors {
     // A tensor that was added later has no copy on the device.
     fn is_home(&self, slot: Slot) -> bool {
         self.newest.get(slot.index()) != Some(&Newest::Device)
@@ -263,14 +263,14 @@ impl Store {
     ///
     /// If memory cannot be pinned, or the device fails.
     pub fn stage(&self, slots: &[Slot]) -> Result<Option<Staged>, Fault> {
-        let Some(mirror) = self.mirrored() else {
+        let Some(on_device) = self.device_tensors_if_any() else {
             return Ok(None);
         };
-        let away = slots.iter().filter(|&&slot| !mirror.is_home(slot));
-        let load = mirror.stage(away.map(|&slot| (slot, self.ty(slot).len())))?;
+        let away = slots.iter().filter(|&&slot| !on_device.is_home(slot));
+        let load = on_device.stage(away.map(|&slot| (slot, self.ty(slot).len())))?;
         let tensors = slots.iter().map(|&slot| {
             let tensor = &self.tensors[slot.index()];
-            let values = if mirror.is_home(slot) {
+            let values = if on_device.is_home(slot) {
                 Values::Home(tensor.held.clone())
             } else {
                 Values::Travels
@@ -287,8 +287,8 @@ impl Store {
     ///
     /// If memory cannot be pinned.
     pub fn make_room_to_stage(&self) -> Result<(), Fault> {
-        let mirror = self.mirrored();
-        mirror.map_or(Ok(()), |mirror| mirror.make_room(self.staged_bytes()))
+        let on_device = self.device_tensors_if_any();
+        on_device.map_or(Ok(()), |on_device| on_device.make_room(self.staged_bytes()))
     }
 
     /// Sends those of `slots` to a device that the host has changed, or that are not on this device
@@ -296,43 +296,43 @@ impl Store {
     pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> Result<(), Fault> {
         let tensors = self.tensors.len();
         if !self
-            .mirrored()
-            .is_some_and(|mirror| mirror.is_of(device, tensors))
+            .device_tensors_if_any()
+            .is_some_and(|on_device| on_device.is_of(device, tensors))
         {
             // The store has new tensors, or this is another device.
             self.fetch()?;
             self.elsewhere = None;
             let sizes = self.tensors.iter().map(|tensor| tensor.ty.bytes());
-            self.elsewhere = Some(Box::new(Mirror::new(device, sizes)?));
+            self.elsewhere = Some(Box::new(DeviceTensors::new(device, sizes)?));
         }
-        let (mirror, of_host) = self.mirror_mut();
-        mirror.send(slots, of_host)
+        let (on_device, of_host) = self.device_tensors_mut();
+        on_device.send(slots, of_host)
     }
 
     /// Sends frozen tensors in bf16 to the device of the last [`Self::send`], if changed.
     pub(crate) fn send_rounded(&mut self, tensors: &[Rounded]) -> Result<(), Fault> {
-        let (mirror, of_host) = self.mirror_mut();
-        mirror.send_rounded(tensors, of_host)
+        let (on_device, of_host) = self.device_tensors_mut();
+        on_device.send_rounded(tensors, of_host)
     }
 
     /// Records that a program on the device writes tensors.
     pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
-        self.mirror_mut().0.changed_on_device(slots);
+        self.device_tensors_mut().0.changed_on_device(slots);
     }
 
     /// Tensors on the device of the last [`Self::send`].
-    pub(crate) fn mirror(&self) -> &Mirror {
-        self.mirrored()
+    pub(crate) fn device_tensors(&self) -> &DeviceTensors {
+        self.device_tensors_if_any()
             .expect("tensors are sent before a program reads them")
     }
 
-    fn mirrored(&self) -> Option<&Mirror> {
+    fn device_tensors_if_any(&self) -> Option<&DeviceTensors> {
         let elsewhere: &dyn Any = self.elsewhere.as_deref()?;
         elsewhere.downcast_ref()
     }
 
-    /// The mirror, mutable, and the host's tensors.
-    fn mirror_mut(&mut self) -> (&mut Mirror, &[Tensor]) {
+    /// The tensors on the device, mutable, and the host's tensors.
+    fn device_tensors_mut(&mut self) -> (&mut DeviceTensors, &[Tensor]) {
         let Self {
             tensors, elsewhere, ..
         } = self;
@@ -340,9 +340,9 @@ impl Store {
             Some(elsewhere) => Some(&mut **elsewhere),
             None => None,
         };
-        let mirror = elsewhere.and_then(|there| there.downcast_mut());
-        let mirror = mirror.expect("tensors are sent before a program reads them");
-        (mirror, tensors)
+        let on_device = elsewhere.and_then(|there| there.downcast_mut());
+        let on_device = on_device.expect("tensors are sent before a program reads them");
+        (on_device, tensors)
     }
 
     /// Bytes of all tensors on a device.
