@@ -48,6 +48,12 @@ impl Alike {
         }
     }
 
+    /// The columns of these operands of an op without a product, and no other dimensions.
+    pub(crate) fn columns(operands: impl IntoIterator<Item = Of>) -> Vec<Self> {
+        let columns = operands.into_iter().map(|of| (of, Side::Columns));
+        vec![Self::of(columns)]
+    }
+
     /// The columns of all matrices of the same columns, and the rows of all: for ops that treat
     /// every element alike.
     pub(crate) fn of_elements(operands: impl Iterator<Item = Of> + Clone) -> Vec<Self> {

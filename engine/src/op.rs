@@ -215,6 +215,16 @@ macro_rules! op {
         }
         $crate::op::op! { $($rest)* }
     };
+    (alike($self:ident, $inputs:ident, $outputs:ident) $alike:expr; $($rest:tt)*) => {
+        fn alike(
+            &$self,
+            $inputs: &[&$crate::value::Type],
+            $outputs: &[&$crate::value::Type],
+        ) -> Vec<$crate::alike::Alike> {
+            $alike
+        }
+        $crate::op::op! { $($rest)* }
+    };
     (results($self:ident, $inputs:ident) $types:expr; $($rest:tt)*) => {
         fn outputs(
             &$self,

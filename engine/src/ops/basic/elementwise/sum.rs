@@ -44,13 +44,10 @@ impl Op for ElementwiseSum {
     op! {
         name(self) self.of.name(); formats [Either] => [Full]; accumulates;
         cuda(self) cuda::sum(&self.of, self.factor);
+        alike(self, _inputs, _outputs) Alike::of_elements(self.of.of_each().map(Of::Input));
         scratch_bytes(self, inputs) 4 * chunks(len(inputs), GRAIN);
         flops(self, inputs) self.of.flops(inputs) + len(inputs) as u64;
         expensive_ops(self, inputs) self.of.expensive_ops(inputs);
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        Alike::of_elements(self.of.of_each().map(Of::Input))
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

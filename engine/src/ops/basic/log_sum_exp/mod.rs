@@ -6,7 +6,7 @@ mod cuda;
 
 pub(in crate::ops) use cuda::rows as log_sum_exp_rows;
 
-use crate::alike::{Alike, Of, Side};
+use crate::alike::{Alike, Of};
 use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
@@ -28,13 +28,10 @@ impl Builder {
 impl Op for LogSumExp {
     op! {
         name "log_sum_exp"; formats [Either] => [Full];
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0)]);
         kernels(self) cpu::run(), cuda::value();
         // Some 20 flops for an exponential.
         flops(self, inputs) 20 * inputs[0].len() as u64;
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        vec![Alike::of([(Of::Input(0), Side::Columns)])]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

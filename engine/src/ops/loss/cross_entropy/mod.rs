@@ -7,7 +7,7 @@
 pub(super) mod cpu;
 mod cuda;
 
-use crate::alike::{Alike, Of, Side};
+use crate::alike::{Alike, Of};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{DType, Type, Value};
 
@@ -45,14 +45,11 @@ impl Builder {
 impl Op for CrossEntropy {
     op! {
         name "cross_entropy"; formats [Either, Full] => [Full];
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0)]);
         kernels(self) cpu::run(), cuda::value();
         scratch_bytes(self, inputs) 4 * inputs[1].len();
         // Some 20 flops for an exponential.
         flops(self, inputs) 20 * inputs[0].len() as u64;
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        vec![Alike::of([(Of::Input(0), Side::Columns)])]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -81,13 +78,9 @@ impl Op for CrossEntropy {
 impl Op for CrossEntropyGrad {
     op! {
         name "cross_entropy_grad"; formats [Either, Full] => [Either]; accumulates;
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
         kernels(self) cpu::run_gradient(), cuda::gradient();
         flops(self, inputs) 22 * inputs[0].len() as u64;
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let logits_and_gradient = [Of::Input(0), Of::Output(0)];
-        vec![Alike::of(logits_and_gradient.map(|of| (of, Side::Columns)))]
     }
 }
 

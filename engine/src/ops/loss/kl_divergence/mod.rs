@@ -11,7 +11,7 @@ mod cuda;
 
 use std::sync::Arc;
 
-use crate::alike::{Alike, Of, Side};
+use crate::alike::{Alike, Of};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
@@ -54,15 +54,11 @@ impl Builder {
 impl Op for KlDivergence {
     op! {
         name "kl_divergence"; formats [Either, Full, Either] => [Full];
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Input(2)]);
         kernels(self) cpu::run(), cuda::value();
         scratch_bytes(self, inputs) inputs[1].bytes();
         // Two exponentials of some 20 flops.
         flops(self, inputs) 45 * inputs[2].len() as u64;
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let logits = [0, 2].map(|index| (Of::Input(index), Side::Columns));
-        vec![Alike::of(logits)]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -111,7 +107,7 @@ impl Op for KlDivergenceGrad {
     fn alike(&self, inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
         let logits = (inputs.len() > 4).then_some(Of::Input(4));
         let others = [Of::Input(0), Of::Output(0)].into_iter().chain(logits);
-        vec![Alike::of(others.map(|of| (of, Side::Columns)))]
+        Alike::columns(others)
     }
 }
 

@@ -223,13 +223,9 @@ fn shape(inputs: &[&Type]) -> Shape {
 impl Op for Share {
     op! {
         name "site_share"; formats [Either, Full] => [Either]; accumulates;
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
         kernels(self) cpu::share_of_rows(&self.0), cuda::share_of_rows(&self.0);
         flops(self, inputs) inputs[0].len() as u64;
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let columns = [Of::Input(0), Of::Output(0)].map(|of| (of, Side::Columns));
-        vec![Alike::of(columns)]
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -249,13 +245,10 @@ impl Op for Share {
 impl Op for BiasGrad {
     op! {
         name "site_output_bias_grad"; formats [Either, Full] => [Full]; accumulates;
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0)]);
         results(self, inputs) vec![Type::f32(&[inputs[0].columns()])];
         kernels(self) cpu::bias_grad(&self.0), cuda::bias_gradient(&self.0);
         flops(self, inputs) 2 * inputs[0].len() as u64;
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        vec![Alike::of([(Of::Input(0), Side::Columns)])]
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
@@ -274,8 +267,7 @@ impl Op for DeltaGrad {
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
         let gradient_clean_and_bias = 0..2 + usize::from(self.0.bias);
-        let columns = gradient_clean_and_bias.map(|index| (Of::Input(index), Side::Columns));
-        vec![Alike::of(columns)]
+        Alike::columns(gradient_clean_and_bias.map(Of::Input))
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -25,7 +25,7 @@ mod cuda;
 
 pub(super) use cpu::scatter;
 
-use crate::alike::{Alike, Of, Side};
+use crate::alike::{Alike, Of};
 use crate::cpu::shape::Shape;
 use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::value::{Type, Value};
@@ -149,13 +149,9 @@ pub struct CompactRows {
 impl Op for CompactRows {
     op! {
         name "compact_rows"; formats [Either, Full] => [Either]; accumulates(self) self.back;
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
         kernels(self) cpu::compact_rows(self.back), cuda::compact_rows();
         scratch_bytes(self, inputs) inputs[1].bytes();
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let columns = [Of::Input(0), Of::Output(0)].map(|of| (of, Side::Columns));
-        vec![Alike::of(columns)]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
