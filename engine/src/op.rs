@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::alike::Alike;
@@ -196,6 +196,7 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
 /// results(self, inputs) vec![ty];     `Op::outputs` of an op that takes any inputs
 /// kernels(self) cpu::run(self), cuda::value(self);    `Op::run` and `Op::cuda`: functions that
 ///                                 take the frame, or the lowering, as their last argument
+/// of_devices;                     no program of the CPU has it
 /// ```
 macro_rules! op {
     () => {};
@@ -250,6 +251,12 @@ macro_rules! op {
         }
         $crate::op::op! { cuda($self) $($cuda)::+ ($($on_cuda),*); $($rest)* }
     };
+    (of_devices; $($rest:tt)*) => {
+        fn run(&self, _frame: &mut $crate::cpu::Frame<'_>) {
+            unreachable!("only devices have {}", self.name());
+        }
+        $crate::op::op! { $($rest)* }
+    };
     (cuda($self:ident) $($cuda:ident)::+ ($($on_cuda:expr),*); $($rest:tt)*) => {
         fn cuda(&$self, to: &mut $crate::cuda::Lowering<'_>) {
             $($cuda)::+($($on_cuda,)* to);
@@ -286,52 +293,10 @@ macro_rules! op {
 }
 pub(crate) use op;
 
-/// The parts of [`Op`] that ordering, placing and rounding read.
-pub(crate) trait Computes: Debug {
-    /// As [`Op::name`].
-    fn name(&self) -> &'static str;
+/// The op of a node, in a program or in what a device makes of it.
+pub(crate) trait Computes: Deref<Target = dyn Op> + Debug {}
 
-    /// As [`Op::writes`].
-    fn writes(&self, inputs: usize) -> Range<usize>;
-
-    /// As [`Op::is_constant`].
-    fn is_constant(&self) -> bool;
-
-    /// As [`Op::formats`].
-    fn formats(&self) -> [&'static [Format]; 2];
-
-    /// As [`Op::flops`].
-    fn flops(&self, inputs: &[&Type]) -> u64;
-
-    /// As [`Op::expensive_ops`].
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps;
-}
-
-impl Computes for Arc<dyn Op> {
-    fn name(&self) -> &'static str {
-        (**self).name()
-    }
-
-    fn writes(&self, inputs: usize) -> Range<usize> {
-        (**self).writes(inputs)
-    }
-
-    fn is_constant(&self) -> bool {
-        (**self).is_constant()
-    }
-
-    fn formats(&self) -> [&'static [Format]; 2] {
-        (**self).formats()
-    }
-
-    fn flops(&self, inputs: &[&Type]) -> u64 {
-        (**self).flops(inputs)
-    }
-
-    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
-        (**self).expensive_ops(inputs)
-    }
-}
+impl<P: Deref<Target = dyn Op> + Debug> Computes for P {}
 
 /// Numbers of operations that cost more than a multiplication and an addition. A roofline counts
 /// them apart from the flops.

@@ -27,7 +27,6 @@ use super::sites::{Found, SitePart, part};
 use super::trial::{Trial, alone_in_arena};
 use crate::cuda::site::KERNELS;
 use crate::graph::Home;
-use crate::op::Computes;
 use crate::value::Value;
 
 /// Sources of the kernels of sites, and of their separate products.

@@ -14,7 +14,7 @@ use crate::cuda::casts::{rounded_wherever_possible, stored};
 use crate::cuda::device_op::{DeviceGraph, on_device};
 use crate::cuda::site::tests::{EVEN, Made, RAGGED, numbers, square};
 use crate::derivation::SiteInputs;
-use crate::op::{Builder, Computes};
+use crate::op::Builder;
 use crate::ops::oracle::random;
 use crate::ops::{Mask, MaskValues};
 use crate::store::Store;

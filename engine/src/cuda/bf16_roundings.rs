@@ -26,12 +26,12 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use super::device_op::{DeviceGraph, DeviceNode};
 use super::sites::{self, Found};
 use crate::cpu::{Arena, Executor, Pool};
 use crate::cuda::casts::cast;
 use crate::graph::Home;
-use crate::op::{Builder, Computes};
+use crate::op::Builder;
 use crate::schedule;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
@@ -370,10 +370,7 @@ fn repeated(
         let inputs: Vec<Value> = node.inputs.iter().map(|&value| operand(value)).collect();
         let into = node.into.iter().map(|into| into.map(&mut operand));
         let into: Vec<Option<Value>> = into.collect();
-        let DeviceOp::Op(op) = &node.op else {
-            unreachable!("{:?} is not on the CPU", node.op);
-        };
-        let outputs = b.node(Arc::clone(op), &inputs, into);
+        let outputs = b.node(Arc::clone(&node.op.0), &inputs, into);
         let outputs = outputs.expect("operands fit as they did");
         here.extend(node.outputs.iter().copied().zip(outputs));
     }

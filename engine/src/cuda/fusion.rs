@@ -3,28 +3,27 @@
 //! The norm of a residual stream follows its addition. [`fused`] replaces both by one op, lowered
 //! by [`Norm::cuda_of_sum`].
 
-use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, Rewritten};
+use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use super::lowering::Lowering;
 use crate::graph::Home;
-use crate::op::{Computes, op};
+use crate::op::{Op, op};
 use crate::ops::{Elementwise, Norm};
 use crate::schedule;
 use crate::value::Value;
 
 /// Norm of the sum of two values. The two replace the norm's first operand; the sum precedes its
 /// results.
-#[derive(Debug)]
-struct OfSum(DeviceOp);
+#[derive(Debug, PartialEq)]
+struct OfSum(Norm);
 
-impl Rewritten for OfSum {
+impl Op for OfSum {
     op! {
-        name "of_sum";
+        name "of_sum"; of_devices;
         flops(self, inputs) inputs[0].len() as u64 + self.0.flops(&inputs[1..]);
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        let norm = self.0.get::<Norm>();
-        norm.expect("an op of `fused`").cuda_of_sum(to);
+        self.0.cuda_of_sum(to);
     }
 }
 
@@ -81,8 +80,9 @@ fn is_sum_of_two(from: &DeviceGraph, node: &DeviceNode) -> bool {
 }
 
 fn both(sum: &DeviceNode, norm: &DeviceNode) -> DeviceNode {
+    let of = norm.op.get().expect("`fused` takes norms");
     DeviceNode {
-        op: DeviceOp::rewritten(OfSum(norm.op.clone())),
+        op: DeviceOp::new(OfSum(*of)),
         inputs: [&sum.inputs[..], &norm.inputs[1..]].concat(),
         outputs: [&sum.outputs[..], &norm.outputs[..]].concat(),
         ..sum.clone()
@@ -97,7 +97,7 @@ mod tests {
     use crate::cuda::device_op::on_device;
     use crate::cuda::every_op::{EVEN, EveryOp};
     use crate::graph::Graph;
-    use crate::op::{Builder, Op};
+    use crate::op::{Builder, Computes, Op};
     use crate::value::Type;
 
     fn names<P: Computes>(b: &Graph<P>) -> Vec<&'static str> {

@@ -12,7 +12,7 @@ use super::placed::Step;
 use super::program::Program;
 use super::tests::{Found, Inputs, numbers, replay};
 use crate::derivation::SiteInputs;
-use crate::op::{Builder, Computes, Result};
+use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{Draw, Mask, MaskValues};
 use crate::precision::Precision;

@@ -305,7 +305,7 @@ fn there(from: &DeviceGraph, forward: &Forward) -> Option<DeviceNode> {
     inputs.extend(joined.bias);
     let fits = Site::fits(&types(from, &inputs));
     fits.then(|| DeviceNode {
-        op: DeviceOp::rewritten(op),
+        op: DeviceOp::new(op),
         inputs,
         ..last.clone()
     })
@@ -329,7 +329,7 @@ fn back(
             .all(|&value| from.ty(value).dtype == DType::Bf16);
         let fits = bf16 && SiteSums::fits(&types(from, &inputs));
         fits.then(|| {
-            let op = DeviceOp::rewritten(SiteSums { mask, back });
+            let op = DeviceOp::new(SiteSums { mask, back });
             let node = from.nodes[place].clone();
             (place, DeviceNode { op, inputs, ..node })
         })
@@ -434,7 +434,7 @@ fn back(
     found.fused.push((
         last,
         DeviceNode {
-            op: DeviceOp::rewritten(op),
+            op: DeviceOp::new(op),
             inputs,
             outputs,
             into,

@@ -5,19 +5,18 @@
 //! gradient of the result is that of the operand.
 
 use crate::alike::{Alike, Of, Side};
-use crate::cuda::device_op::Rewritten;
 use crate::cuda::lowering::{Lowering, MOST_OPERANDS, Source, arguments, constants, tensors};
-use crate::op::op;
+use crate::op::{Op, op};
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("cast", include_str!("kernel.cu"));
 
 /// The operands in bf16; a single one in either type. A longer result ends in zeros.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cast;
 
-impl Rewritten for Cast {
-    op! { name "cast"; }
+impl Op for Cast {
+    op! { name "cast"; of_devices; }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         let all = 0..to.inputs();

@@ -156,7 +156,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
         let inputs = inputs.collect();
         to.append(DeviceNode {
             inputs,
-            ..node.by(DeviceOp::Op(Arc::clone(&node.op)))
+            ..node.by(DeviceOp(Arc::clone(&node.op)))
         });
     }
     to
@@ -235,7 +235,7 @@ fn casts(
         .map(|ty| to.value(ty, Home::Node(to.nodes.len())))
         .collect();
     to.append(DeviceNode {
-        op: DeviceOp::rewritten(Cast),
+        op: DeviceOp::new(Cast),
         inputs: values.to_vec(),
         into: Vec::new(),
         outputs: casts.clone(),

@@ -34,8 +34,7 @@
 mod cuda;
 mod tiling;
 
-use crate::cuda::device_op::Rewritten;
-use crate::op::{ExpensiveOps, op};
+use crate::op::{ExpensiveOps, Op, op};
 use crate::ops::Masked;
 use crate::value::Type;
 
@@ -44,7 +43,7 @@ use tiling::Tiling;
 
 /// Output of a site. Operands: `x`, `V`, `U`, those of the mask, then a clean output and a bias if
 /// there are any.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Site {
     pub(crate) mask: Masked,
     pub(crate) clean: bool,
@@ -53,7 +52,7 @@ pub(crate) struct Site {
 
 /// Gradients per position, as wanted: of `x`, of the importances and of given draws. Operands: `G`,
 /// `U`, `V`, those of the mask, then `x`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SiteGrad {
     pub(crate) mask: Masked,
     pub(crate) wants: [bool; 3],
@@ -61,7 +60,7 @@ pub(crate) struct SiteGrad {
 
 /// Gradient of a factor: of `U` from `x`, `V`, `G`; or, backward, of `V` from `G`, `U`, `x`. Then
 /// the operands of the mask.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SiteSums {
     pub(crate) mask: Masked,
     pub(crate) back: bool,
@@ -139,9 +138,9 @@ impl SiteSums {
     }
 }
 
-impl Rewritten for Site {
+impl Op for Site {
     op! {
-        name "site";
+        name "site"; of_devices;
         cuda(self) cuda::site(self);
         expensive_ops(self, inputs) Self::sizes(inputs).drawn(&self.mask, inputs[0]);
     }
@@ -152,9 +151,9 @@ impl Rewritten for Site {
     }
 }
 
-impl Rewritten for SiteGrad {
+impl Op for SiteGrad {
     op! {
-        name "site_grad";
+        name "site_grad"; of_devices;
         cuda(self) cuda::gradient(self);
         expensive_ops(self, inputs) Self::sizes(inputs).drawn(&self.mask, inputs[0]);
     }
@@ -166,9 +165,9 @@ impl Rewritten for SiteGrad {
     }
 }
 
-impl Rewritten for SiteSums {
+impl Op for SiteSums {
     op! {
-        name "site_sums";
+        name "site_sums"; of_devices;
         cuda(self) cuda::sums(self);
         expensive_ops(self, inputs) Self::sizes(inputs).drawn(&self.mask, inputs[0]);
     }
