@@ -138,18 +138,30 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
         None
     }
 
-    /// Emits the ops of the gradient: reads `gradients.of(node.outputs[k])`, and contributes to the
-    /// wanted ones of `node.inputs`. By default there is none, which is right for ops without
-    /// inputs and for constants.
+    /// Emits the ops of the gradient, and contributes to the wanted ones of `node.inputs`: `g` is
+    /// the gradient of the first result, and others have none. By default there is none.
     ///
     /// # Errors
     ///
     /// When the op has no gradient.
-    fn gradient(&self, node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+    fn backward(&self, _: &NodeView<'_>, _g: Value, _: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    /// As [`backward`](Self::backward), of an op with several results that have gradients: reads
+    /// `gradients.of(node.outputs[k])`. Ops without inputs and constants have nothing to emit.
+    ///
+    /// # Errors
+    ///
+    /// When the op has no gradient.
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         if node.inputs.is_empty() || self.is_constant() {
             return Ok(());
         }
-        Err(BuildError::new(self.name(), "has no gradient"))
+        match gradients.of(node.outputs[0]) {
+            Some(g) => self.backward(node, g, gradients),
+            None => Err(BuildError::new(self.name(), "has no gradient")),
+        }
     }
 
     /// Computes on the CPU.

@@ -9,7 +9,7 @@ use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::Elementwise;
-use crate::value::{DType, Type};
+use crate::value::{DType, Type, Value};
 
 /// The sum of a value over all blocks. The op copies this rank's part; the executor adds those of
 /// other ranks.
@@ -36,11 +36,8 @@ impl Op for AllReduce {
         check(self, inputs)
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        match gradients.of(node.outputs[0]) {
-            Some(gradient) => gradients.pass(node.inputs[0], gradient),
-            None => Ok(()),
-        }
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
+        gradients.pass(node.inputs[0], g)
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -61,15 +58,13 @@ impl Op for PerBlock {
         check(self, inputs)
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let (of_block, whole) = (gradients.of(node.outputs[0]), node.inputs[0]);
-        match of_block {
-            Some(gradient) if gradients.wants(whole) => {
-                let sum = gradients.builder().all_reduce(gradient)?;
-                gradients.pass(whole, sum)
-            }
-            _ => Ok(()),
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
+        let whole = node.inputs[0];
+        if !gradients.wants(whole) {
+            return Ok(());
         }
+        let sum = gradients.builder().all_reduce(g)?;
+        gradients.pass(whole, sum)
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

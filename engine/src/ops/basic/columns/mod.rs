@@ -150,10 +150,7 @@ impl Op for Columns {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         for (&input, &Run { from, to, len }) in node.inputs.iter().zip(&self.runs) {
             let ty = gradients.builder().ty(input);
             let back = Self {

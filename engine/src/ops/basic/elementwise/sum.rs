@@ -56,14 +56,11 @@ impl Op for ElementwiseSum {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(up) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let mut values = self.of.operands(node.inputs);
         let each = Expr::operand(values.len()) * self.factor as f32;
         values.push(Operand {
-            value: up,
+            value: g,
             is_scalar: true,
         });
         let ups = [(&self.of.results[0], each)];

@@ -180,10 +180,7 @@ impl Op for MatMul {
             .collect()
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (a, b) = (node.inputs[0], node.inputs[1]);
         let (for_a, for_b) = match (self.a_transposed, self.b_transposed) {
             (false, false) => (

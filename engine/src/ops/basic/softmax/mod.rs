@@ -41,10 +41,7 @@ impl Op for Softmax {
         Ok(vec![inputs[0].clone()])
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         gradients.emit(SoftmaxGrad, &[node.outputs[0], g], &[Some(node.inputs[0])])
     }
 }

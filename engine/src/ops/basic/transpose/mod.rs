@@ -66,20 +66,11 @@ impl Op for Transpose {
         Ok(vec![Type::f32(&self.dims)])
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(gradient) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let dims = gradients.builder().ty(node.inputs[0]).dims.clone();
         let [a, b, d] = self.from;
-        gradients.emit(
-            Self {
-                from: [b, a, d],
-                dims,
-            },
-            &[gradient],
-            &[Some(node.inputs[0])],
-        )
+        let from = [b, a, d];
+        gradients.emit(Self { from, dims }, &[g], &[Some(node.inputs[0])])
     }
 }
 

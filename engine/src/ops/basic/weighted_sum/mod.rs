@@ -59,22 +59,14 @@ impl Op for WeightedSum {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(gradient) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         node.inputs
             .iter()
             .zip(&self.weights)
             .filter(|(_, weight)| **weight != Weight::Known(0.0))
             .try_for_each(|(&input, &weight)| {
-                gradients.emit(
-                    Self {
-                        weights: vec![weight],
-                    },
-                    &[gradient],
-                    &[Some(input)],
-                )
+                let weights = vec![weight];
+                gradients.emit(Self { weights }, &[g], &[Some(input)])
             })
     }
 

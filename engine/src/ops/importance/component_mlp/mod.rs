@@ -85,13 +85,8 @@ impl Op for ComponentMlp {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(gradient) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
-        let inputs: Vec<Value> = std::iter::once(gradient)
-            .chain(node.inputs[..4].iter().copied())
-            .collect();
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
+        let inputs = [&[g], &node.inputs[..4]].concat();
         let targets: Vec<Option<Value>> = node.inputs.iter().copied().map(Some).collect();
         gradients.emit(ComponentMlpGrad, &inputs, &targets)
     }

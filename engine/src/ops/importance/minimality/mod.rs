@@ -80,16 +80,9 @@ impl Op for ImportanceMinimality {
         cuda(self) cuda::value(self);
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(gradient) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let sums = node.inputs[0];
-        gradients.emit(
-            ImportanceMinimalityGrad(*self),
-            &[gradient, sums],
-            &[Some(sums)],
-        )
+        gradients.emit(ImportanceMinimalityGrad(*self), &[g, sums], &[Some(sums)])
     }
 
     #[expect(

@@ -58,10 +58,7 @@ impl Op for ParallelLinear {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (x, w, bias) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         gradients.emit(InputGrad, &[g, w], &[Some(x)])?;
         let dims = gradients.builder().ty(w).dims.clone();

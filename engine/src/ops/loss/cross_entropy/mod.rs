@@ -65,10 +65,7 @@ impl Op for CrossEntropy {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (logits, labels) = (node.inputs[0], node.inputs[1]);
         let inputs = [logits, labels, node.outputs[1], g];
         gradients.emit(CrossEntropyGrad, &inputs, &[Some(logits)])

@@ -74,10 +74,7 @@ impl Op for KlDivergence {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let [target, target_lse, logits] = node.inputs[..] else {
             unreachable!("the shape rule asks for three inputs");
         };

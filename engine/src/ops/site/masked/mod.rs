@@ -304,10 +304,7 @@ impl Op for Masked {
         Ok(vec![inputs[0].clone()])
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(gradient) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let operands = self.operands(0);
         let importance = operands.importance.filter(|_| self.mask.has_gradient());
         let wanted = |operand: Option<usize>| {
@@ -327,9 +324,7 @@ impl Op for Masked {
             given,
             delta,
         };
-        let inputs: Vec<Value> = std::iter::once(gradient)
-            .chain(node.inputs.iter().copied())
-            .collect();
+        let inputs = [&[g], node.inputs].concat();
         let targets: Vec<Option<Value>> = targets.into_iter().filter(Option::is_some).collect();
         gradients.emit(MaskedGrad { of: *self, wants }, &inputs, &targets)
     }

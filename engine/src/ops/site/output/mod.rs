@@ -173,10 +173,7 @@ impl Op for SiteOutput {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (h, u, clean) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         let SiteInputs {
             bias, delta, route, ..
@@ -228,10 +225,7 @@ impl Op for Share {
         flops(self, inputs) inputs[0].len() as u64;
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (x, others) = (node.inputs[0], &node.inputs[1..]);
         let [_, delta, _] = self.0.after(1);
         let operands: Vec<Value> = [g].into_iter().chain(node.inputs.iter().copied()).collect();

@@ -162,10 +162,10 @@ impl Op for CompactRows {
         Ok(vec![x.clone()])
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let (Some(g), false) = (gradients.of(node.outputs[0]), self.back) else {
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
+        if self.back {
             return Ok(());
-        };
+        }
         let [x, route] = [0, 1].map(|index| node.inputs[index]);
         gradients.emit(Self { back: true }, &[g, route], &[Some(x)])
     }
@@ -221,10 +221,7 @@ impl Op for RoutedMatMul {
         4 * (self.rows(shape) * (cpu::LISTS + copied) + product)
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (Kind::Rows { transposed: false }, [a, w, routes @ ..]) = (self.kind, node.inputs)
         else {
             return refuse!(self, "a gradient has no gradient");

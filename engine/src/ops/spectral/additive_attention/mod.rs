@@ -179,10 +179,7 @@ impl Op for AdditiveAttention {
         4 * sizes.chunks() * cpu::scratch(sizes)
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let [q, k, c, d, v, w, beta, scale] = *node.inputs else {
             unreachable!("eight operands");
         };

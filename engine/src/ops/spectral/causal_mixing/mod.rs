@@ -145,10 +145,7 @@ impl Op for CausalMixing {
         Ok(vec![(*x).clone()])
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let [x, h, bias] = *node.inputs else {
             unreachable!("three operands");
         };

@@ -93,10 +93,7 @@ impl Op for GramPenalty {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let phi = node.inputs[0];
         let inputs = [phi, node.outputs[1], node.outputs[2], g];
         gradients.emit(GramPenaltyGrad, &inputs, &[Some(phi)])

@@ -121,10 +121,7 @@ impl Op for LinearAttention {
         4 * chunks(units, rows_with_scratch(units)) * (sizes.size + 1) * sizes.size
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let [q, k, v] = *node.inputs else {
             unreachable!("three operands");
         };

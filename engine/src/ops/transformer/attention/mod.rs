@@ -383,10 +383,7 @@ impl Op for Attention {
         4 * chunks(units, rows_with_scratch(units)) * sizes.scratch(self)[0]
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let inputs: Vec<Value> = node.inputs.iter().chain(node.outputs).copied().collect();
         let targets: Vec<Option<Value>> = node.inputs[..self.operands()]
             .iter()

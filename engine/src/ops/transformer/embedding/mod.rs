@@ -87,10 +87,7 @@ impl Op for Embed {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (tokens, wte) = (node.inputs[0], node.inputs[1]);
         let vocabulary = gradients.builder().ty(wte).rows();
         gradients.emit(TokenGrad { vocabulary }, &[tokens, g], &[Some(wte)])?;
@@ -119,10 +116,7 @@ impl Op for AddPositions {
         }
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (x, wpe) = (node.inputs[0], node.inputs[1]);
         gradients.pass(x, g)?;
         let context = gradients.builder().ty(wpe).rows();

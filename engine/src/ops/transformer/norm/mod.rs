@@ -111,10 +111,7 @@ impl Op for Norm {
         Ok(vec![x.clone(), Type::f32(&dims)])
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let Some(g) = gradients.of(node.outputs[0]) else {
-            return Ok(());
-        };
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (x, weight, statistics) = (node.inputs[0], node.inputs[1], node.outputs[1]);
         gradients.emit(NormGrad(self.kind), &[x, weight, statistics, g], &[Some(x)])?;
         let parameters = node.inputs[1..].iter().copied().map(Some);

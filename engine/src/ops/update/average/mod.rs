@@ -73,11 +73,8 @@ impl Op for Average {
         Ok(vec![x.clone()])
     }
 
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        match gradients.of(node.outputs[0]) {
-            Some(gradient) => gradients.pass(node.inputs[1], gradient),
-            None => Ok(()),
-        }
+    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
+        gradients.pass(node.inputs[1], g)
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
