@@ -120,11 +120,7 @@ impl Builder {
         bias: Option<Value>,
         into: Option<Value>,
     ) -> Result<Value> {
-        let op = MatMul {
-            a_transposed: false,
-            b_transposed: right.transposed,
-            alpha: 1.0,
-        };
+        let op = MatMul::stored(false, right.transposed);
         let inputs: Vec<Value> = [x, right.w].into_iter().chain(bias).collect();
         match into {
             Some(into) => self.op_into(op, &inputs, into),
@@ -164,11 +160,7 @@ impl Builder {
         }
         let mut sum = None;
         for term in &terms.products {
-            let op = MatMul {
-                a_transposed: term.right.transposed,
-                b_transposed: right.transposed,
-                alpha: 1.0,
-            };
+            let op = MatMul::stored(term.right.transposed, right.transposed);
             let w = self.op1(op, &[term.right.w, right.w])?;
             let a = match &term.share {
                 Some(with) => self.share(term.a, with)?,

@@ -458,11 +458,7 @@ mod tests {
     #[test]
     fn adding_to_a_value_of_another_type_is_refused() {
         let (mut b, x) = matrix();
-        let op = MatMul {
-            a_transposed: false,
-            b_transposed: false,
-            alpha: 1.0,
-        };
+        let op = MatMul::stored(false, false);
         let row = b.input("row", &Type::f32(&[1, 2])).unwrap();
         let error = b.matmul_into(op, row, x, x).unwrap_err();
         assert_eq!(error.to_string(), "matmul: adds f32 [1, 2] to f32 [2, 2]");

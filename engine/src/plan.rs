@@ -290,11 +290,7 @@ mod tests {
 
     const SEEDS: Range<u64> = 0..100;
 
-    const PRODUCT: MatMul = MatMul {
-        a_transposed: false,
-        b_transposed: false,
-        alpha: 1.0,
-    };
+    const PRODUCT: MatMul = MatMul::stored(false, false);
 
     /// A random loss and its gradients; every other leaf is an input, the rest is in the store.
     fn program(seed: u64) -> (Builder, Store, Recipe) {

@@ -80,6 +80,22 @@ pub struct Key {
 const THIN: usize = 32;
 
 impl Product {
+    /// `out = a b`, of so many rows, columns and terms of each sum.
+    pub(crate) fn new([m, n, k]: [usize; 3], [a, b, out]: [Matrix; 3]) -> Self {
+        Self {
+            m,
+            n,
+            k,
+            alpha: 1.0,
+            a,
+            b,
+            out,
+            add: false,
+            bias: None,
+            batch: 1,
+        }
+    }
+
     /// Whether our own kernel may beat cublasLt, whose tiles are at least 64 wide.
     pub(crate) fn is_thin(&self) -> bool {
         self.m.min(self.n).min(self.k) < THIN

@@ -332,11 +332,7 @@ mod tests {
         let y = b.linear_oi(x, w, Some(c)).unwrap();
         let loss = b.sum_squares(y).unwrap();
         let gradient = b.gradients(loss, &[x]).unwrap()[0].unwrap();
-        let product = MatMul {
-            a_transposed: true,
-            b_transposed: false,
-            alpha: 1.0,
-        };
+        let product = MatMul::stored(true, false);
         let added = b.matmul_into(product, x, x, w).unwrap();
         let tokens = b.input("tokens", &Type::u32(&[1, 3])).unwrap();
         let vectors = b.embed(tokens, w, None).unwrap();

@@ -138,11 +138,7 @@ fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
     }
 }
 
-const PRODUCT: MatMul = MatMul {
-    a_transposed: false,
-    b_transposed: false,
-    alpha: 1.0,
-};
+const PRODUCT: MatMul = MatMul::stored(false, false);
 
 /// `x V U` and `x W`, some with routes, and the weight delta `V U - W`, with an update of `V` and
 /// `U`; `W` may be frozen.

@@ -37,11 +37,7 @@ impl Builder {
     ///
     /// When the inner dimensions differ.
     pub fn matmul(&mut self, a: Value, b: Value) -> Result<Value> {
-        let right = Right {
-            w: b,
-            transposed: false,
-        };
-        self.product(a, right, None)
+        self.linear_io(a, b, None)
     }
 
     /// `x W^T + bias` with a weight in PyTorch's layout: f32 `[.., i]`, `[o, i]` and `[o]` to
@@ -82,6 +78,15 @@ impl Builder {
 }
 
 impl MatMul {
+    /// A product of factors that are stored transposed or not.
+    pub const fn stored(a_transposed: bool, b_transposed: bool) -> Self {
+        Self {
+            a_transposed,
+            b_transposed,
+            alpha: 1.0,
+        }
+    }
+
     pub(crate) fn shape(&self, a: &Type, b: &Type) -> Shape {
         let (m, k) = if self.a_transposed {
             (a.columns(), a.rows())
@@ -98,9 +103,8 @@ impl MatMul {
 
     fn with(&self, a_transposed: bool, b_transposed: bool) -> Self {
         Self {
-            a_transposed,
-            b_transposed,
             alpha: self.alpha,
+            ..Self::stored(a_transposed, b_transposed)
         }
     }
 }

@@ -51,17 +51,11 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     to.kernel(KERNELS, "rows_of_bias", &constants)
         .fours(rows, c * o)
         .launch(&arguments![bias, y]);
+    let (x, y) = (columns(x, c * i, i, false), columns(y, c * o, o, false));
     to.product(Product {
-        m: rows,
-        n: o,
-        k: i,
-        alpha: 1.0,
-        a: columns(x, c * i, i, false),
-        b: weights(w, i, o, false),
-        out: columns(y, c * o, o, false),
         add: true,
-        bias: None,
         batch: c,
+        ..Product::new([rows, o, i], [x, weights(w, i, o, false), y])
     });
 }
 
@@ -76,17 +70,11 @@ pub(super) fn input_gradient(to: &mut Lowering<'_>) {
             .fours(rows, c * i)
             .launch(&arguments![g, w, out]);
     }
+    let (g, out) = (columns(g, c * o, o, false), columns(out, c * i, i, false));
     to.product(Product {
-        m: rows,
-        n: i,
-        k: o,
-        alpha: 1.0,
-        a: columns(g, c * o, o, false),
-        b: weights(w, i, o, true),
-        out: columns(out, c * i, i, false),
         add: to.adds(0),
-        bias: None,
         batch: c,
+        ..Product::new([rows, i, o], [g, weights(w, i, o, true), out])
     });
 }
 
@@ -106,16 +94,10 @@ pub(super) fn weight_gradient([c, i, o]: [usize; 3], to: &mut Lowering<'_>) {
         let out = (out, to.adds(0));
         return to.add_stretches(parts, (0, columns), out);
     }
+    let (x, g) = (columns(x, c * i, i, true), columns(g, c * o, o, false));
     to.product(Product {
-        m: i,
-        n: o,
-        k: rows,
-        alpha: 1.0,
-        a: columns(x, c * i, i, true),
-        b: columns(g, c * o, o, false),
-        out: weights(out, i, o, false),
         add: to.adds(0),
-        bias: None,
         batch: c,
+        ..Product::new([i, o, rows], [x, g, weights(out, i, o, false)])
     });
 }

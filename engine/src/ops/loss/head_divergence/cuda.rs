@@ -51,17 +51,10 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
         let part =
             |operand: Operand, columns: usize| operand.part(first * columns, count * columns);
         let product = |to: &mut Lowering<'_>, hidden: Operand, out: Operand| {
+            let (hidden, out) = (matrix(part(hidden, d), d), matrix(out.out(), vocabulary));
             to.product(Product {
-                m: count,
-                n: vocabulary,
-                k: d,
-                alpha: 1.0,
-                a: matrix(part(hidden, d), d),
-                b: head(op.transposed),
-                out: matrix(out.out(), vocabulary),
-                add: false,
                 bias,
-                batch: 1,
+                ..Product::new([count, vocabulary, d], [hidden, head(op.transposed), out])
             });
         };
         let own = logits.part(0, count * vocabulary);
@@ -96,17 +89,10 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
             .launch(&operands.map(Into::into));
         if op.gradient {
             let gradient = to.output(1 + usize::from(op.labels));
+            let (slopes, out) = (matrix(own, vocabulary), matrix(part(gradient, d), d));
             to.product(Product {
-                m: count,
-                n: d,
-                k: vocabulary,
                 alpha: 1.0 / rows as f32,
-                a: matrix(own, vocabulary),
-                b: head(!op.transposed),
-                out: matrix(part(gradient, d), d),
-                add: false,
-                bias: None,
-                batch: 1,
+                ..Product::new([count, d, vocabulary], [slopes, head(!op.transposed), out])
             });
         }
     }

@@ -24,17 +24,10 @@ pub(super) fn value(op: &SiteOutput, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, "site_output_start", &constants)
         .fours(m, n)
         .launch(&arguments![clean, bias, delta, route, y]);
+    let matrices = [(h, k), (u, n), (y, n)].map(|(of, pitch)| Lowering::matrix(of, pitch, false));
     to.product(Product {
-        m,
-        n,
-        k,
-        alpha: 1.0,
-        a: Lowering::matrix(h, k, false),
-        b: Lowering::matrix(u, n, false),
-        out: Lowering::matrix(y, n, false),
         add: true,
-        bias: None,
-        batch: 1,
+        ..Product::new([m, n, k], matrices)
     });
 }
 

@@ -182,13 +182,8 @@ impl Op for SiteOutput {
             gradients.emit(RoutedMatMul::COMPACT_TRANSPOSED, &[g, u, route], &[Some(h)])?;
             gradients.emit(RoutedMatMul::SUMS_OF_COMPACTED, &[h, g, route], &[Some(u)])?;
         } else {
-            let product = |a_transposed, b_transposed| MatMul {
-                a_transposed,
-                b_transposed,
-                alpha: 1.0,
-            };
-            gradients.emit(product(false, true), &[g, u], &[Some(h)])?;
-            gradients.emit(product(true, false), &[h, g], &[Some(u)])?;
+            gradients.emit(MatMul::stored(false, true), &[g, u], &[Some(h)])?;
+            gradients.emit(MatMul::stored(true, false), &[h, g], &[Some(u)])?;
         }
         let operands = [g, clean].into_iter().chain(bias).chain(delta).chain(route);
         let operands: Vec<Value> = operands.collect();

@@ -21,17 +21,12 @@ pub(super) fn value(op: RoutedMatMul, to: &mut Lowering<'_>) {
         a = routed;
     }
     let [a_transposed, b_transposed] = op.stored();
+    let a = Lowering::matrix(a, types[0].columns(), a_transposed);
+    let b = Lowering::matrix(b, types[1].columns(), b_transposed);
+    let out = Lowering::matrix(to.output(0), n, false);
     to.trimmed_product(Product {
-        m,
-        n,
-        k,
-        alpha: 1.0,
-        a: Lowering::matrix(a, types[0].columns(), a_transposed),
-        b: Lowering::matrix(b, types[1].columns(), b_transposed),
-        out: Lowering::matrix(to.output(0), n, false),
         add: to.adds(0),
-        bias: None,
-        batch: 1,
+        ..Product::new([m, n, k], [a, b, out])
     });
 }
 
