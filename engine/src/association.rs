@@ -122,10 +122,7 @@ impl Builder {
     ) -> Result<Value> {
         let op = MatMul::stored(false, right.transposed);
         let inputs: Vec<Value> = [x, right.w].into_iter().chain(bias).collect();
-        match into {
-            Some(into) => self.op_into(op, &inputs, into),
-            None => self.op1(op, &inputs),
-        }
+        self.op_into(op, &inputs, into)
     }
 
     /// `into + a W`, where rows of `a` are compacted by the route `from`, rows of the result by
@@ -140,10 +137,7 @@ impl Builder {
     ) -> Result<Value> {
         let op = RoutedMatMul::product(from.is_some(), to.is_some());
         let inputs: Vec<Value> = [a, w].into_iter().chain(from).chain(to).collect();
-        match into {
-            Some(into) => self.op_into(op, &inputs, into),
-            None => self.op1(op, &inputs),
-        }
+        self.op_into(op, &inputs, into)
     }
 
     /// The sum of the terms, times `W`, `+ bias`; only at the positions that the route `to` takes,

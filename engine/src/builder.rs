@@ -127,8 +127,8 @@ impl Builder {
         Ok(self.op(op, inputs)?[0])
     }
 
-    /// Adds an op whose result is added to `into`, or finds an equal one. Other readers of `into`
-    /// read its old value.
+    /// Adds an op whose result is added to `into`, if it is given, or finds an equal one. Other
+    /// readers of `into` read its old value.
     ///
     /// # Errors
     ///
@@ -137,9 +137,9 @@ impl Builder {
         &mut self,
         op: impl Op + 'static,
         inputs: &[Value],
-        into: Value,
+        into: Option<Value>,
     ) -> Result<Value> {
-        Ok(self.known_or_new(op, inputs, Some(into))?[0])
+        Ok(self.known_or_new(op, inputs, into)?[0])
     }
 
     /// The results of an equal op that reads the same values, or of `op`.

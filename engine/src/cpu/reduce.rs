@@ -130,14 +130,20 @@ pub(crate) fn add_scaled(total: &mut [f32], factor: f32, row: &[f32]) {
     }
 }
 
-/// Sum of the parts, in order and in f64, over a count.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the mean is an f32 like its parts"
-)]
+/// Sum of the parts, in order and in f64.
+pub(crate) fn total(parts: &[f32]) -> f64 {
+    parts.iter().map(|&part| f64::from(part)).sum()
+}
+
+/// A number of f64, rounded once.
+#[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+pub(crate) fn rounded(number: f64) -> f32 {
+    number as f32
+}
+
+/// [`total`] over a count.
 pub(crate) fn mean(parts: &[f32], count: usize) -> f32 {
-    let total: f64 = parts.iter().map(|&part| f64::from(part)).sum();
-    (total / count as f64) as f32
+    rounded(total(parts) / count as f64)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::steps::{Action, Fill, From, REGISTERS, Step, To};
 use crate::cpu::gelu::{gelu, gelu_slope};
 use crate::cpu::math::{exp, gelu_tanh, gelu_tanh_slope, logistic, vectorised};
 use crate::cpu::pool::chunks;
-use crate::cpu::reduce::sum_over;
+use crate::cpu::reduce::{sum_over, total};
 use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::GRAIN;
 
@@ -89,8 +89,7 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
             );
         });
     });
-    let partials = &partials[..chunks(len, GRAIN)];
-    partials.iter().map(|&partial| f64::from(partial)).sum()
+    total(&partials[..chunks(len, GRAIN)])
 }
 
 /// Computes the numbers that are the same for all elements, for tiles of up to `len`.

@@ -4,6 +4,7 @@
 use super::{Elementwise, Expr, Operand, cpu, cuda};
 use crate::alike::{Alike, Of};
 use crate::cpu::pool::chunks;
+use crate::cpu::reduce::rounded;
 use crate::cpu::{Frame, Output};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op};
 use crate::ops::GRAIN;
@@ -55,10 +56,9 @@ impl Op for ElementwiseSum {
         Ok(vec![Type::scalar()])
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let mut values = self.of.operands(node.inputs);
-        let each = Expr::operand(values.len()) * self.factor as f32;
+        let each = Expr::operand(values.len()) * rounded(self.factor);
         values.push(Operand {
             value: g,
             is_scalar: true,
@@ -68,14 +68,10 @@ impl Op for ElementwiseSum {
             .pass_back(node.inputs, &values, &ups, |_| None, gradients)
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a sum in f64, rounded once"
-    )]
     fn run(&self, frame: &mut Frame<'_>) {
         let Output { values: out, add } = frame.output(0);
         let len = (0..frame.inputs()).map(|index| frame.ty(index).len()).max();
-        let sum = self.factor * cpu::sum(&self.of, len.unwrap_or(0), frame);
-        out[0] = if add { out[0] + sum as f32 } else { sum as f32 };
+        let sum = rounded(self.factor * cpu::sum(&self.of, len.unwrap_or(0), frame));
+        out[0] = if add { out[0] + sum } else { sum };
     }
 }

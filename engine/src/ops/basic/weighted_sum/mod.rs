@@ -4,6 +4,7 @@
 
 mod cuda;
 
+use crate::cpu::reduce::rounded;
 use crate::cpu::{Frame, Output};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::value::{StepScalar, Type, Value};
@@ -70,10 +71,6 @@ impl Op for WeightedSum {
             })
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a sum in f64, rounded once"
-    )]
     fn run(&self, frame: &mut Frame<'_>) {
         let terms = self.weights.iter().enumerate();
         let sum: f64 = terms
@@ -87,9 +84,9 @@ impl Op for WeightedSum {
             .sum();
         let Output { values: out, add } = frame.output(0);
         out[0] = if add {
-            (f64::from(out[0]) + sum) as f32
+            rounded(f64::from(out[0]) + sum)
         } else {
-            sum as f32
+            rounded(sum)
         };
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cpu::math::{clamp, logistic, pow, sum};
-use crate::cpu::reduce::{add_chunks, add_to};
+use crate::cpu::reduce::{add_chunks, add_to, mean};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::{each_chunk, grain_rows};
@@ -85,21 +85,12 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
         }
     });
     add_chunks(frame.pool, Output::overwrite(sums), partials);
-    active[0] = mean_count(counts, rows);
+    active[0] = mean(counts, rows);
 }
 
 /// Number of chunks of [`forward`].
 pub(super) fn chunks(rows: usize, c: usize) -> usize {
     crate::cpu::pool::chunks(rows, grain_rows(c))
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a mean in f64, rounded once"
-)]
-fn mean_count(counts: &[f32], rows: usize) -> f32 {
-    let total: f64 = counts.iter().map(|&count| f64::from(count)).sum();
-    (total / rows as f64) as f32
 }
 
 /// `x^p`, NaN where `x` is NaN. The exponents 0, 1 and 2 need no logarithm.

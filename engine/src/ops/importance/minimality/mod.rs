@@ -11,6 +11,7 @@
 
 mod cuda;
 
+use crate::cpu::reduce::rounded;
 use crate::cpu::{Frame, Output};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op};
 use crate::value::{Type, Value};
@@ -85,13 +86,9 @@ impl Op for ImportanceMinimality {
         gradients.emit(ImportanceMinimalityGrad(*self), &[g, sums], &[Some(sums)])
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a sum in f64, rounded once"
-    )]
     fn run(&self, frame: &mut Frame<'_>) {
         let total: f64 = frame.input(0).iter().map(|&sum| self.term(sum).0).sum();
-        frame.output(0).values[0] = total as f32;
+        frame.output(0).values[0] = rounded(total);
     }
 }
 
@@ -102,15 +99,11 @@ impl Op for ImportanceMinimalityGrad {
         cuda(self) cuda::gradient(&self.0);
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a slope in f64, rounded once"
-    )]
     fn run(&self, frame: &mut Frame<'_>) {
         let Output { values: out, add } = frame.output(0);
         let upstream = f64::from(frame.input(0)[0]);
         for (out, &sum) in out.iter_mut().zip(frame.input(1)) {
-            let term = (upstream * self.0.term(sum).1) as f32;
+            let term = rounded(upstream * self.0.term(sum).1);
             *out = if add { *out + term } else { term };
         }
     }

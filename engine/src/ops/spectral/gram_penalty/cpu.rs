@@ -1,13 +1,9 @@
 use super::{LEAST, Sizes};
 use crate::cpu::math::dot;
-use crate::cpu::reduce::add_scaled;
+use crate::cpu::reduce::{add_scaled, mean};
 use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::each_chunk;
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a sum in f64, rounded once"
-)]
 pub(super) fn run(frame: &mut Frame<'_>) {
     let [y, gram, norms] = [0, 1, 2].map(|at| frame.output(at).values);
     let partials = frame.scratch();
@@ -29,8 +25,7 @@ pub(super) fn run(frame: &mut Frame<'_>) {
             partial.0[0] = distance(phi, gram.0, norms.0);
         }
     );
-    let sum: f64 = partials[..sizes.batch].iter().map(|&x| f64::from(x)).sum();
-    y[0] = (sum / sizes.elements() as f64) as f32;
+    y[0] = mean(&partials[..sizes.batch], sizes.elements());
 }
 
 /// Makes the matrix and the norms of a basis, and returns `|G - I|^2`.

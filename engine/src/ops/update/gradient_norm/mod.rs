@@ -7,6 +7,7 @@ mod cuda;
 
 use crate::cpu::math::{dot, vectorised};
 use crate::cpu::pool::chunks;
+use crate::cpu::reduce::{rounded, total};
 use crate::cpu::{Frame, PerChunk, Pool};
 use crate::op::{Builder, Op, Result, op, refuse};
 use crate::ops::GRAIN;
@@ -49,28 +50,20 @@ impl Op for GradientNorm {
             .unwrap_or(0)
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a sum in f64, rounded once"
-    )]
     fn run(&self, frame: &mut Frame<'_>) {
         let out = frame.output(0).values;
         let partials = frame.scratch();
-        let (total, squares) = out.split_last_mut().expect("one more than the gradients");
+        let (of_all, squares) = out.split_last_mut().expect("one more than the gradients");
         let mut sum = 0.0;
         for (index, square) in squares.iter_mut().enumerate() {
             *square = sum_squares(frame.pool, frame.input(index), partials);
             sum += f64::from(*square);
         }
-        *total = sum as f32;
+        *of_all = rounded(sum);
     }
 }
 
 /// Sum of squares: lanes within a chunk in f32, chunks in order in f64.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a sum in f64, rounded once"
-)]
 fn sum_squares(pool: &Pool, x: &[f32], partials: &mut [f32]) -> f32 {
     pool.run(x.len(), GRAIN, PerChunk(partials, 1), |range, partial| {
         let x = &x[range];
@@ -79,9 +72,5 @@ fn sum_squares(pool: &Pool, x: &[f32], partials: &mut [f32]) -> f32 {
             || dot(x, x),
         );
     });
-    let chunks = x.len().div_ceil(GRAIN);
-    partials[..chunks]
-        .iter()
-        .map(|&partial| f64::from(partial))
-        .sum::<f64>() as f32
+    rounded(total(&partials[..chunks(x.len(), GRAIN)]))
 }
