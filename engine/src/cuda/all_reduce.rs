@@ -209,7 +209,7 @@ impl Meeting<'_> {
 
     /// # Safety
     ///
-    /// Parcels lie in the operands, which nothing else reads or writes until the exchange is done.
+    /// Messages lie in the operands, which nothing else reads or writes until the exchange is done.
     unsafe fn exchange(
         &self,
         operands: &[Argument],

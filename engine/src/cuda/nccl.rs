@@ -306,7 +306,7 @@ impl Communicator {
         )))
     }
 
-    /// Enqueues sends and receives as one group. Parcels from one rank to another arrive in the
+    /// Enqueues sends and receives as one group. Messages from one rank to another arrive in the
     /// order in which that rank receives them.
     ///
     /// # Safety

@@ -57,7 +57,7 @@ fn number(from: usize, to: usize, at: usize) -> f32 {
 }
 
 #[test]
-fn parcels_arrive_at_their_ranks() {
+fn messages_arrive_at_their_ranks() {
     let Some(nccl) = stand_in() else { return };
     for (size, len) in [(1, 3), (2, 1), (3, 40_000), (4, 100)] {
         let found = ranks(nccl, size, |joined| {

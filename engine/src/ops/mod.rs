@@ -17,8 +17,8 @@
 //!   two kernels; by default the result is of the type of the first input, and there is no
 //!   gradient. Names, kernels and other short answers are lines of the macro `op!` (`op.rs`).
 //! - `ops/GROUP/NAME/cpu.rs`: reads and writes the views of a [`Frame`](crate::cpu::Frame). Work
-//!   for several threads is cut by shape alone, so that the bits are the same for any number of
-//!   threads.
+//!   for several threads is cut by shape alone (`each_chunk!`), so that the bits are the same for
+//!   any number of threads.
 //! - `ops/GROUP/NAME/kernel.cu`, `cuda.rs`: kernels without atomics, and their launches
 //!   ([`Lowering`](crate::cuda::Lowering)).
 //! - `ops/GROUP/mod.rs`: one line for the module, one for its name.

@@ -1,4 +1,4 @@
-use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
+use super::{ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cuda::lowering::{
     Argument, Constant, Lowering, Source, THREADS, arguments, constants, lines, scalar,
     short_stretches,
@@ -10,13 +10,6 @@ const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
 /// The pair of sigmoids, the noise, the penalty and its parameter's index, as the kernels number
 /// them; and the noise's stream.
 fn numbers(op: &ImportanceGates) -> ([Constant; 4], Argument) {
-    let gates = match op.gates {
-        Gates::LeakyHard => 0,
-        Gates::Hard => 1,
-        Gates::UpperLeakyHard => 2,
-        Gates::Normal => 3,
-        Gates::SwishHard => 4,
-    };
     let (noise, word) = match op.noise {
         LogitNoise::None => (0, 0),
         LogitNoise::Drawn(stream) => (1, stream.word()),
@@ -28,7 +21,7 @@ fn numbers(op: &ImportanceGates) -> ([Constant; 4], Argument) {
         Some((Penalty::Smooth { normalized: false }, gamma)) => (2, scalar(gamma)),
         Some((Penalty::Smooth { normalized: true }, gamma)) => (3, scalar(gamma)),
     };
-    let numbers = constants![gates, noise, penalty, parameter];
+    let numbers = constants![op.gates as i32, noise, penalty, parameter];
     (numbers, Argument::Word(word))
 }
 
