@@ -183,6 +183,12 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// Whether the inputs from `first` on, which are guards, end in finite numbers.
+    pub(crate) fn are_finite_from(&self, first: usize) -> bool {
+        let mut guards = (first..self.inputs()).map(|index| self.input(index));
+        guards.all(|guard| guard.last().is_none_or(|end| end.is_finite()))
+    }
+
     /// An input of the store that the op writes to ([`Op::writes`](crate::op::Op::writes)).
     ///
     /// # Panics

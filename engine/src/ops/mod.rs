@@ -37,7 +37,9 @@ mod spectral;
 mod transformer;
 mod update;
 
+use crate::cpu::pool::chunks;
 pub use crate::derivation::SiteInputs;
+use crate::value::Type;
 pub use basic::*;
 pub use importance::*;
 pub use loss::*;
@@ -52,6 +54,11 @@ pub(crate) const GRAIN: usize = 1 << 14;
 /// Rows of `columns` elements that make a chunk of [`GRAIN`] elements.
 pub(crate) fn grain_rows(columns: usize) -> usize {
     (GRAIN / columns.max(1)).max(1)
+}
+
+/// Chunks of the rows of a matrix.
+pub(crate) fn row_chunks(ty: &Type) -> usize {
+    chunks(ty.rows(), grain_rows(ty.columns()))
 }
 
 /// Calls a block for each chunk of so many rows and columns, or of so many rows and rows of a

@@ -9,9 +9,8 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::pool::chunks;
 use crate::op::{Builder, Op, Result, op, refuse};
-use crate::ops::grain_rows;
+use crate::ops::row_chunks;
 use crate::value::{DType, Type, Value};
 
 /// The largest value of each column over the rows of all inputs, f32 `[.., c]` each, in the row of
@@ -67,8 +66,8 @@ impl Op for MaxRows {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let chunks = |ty: &&Type| chunks(ty.rows(), grain_rows(ty.columns())) * ty.columns();
-        4 * inputs.iter().map(chunks).max().unwrap_or(0)
+        let partials = inputs.iter().map(|ty| row_chunks(ty) * ty.columns());
+        4 * partials.max().unwrap_or(0)
     }
 }
 

@@ -4,9 +4,8 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::pool::chunks;
 use crate::op::{Op, Result, op, refuse};
-use crate::ops::grain_rows;
+use crate::ops::row_chunks;
 use crate::value::Type;
 
 /// Sum over all dimensions but the last, f32 `[.., o]` to `dims`, whose product is `o`.
@@ -20,6 +19,7 @@ impl Op for SumRows {
     op! {
         name "sum_rows"; formats [Either] => [Full]; accumulates;
         kernels(self) cpu::run(), cuda::value();
+        scratch_bytes(self, inputs) 4 * row_chunks(inputs[0]) * inputs[0].columns();
         flops(self, inputs) inputs[0].len() as u64;
     }
 
@@ -28,11 +28,6 @@ impl Op for SumRows {
             return refuse!(self, "{} to {:?}", inputs[0], self.dims);
         }
         Ok(vec![Type::f32(&self.dims)])
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
-        4 * chunks(rows, grain_rows(columns)) * columns
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) fn input_grad(frame: &mut Frame<'_>) {
     });
 }
 
-pub(super) fn weight_grad(frame: &mut Frame<'_>, [c, i, o]: [usize; 3]) {
+pub(super) fn weight_grad([c, i, o]: [usize; 3], frame: &mut Frame<'_>) {
     let Output { values: out, add } = frame.output(0);
     let (g, x) = (frame.input(0), frame.input(1));
     let rows = frame.ty(0).rows();

@@ -6,7 +6,6 @@
 mod cpu;
 mod cuda;
 
-use crate::cpu::Frame;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::ops::SumRows;
 use crate::value::{Type, Value};
@@ -87,11 +86,7 @@ impl Op for WeightGrad {
     op! {
         name "parallel_linear_weight_grad"; formats [Factor] => [Either]; accumulates;
         results(self, _inputs) vec![Type::f32(&self.dims)];
-        cuda(self) cuda::weight_gradient(self.dims);
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        cpu::weight_grad(frame, self.dims);
+        kernels(self) cpu::weight_grad(self.dims), cuda::weight_gradient(self.dims);
     }
 }
 

@@ -29,11 +29,10 @@ mod cuda;
 pub(crate) use cuda::MaskOperands;
 use spd_draws::Stream;
 
-use crate::cpu::pool::chunks;
 use crate::op::{
     BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, listed, op, refuse,
 };
-use crate::ops::grain_rows;
+use crate::ops::row_chunks;
 use crate::ops::site::draws::drawn;
 use crate::value::{Type, Value};
 
@@ -285,9 +284,8 @@ impl MaskedGrad {
 
     /// f32s of partial sums.
     fn partials<'t>(&self, ty: impl Fn(usize) -> &'t Type) -> usize {
-        let (rows, columns) = (ty(0).rows(), ty(0).columns());
-        let sums = self.sums(ty, rows);
-        chunks(rows, grain_rows(columns)) * sums.columns(columns)
+        let a = ty(0);
+        row_chunks(a) * self.sums(ty, a.rows()).columns(a.columns())
     }
 }
 

@@ -28,11 +28,10 @@ mod cpu;
 mod cuda;
 
 use crate::alike::{Alike, Of, Side};
-use crate::cpu::pool::chunks;
 use crate::cpu::shape::Shape;
 use crate::derivation::{Derivation, SiteInputs};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
-use crate::ops::{MatMul, RoutedMatMul, grain_rows};
+use crate::ops::{MatMul, RoutedMatMul, row_chunks};
 use crate::value::{DType, Type, Value};
 
 /// `y = h U + s c + (1 - s) b`.
@@ -237,12 +236,8 @@ impl Op for BiasGrad {
         alike(self, _inputs, _outputs) Alike::columns([Of::Input(0)]);
         results(self, inputs) vec![Type::f32(&[inputs[0].columns()])];
         kernels(self) cpu::bias_grad(&self.0), cuda::bias_gradient(&self.0);
+        scratch_bytes(self, inputs) 4 * row_chunks(inputs[0]) * inputs[0].columns();
         flops(self, inputs) 2 * inputs[0].len() as u64;
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
-        4 * chunks(rows, grain_rows(columns)) * columns
     }
 }
 
@@ -250,7 +245,7 @@ impl Op for DeltaGrad {
     op! {
         name "site_output_delta_grad"; formats [Either, Either, Full] => [Full]; accumulates;
         kernels(self) cpu::delta_grad(&self.0), cuda::delta_gradient(&self.0);
-        scratch_bytes(self, inputs) 4 * chunks(inputs[0].rows(), grain_rows(inputs[0].columns()));
+        scratch_bytes(self, inputs) 4 * row_chunks(inputs[0]);
         flops(self, inputs) 3 * inputs[0].len() as u64;
     }
 

@@ -104,11 +104,7 @@ impl Op for GramPenaltyGrad {
     op! {
         name "gram_penalty_grad"; accumulates;
         kernels(self) cpu::run_gradient(), cuda::gradient();
+        scratch_bytes(self, inputs) 4 * inputs[0].dims[0] * 3 * inputs[0].columns();
         flops(self, inputs) 2 * (inputs[0].len() * inputs[0].columns()) as u64;
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let Sizes { batch, columns, .. } = Sizes::new(inputs[0]);
-        4 * batch * 3 * columns
     }
 }

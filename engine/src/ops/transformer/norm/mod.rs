@@ -22,10 +22,9 @@ mod layer;
 mod rms;
 
 use crate::cpu::Frame;
-use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
-use crate::ops::grain_rows;
+use crate::ops::row_chunks;
 use crate::value::{Type, Value};
 
 /// The norm of each row over the last dimension: `x`, weight and bias if it has one to `y`, and the
@@ -160,12 +159,9 @@ impl Op for NormParameterGrad {
         formats [Either, Full, Either] => [Full]; accumulates;
         results(self, inputs) vec![Type::f32(&[inputs[0].columns()]); self.count()];
         cuda(self) cuda::parameter_gradient(*self);
+        scratch_bytes(self, inputs)
+            4 * self.count() * row_chunks(inputs[0]) * inputs[0].columns();
         flops(self, inputs) self.0.either(5, 3) * inputs[0].len() as u64;
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
-        4 * self.count() * chunks(rows, grain_rows(columns)) * columns
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

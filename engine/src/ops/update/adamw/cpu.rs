@@ -5,13 +5,13 @@ use crate::ops::each_chunk;
 pub(super) fn run(op: &Update, frame: &mut Frame<'_>) {
     let (settings, tensors) = (&op.settings, op.tensors);
     let group = 4 * tensors;
-    let total = |index: usize| *frame.input(index).last().expect("norms end in their total");
-    if !(group..frame.inputs()).all(|index| total(index).is_finite()) {
+    if !frame.are_finite_from(group) {
         return;
     }
+    let total = frame.input(group).last().expect("norms end in their total");
     let factor = settings
         .clip
-        .map_or(1.0, |clip| (clip / (total(group).sqrt() + 1e-6)).min(1.0));
+        .map_or(1.0, |clip| (clip / (total.sqrt() + 1e-6)).min(1.0));
     let lr = frame.scalar(settings.lr);
     let keep = 1.0 - lr * settings.decay;
     let step = lr / frame.scalar(settings.correction1);

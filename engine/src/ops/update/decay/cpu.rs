@@ -3,8 +3,7 @@ use crate::cpu::{Frame, Rows};
 use crate::ops::each_chunk;
 
 pub(super) fn run(op: &Decay, frame: &mut Frame<'_>) {
-    let finite = |index: usize| frame.input(index).last().is_none_or(|end| end.is_finite());
-    if !(2..frame.inputs()).all(finite) {
+    if !frame.are_finite_from(2) {
         return;
     }
     let (matrix, needed, columns) = (frame.state(0), frame.input(1), frame.ty(0).columns());

@@ -32,6 +32,8 @@ impl Op for GradientNorm {
     op! {
         name "gradient_norm";
         cuda(self) cuda::value();
+        scratch_bytes(self, inputs)
+            4 * inputs.iter().map(|input| chunks(input.len(), GRAIN)).max().unwrap_or(0);
         flops(self, inputs) inputs.iter().map(|input| 2 * input.len() as u64).sum();
     }
 
@@ -40,14 +42,6 @@ impl Op for GradientNorm {
             return refuse!(self, "there are no gradients");
         }
         Ok(vec![Type::f32(&[inputs.len() + 1])])
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * inputs
-            .iter()
-            .map(|input| chunks(input.len(), GRAIN))
-            .max()
-            .unwrap_or(0)
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

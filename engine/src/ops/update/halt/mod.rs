@@ -50,13 +50,7 @@ impl Op for Halt {
     )]
     fn run(&self, frame: &mut Frame<'_>) {
         let halt = frame.state(0);
-        let finite = |index: usize| {
-            frame
-                .input(index)
-                .last()
-                .is_none_or(|total| total.is_finite())
-        };
-        if halt[1].is_finite() && !(1..frame.inputs()).all(finite) {
+        if halt[1].is_finite() && !frame.are_finite_from(1) {
             halt[0] = frame.parameters.step as f32;
             halt[1] = f32::INFINITY;
         }

@@ -41,8 +41,7 @@ impl Op for Keep {
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        let finite = |index: usize| frame.input(index).last().is_none_or(|end| end.is_finite());
-        if (2..frame.inputs()).all(finite) {
+        if frame.are_finite_from(2) {
             let x = frame.input(1);
             frame.state(0).copy_from_slice(x);
         }
