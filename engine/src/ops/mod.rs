@@ -65,7 +65,10 @@ pub(crate) fn row_chunks(ty: &Type) -> usize {
 /// chunk, with its range of rows and its parts of the results: [`Pool::run`](crate::cpu::Pool) with
 /// work that is compiled for the widest vectors of this processor.
 macro_rules! each_chunk {
-    ($frame:expr, [$rows:expr, $columns:expr], $parts:expr, |$range:pat_param, $part:pat_param| $work:block) => {
+    (
+        $frame:expr, [$rows:expr, $columns:expr], $parts:expr,
+        |$range:pat_param, $part:pat_param| $work:block
+    ) => {
         $frame.pool.run(
             $rows,
             $crate::ops::grain_rows($columns),
@@ -78,7 +81,10 @@ macro_rules! each_chunk {
             },
         )
     };
-    ($frame:expr, $rows:expr, $chunk_rows:expr, $parts:expr, |$range:pat_param, $part:pat_param| $work:block) => {
+    (
+        $frame:expr, $rows:expr, $chunk_rows:expr, $parts:expr,
+        |$range:pat_param, $part:pat_param| $work:block
+    ) => {
         $frame
             .pool
             .run($rows, $chunk_rows, $parts, |$range, $part| {

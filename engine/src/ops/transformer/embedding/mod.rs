@@ -133,7 +133,8 @@ impl Op for TokenGrad {
     op! {
         name "embed_token_grad"; formats [Either] => [Full]; accumulates;
         results(self, inputs) vec![Type::f32(&[self.vocabulary, inputs[1].columns()])];
-        kernels(self) cpu::run_token_gradient(self.vocabulary), cuda::token_gradient(self.vocabulary);
+        kernels(self)
+            cpu::run_token_gradient(self.vocabulary), cuda::token_gradient(self.vocabulary);
     }
 }
 
