@@ -2,7 +2,8 @@
 //! which tokens, with which others, and in which text.
 //!
 //! ```text
-//! importances of a batch -> Part -> Counts -> harvest.safetensors -> tables in parquet
+//! importances of a batch -> Part -> Counts -> harvest.safetensors -> tables in parquet,
+//!                                                                  lines for the page
 //! ```
 //!
 //! [`Counts`] are integers, and sets of examples that a draw decides: two of them
@@ -15,6 +16,7 @@
 mod attributions;
 mod counts;
 mod examples;
+mod lines;
 mod parquet_file;
 mod part;
 mod setup;
@@ -27,6 +29,7 @@ mod tests;
 pub use attributions::{Attribution, LOGITS, Source, write_attributions};
 pub use counts::{Counts, OfSite};
 pub use examples::{AROUND, Example};
+pub use lines::write_lines;
 pub use part::{LIKELY, Part, Text};
 pub use setup::{Setup, Site};
 pub use state::{FORMAT, StateError, load, save};

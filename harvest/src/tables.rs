@@ -210,11 +210,11 @@ impl TokenRows {
 }
 
 /// A token that tells of a component.
-struct Told {
-    token: u32,
-    count: f64,
+pub(crate) struct Told {
+    pub(crate) token: u32,
+    pub(crate) count: f64,
     /// `ln(P(token | active) / P(token))`.
-    information: f64,
+    pub(crate) information: f64,
 }
 
 /// The tokens of the highest pointwise mutual information with a component, highest first, and
@@ -223,7 +223,12 @@ struct Told {
 ///
 /// - `(active, n)`: positions where the component is active, and all
 /// - `unit`: of a count that is 1
-fn farthest(row: &Row, all: &[u64], (active, n): (u64, u64), unit: f64) -> [Vec<Told>; 2] {
+pub(crate) fn farthest(
+    row: &Row,
+    all: &[u64],
+    (active, n): (u64, u64),
+    unit: f64,
+) -> [Vec<Told>; 2] {
     let seen = row.iter().filter_map(|(token, count)| {
         let of_all = all[token as usize] as f64 / unit;
         let count = count as f64 / unit;

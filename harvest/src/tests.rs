@@ -12,13 +12,13 @@ use std::path::Path;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::RowAccessor;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::counts::{ACTIVATION_BINS, IMPORTANCE_BINS, STRONGEST};
 use crate::part::{LIKELY, OF_PROBABILITY};
 use crate::{
     Attribution, Counts, Datasets, OfSite, Part, Removal, Setup, Site, Source, StateError, Text,
-    load, save, write_attributions, write_tables,
+    load, save, write_attributions, write_lines, write_tables,
 };
 
 const T: usize = 50;
@@ -495,4 +495,119 @@ fn attributions_have_a_row_for_each_source() {
     assert_eq!(rows[0].get_long(2).unwrap(), 8);
     let [target, mean_square] = [3, 8].map(|column| rows[0].get_double(column).unwrap());
     assert_eq!((target, mean_square), (0.5, 9.0));
+}
+
+#[test]
+fn lines_show_each_component_in_its_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut counts = counted(&setup(40), &(0..10).collect::<Vec<_>>(), ROWS);
+    let removal = Removal {
+        positions: 8,
+        kl: 0.123_456_7,
+        up: vec![(3, 1.5)],
+        down: vec![(1, -2.0)],
+    };
+    let removals = BTreeMap::from([((0, 2), removal)]);
+    write_lines(dir.path(), &mut counts, &mut Data, &removals).unwrap();
+    let text = |name: &str| spd_files::read_to_string(&dir.path().join(name)).unwrap();
+    let (list, details) = (text("list.jsonl"), text("details.jsonl"));
+    let parsed = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+    let list: Vec<Value> = list.lines().map(parsed).collect();
+    assert_eq!(list.len(), 8);
+    for (line, whole) in list.iter().zip(details.lines()) {
+        let [begin, end] =
+            [0, 1].map(|i| usize::try_from(line["at"][i].as_u64().unwrap()).unwrap());
+        assert_eq!(&details[begin..end], whole);
+        let found = parsed(whole);
+        for key in ["index", "mean_importance", "density"] {
+            assert_eq!(line[key], found[key]);
+        }
+    }
+    let (line, found) = (&list[2], parsed(details.lines().nth(2).unwrap()));
+    let (of, n) = (&counts.sites[0], counts.positions);
+    assert_eq!((&line["site"], &line["index"]), (&json!("a.b"), &json!(2)));
+    assert_eq!(found["active"], json!(of.active[2]));
+    let density = of.active[2] as f64 / n as f64;
+    // Five digits.
+    assert!((found["density"].as_f64().unwrap() / density - 1.0).abs() < 1e-4);
+    assert_eq!(
+        found["importance_histogram"],
+        json!(of.histograms[0][2 * IMPORTANCE_BINS..][..IMPORTANCE_BINS])
+    );
+    assert_eq!(
+        found["activation_histogram"],
+        json!(of.histograms[1][2 * ACTIVATION_BINS..][..ACTIVATION_BINS])
+    );
+    // Four of the strongest, and four of each quarter of the sample; the strongest first.
+    let contexts = found["contexts"].as_array().unwrap();
+    let parts: Vec<&Value> = contexts.iter().map(|of| &of["part"]).collect();
+    assert_eq!(
+        (parts.len(), parts[3], parts[4]),
+        (20, &Value::Null, &json!([0.75, 1.0]))
+    );
+    assert_eq!(parts[19], &json!([0.0, 0.25]));
+    let logits =
+        |of: &[Value]| -> Vec<f64> { of.iter().map(|of| of["logit"].as_f64().unwrap()).collect() };
+    for part in [&contexts[..4], &contexts[4..]] {
+        assert!(logits(part).is_sorted_by(|a, b| a >= b), "{contexts:?}");
+    }
+    let strongest = &counts.strongest(0, 2)[0];
+    let (row, t) = (strongest.row, strongest.position as usize);
+    let first = t.saturating_sub(20);
+    assert_eq!(contexts[0]["token"], json!(row * T as u64 + t as u64));
+    assert_eq!(contexts[0]["position"], json!(t - first));
+    let tokens: Vec<String> = (first..(t + 21).min(T))
+        .map(|t| format!("<{}>", token(row, t)))
+        .collect();
+    assert_eq!(contexts[0]["tokens"], json!(tokens));
+    let from = t.saturating_sub(8);
+    assert_eq!(
+        line["text"]["tokens"],
+        json!(tokens[from - first..(t + 13).min(T) - first])
+    );
+    assert_eq!(line["text"]["position"], json!(t - from));
+    // Those active together most, beside a plain count of all pairs.
+    let each: Vec<(&str, u64, u64)> = (0..8)
+        .map(|number: usize| match number {
+            0..5 => ("a.b", number as u64, of.active[number]),
+            _ => ("c", number as u64 - 5, counts.sites[1].active[number - 5]),
+        })
+        .collect();
+    let mut both: Vec<(f64, Value)> = (0..8_usize)
+        .filter(|&other| other != 2)
+        .filter_map(|other| {
+            let (low, high) = (other.min(2), u32::try_from(other.max(2)).unwrap());
+            let (_, count) = counts.pairs[low].iter().find(|(key, _)| *key == high)?;
+            let (site, index, active) = each[other];
+            let found = json!({"site": site, "index": index, "both": count});
+            Some(((count as f64).powi(2) / active as f64, found))
+        })
+        .collect();
+    both.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let together = found["together"].as_array().unwrap().iter().map(|of| {
+        let part = of["both"].as_f64().unwrap() / of_active(&counts);
+        assert!((of["part"].as_f64().unwrap() / part - 1.0).abs() < 1e-4);
+        json!({"site": of["site"], "index": of["index"], "both": of["both"]})
+    });
+    let both: Vec<Value> = both.into_iter().map(|(_, found)| found).collect();
+    assert_eq!(together.collect::<Vec<_>>(), both);
+    let moved = json!({"positions": 8, "kl": 0.12346, "activation": line["activation"],
+        "up": [{"token": "<3>", "change": 1.5}], "down": [{"token": "<1>", "change": -2.0}]});
+    assert_eq!((&found["removal"], &line["kl"]), (&moved, &json!(0.12346)));
+    let input = found["input"].as_array().unwrap();
+    let information: Vec<f64> = input.iter().map(|of| of["pmi"].as_f64().unwrap()).collect();
+    assert!(
+        !input.is_empty() && information.is_sorted_by(|a, b| a >= b),
+        "{input:?}"
+    );
+    // A site with other rows has no activations.
+    assert_eq!(
+        parsed(details.lines().last().unwrap())["activation_histogram"],
+        Value::Null
+    );
+}
+
+/// Positions where component 2 of the first site is active.
+fn of_active(counts: &Counts) -> f64 {
+    counts.sites[0].active[2] as f64
 }

@@ -13,11 +13,13 @@ use serde_json::Value;
 use crate::scratch::{Scratch, end, launch, names, send, start, wait_until};
 use crate::small_run::{TEXT, language_model, tokenize, toy};
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 8] = [
     "components.parquet",
+    "details.jsonl",
     "examples.parquet",
     "harvest.json",
     "harvest.safetensors",
+    "list.jsonl",
     "pairs.parquet",
     "tokens.parquet",
 ];
@@ -64,7 +66,7 @@ fn any_number_of_ranks_and_shards_and_kills_give_the_same_files() {
     let said = harvest(&scratch, &[&few[..], &["--out", "one"]].concat());
     assert!(said.ends_with("; the tables are in one\n"), "{said}");
     let whole = files(&scratch, "one");
-    let about: Value = serde_json::from_slice(&whole[2]).unwrap();
+    let about: Value = serde_json::from_slice(&whole[3]).unwrap();
     assert_eq!(about["parts"], serde_json::json!([6, 6]), "{about}");
     assert_eq!(about["format"], 1);
     for ranks in ["2", "4"] {

@@ -7,7 +7,9 @@ use anyhow::Context;
 use serde_json::json;
 use spd_checkpoint::Lock;
 use spd_files::atomic::{make_dir, names, remove, unfinished, write_file};
-use spd_harvest::{Counts, Datasets, FORMAT, Removal, Setup, load, save, write_tables};
+use spd_harvest::{
+    Counts, Datasets, FORMAT, Removal, Setup, load, save, write_lines, write_tables,
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::about::About;
@@ -193,6 +195,7 @@ impl Place {
     ) -> Result<String, Fault> {
         save(&self.dir.join(COUNTS), counts, &value(about)?)?;
         write_tables(&self.dir, counts, texts, removals)?;
+        write_lines(&self.dir, counts, texts, removals)?;
         let mut done = value(about)?;
         done["format"] = json!(FORMAT);
         done["positions"] = json!(counts.positions());
@@ -260,9 +263,10 @@ fn is_partial(name: &str) -> bool {
 
 /// Whether a file is of a harvest.
 fn is_own(name: &str) -> bool {
-    let is_table = name.ends_with(".parquet");
-    let others = [DONE, COUNTS, ATTRIBUTED, SOME_ATTRIBUTED];
-    let others = [&others[..], &["removals.json", "kernels.txt", "lock"]].concat();
+use spd_files::atomic::{make_dir, names, remove, unfinished, write_file};
+use spd_harvest::{
+    Counts, Datasets, FORMAT, Removal, Setup, load, save, write_lines, write_tables,
+};
     // Unfinished files begin with a dot.
     is_table || name.starts_with('.') || is_partial(name) || others.contains(&name)
 }
