@@ -1,10 +1,11 @@
 //! `spd-launch watch RUN...`: serves a live page about runs to browsers of this machine.
 //!
 //! ```text
-//! GET /                        the page
-//! GET /news?since=..           changes since the last request, as JSON
-//! GET /figure/RUN/STEP/NAME    a figure listed for the run, as SVG
-//! GET /components/RUN          its newest components, as JSON
+//! GET /                           the page
+//! GET /news?since=..              changes since the last request, as JSON
+//! GET /figure/RUN/STEP/NAME       a figure listed for the run, as SVG
+//! GET /components/RUN             a list of its components, as lines of JSON
+//! GET /component/RUN/SITE/INDEX   the details of one of them, as JSON
 //! ```
 //!
 //! It listens on 127.0.0.1 only, and answers only requests for a name of this machine, so a foreign
@@ -94,6 +95,7 @@ fn routes(shared: Shared) -> Router {
         .route("/news", get(news))
         .route("/figure/{run}/{step}/{name}", get(figure))
         .route("/components/{run}", get(components))
+        .route("/component/{run}/{site}/{index}", get(component))
         .layer(middleware::from_fn(guard))
         .with_state(shared)
 }
@@ -185,7 +187,16 @@ async fn figure(
 
 async fn components(State(shared): State<Shared>, Path(run): Path<usize>) -> Response {
     let components = move || held(&shared).book.components(run);
-    typed("application/json", on_a_thread(components).await.flatten())
+    let kind = "text/plain; charset=utf-8";
+    typed(kind, on_a_thread(components).await.flatten())
+}
+
+async fn component(
+    State(shared): State<Shared>,
+    Path((run, site, index)): Path<(usize, String, u64)>,
+) -> Response {
+    let component = move || held(&shared).book.component(run, &site, index);
+    typed("application/json", on_a_thread(component).await.flatten())
 }
 
 fn held(shared: &Shared) -> MutexGuard<'_, Served> {

@@ -1,13 +1,27 @@
-// Components: a map of sites by layers, a table of each site or of all, and a component with its text and the effect of its removal.
+// Components: a map of sites by layers, and a table of each site or of all. Their texts are lines of JSON that are parsed when they are shown.
 
 const showAll = () => show(true);
 
-/** The components of a run with their text: from this file, or from the server, which is asked once a step. */
-function componentsOf(run) {
-  if (run?.pictures) return run.pictures.components;
-  const step = run?.head?.components;
-  if (step === null || step === undefined) return null;
-  return once(`${run.id}/${run.generation}/${step}`, () => fetch(`components/${run.id}`).then(answer => answer.ok ? answer.json() : null), showAll);
+/** The list of components of a run: its head, and a line of text for each. From this file, or from the server, which is asked once a version. */
+function listOf(run) {
+  const version = run?.head?.components;
+  if (version === null || version === undefined) return null;
+  const { id, generation } = run;
+  if (!isLive) run.list ??= listIn(byId(`list-${id}`)?.textContent);
+  else run.list = once(`list/${id}/${generation}/${version}`, () => fetch(`components/${id}`).then(answer => answer.ok ? answer.text() : null).then(listIn), showAll) ?? run.list ?? null;
+  return run.list;
+}
+
+function listIn(text) {
+  if (!text) return null;
+  const [head, ...lines] = text.split("\n");
+  return { ...JSON.parse(head), lines };
+}
+
+/** The strongest text of a component, a few tokens of it; null if it has none. */
+function textOf(one, list) {
+  if (one.text === undefined) one.text = one.line === null ? null : parsed(list.lines[one.line] || "null");
+  return one.text;
 }
 
 /** A token with visible blanks. */
@@ -38,36 +52,52 @@ const COLUMNS = [
   { key: "index", title: "component", value: one => one.index },
   { key: "mean", title: "mean importance", value: one => one.mean, bar: true },
   { key: "density", title: "density", value: one => one.density, tip: "part of the rows in which it is active" },
-  { key: "kl", title: "KL if removed", value: one => one.text?.removal?.kl ?? null },
-  { key: "activation", title: "length it adds", value: one => one.text?.removal?.activation ?? null },
+  { key: "kl", title: "KL if removed", value: one => one.kl },
+  { key: "activation", title: "length it adds", value: one => one.activation, tip: "of its output where it is active" },
 ];
 
-/** Every site of a run with all of its components: their numbers from the figures, their text where there is one. */
+/** Every site of a run with all of its components: their numbers from the list and the figures, their labels. */
 function sitesWithComponents(run) {
-  const texts = componentsOf(run), means = newestNumbers(run, "mean_importance"), densities = newestNumbers(run, "activation_frequency");
+  const list = listOf(run), means = newestNumbers(run, "mean_importance"), densities = newestNumbers(run, "activation_frequency");
   const made = sitesWithComponents.made;
-  if (made && made.texts === texts && made.means === means && made.densities === densities) return made.sites;
+  if (made && made.list === list && made.means === means && made.densities === densities) return made.sites;
   const sites = new Map();
   const component = (site, index) => {
     if (!sites.has(site)) sites.set(site, new Map());
     const of = sites.get(site);
-    if (!of.has(index)) of.set(index, { site, index, mean: null, density: null, text: null });
+    if (!of.has(index)) of.set(index, { site, index, mean: null, density: null, kl: null, activation: null, label: "", line: null, text: undefined });
     return of.get(index);
   };
   for (const [all, column, key] of [[means, "means", "mean"], [densities, "frequencies", "density"]]) {
     for (const one of Array.isArray(all) ? all : []) (one[column] ?? []).forEach((value, i) => component(one.site, one.order[i])[key] = value);
   }
-  for (const site of texts?.sites ?? []) {
-    for (const text of site.components) {
-      const one = component(site.name, text.index);
-      one.text = text;
-      one.mean ??= text.mean_importance;
-      one.density ??= text.density;
-    }
+  // Those of a harvest are of more text than the figures.
+  const isOfMore = list && list.positions !== null;
+  let line = 0;
+  for (const { name, index, mean, density, kl, activation } of list?.sites ?? []) {
+    index.forEach((index, i) => {
+      const one = component(name, index);
+      Object.assign(one, { kl: kl[i], activation: activation[i], line: line++ });
+      one.mean = isOfMore ? mean[i] : one.mean ?? mean[i];
+      one.density = isOfMore ? density[i] : one.density ?? density[i];
+    });
+  }
+  for (const [key, label] of Object.entries(list?.labels ?? {})) {
+    const at = key.lastIndexOf(":"), one = sites.get(key.slice(0, at))?.get(Number(key.slice(at + 1)));
+    if (one) one.label = label;
   }
   const found = [...sites].map(([name, all]) => ({ name, components: [...all.values()] })).sort((one, other) => inOrder(one.name, other.name));
-  sitesWithComponents.made = { texts, means, densities, sites: found };
+  sitesWithComponents.made = { list, means, densities, sites: found };
   return found;
+}
+
+/** A component of a run that the page knows, by its site and number. */
+const componentAt = (run, site, index) => sitesWithComponents(run).find(one => one.name === site)?.components.find(one => one.index === index);
+
+/** A link that opens a component. */
+function componentLink(site, index, ...inside) {
+  const focus = view.focus ? `run=${view.focus}&` : "";
+  return el("a", { href: `#${focus}component=${encodeURIComponent(`${site}:${index}`)}`, title: "A link to this component" }, ...inside);
 }
 
 /** How many components of a site are active anywhere, and their sum of densities. */
@@ -82,53 +112,62 @@ function countsOf(site) {
 function componentsSection() {
   const run = focused();
   const sites = run ? sitesWithComponents(run) : [];
-  const isComing = run?.head && run.head.components !== null;
-  if (!sites.length) return isComing ? [runSelect(), el("p", { class: "none" }, run.pictures?.problem ?? "The components are on their way.")] : null;
+  const list = listOf(run), problems = (list?.problems ?? []).map(line => el("p", { class: "hint" }, line));
+  const isComing = isLive && run?.head && run.head.components !== null && !list;
+  if (!sites.length) return isComing ? [runSelect(), el("p", { class: "none" }, "The components are on their way.")] : problems.length ? [runSelect(), problems] : null;
   if (!sites.some(one => one.name === chosen.site)) chosen.site = null;
-  const step = (run.head.figures.findLast(([, names]) => names.includes("mean_importance")) ?? [run.head.components])[0] ?? run.head.components;
-  const left = run.pictures?.components?.left_out;
-  const search = el("input", { type: "search", placeholder: "number, site or words of its text", "aria-label": "Search components", value: chosen.words, autocomplete: "off", spellcheck: "false" });
+  const step = list?.positions ? list.step : (run.head.figures.findLast(([, names]) => names.includes("mean_importance")) ?? [list?.step])[0];
+  const of = list?.positions ? `harvest of ${list.positions.toLocaleString("en")} positions, ` : "";
+  const search = el("input", { type: "search", placeholder: "number, site, label or words of its text", "aria-label": "Search components", value: chosen.words, autocomplete: "off", spellcheck: "false" });
   const option = name => el("option", { value: name ?? "", selected: name === chosen.site }, name ?? `all ${sites.length} sites`);
   const select = el("select", { "aria-label": "Site", onchange: event => choose(event.target.value || null) }, sites.length > 1 ? option(null) : null, sites.map(one => option(one.name)));
   const said = el("p", { class: "hint" });
-  const list = new Rows(sites, said);
+  const rows = new Rows(sites, list, said);
   const map = siteMap(sites, choose);
   const detail = el("div", { id: "component" });
   function choose(name) {
     Object.assign(chosen, { site: name, top: 0 });
     select.value = name ?? "";
     map?.mark();
-    list.fill();
+    rows.fill();
   }
   search.addEventListener("input", () => {
     Object.assign(chosen, { words: search.value.trim(), top: 0 });
-    soon(() => list.fill());
+    soon(() => rows.fill());
   });
   const open = () => {
     const one = chosen.open && sites.find(site => site.name === chosen.open.site)?.components.find(one => one.index === chosen.open.index);
-    detail.replaceChildren(...one ? [componentDetail(one, run)] : []);
+    detail.replaceChildren(...one ? [componentDetail(one, run, list)] : []);
   };
-  list.open = one => {
+  rows.open = one => {
     const isSame = chosen.open?.site === one.site && chosen.open?.index === one.index;
     chosen.open = isSame ? null : { site: one.site, index: one.index };
     open();
-    list.draw();
+    rows.draw();
     writeAddress();
     if (!isSame) detail.scrollIntoView({ block: "nearest" });
   };
-  list.fill();
+  rows.fill();
   open();
   // Made again, it stands where it was.
-  if (chosen.top) soon(() => { list.node.scrollTop = chosen.top; });
+  if (chosen.top) soon(() => { rows.node.scrollTop = chosen.top; });
   return [
-    el("div", { class: "choose" }, runSelect(), sites.length > 1 ? el("label", {}, el("span", {}, "Site"), select) : null, el("label", {}, el("span", {}, "Search"), search), step === null ? null : el("span", { class: "hint" }, `step ${step.toLocaleString("en")}`)),
+    el("div", { class: "choose" }, runSelect(), sites.length > 1 ? el("label", {}, el("span", {}, "Site"), select) : null, el("label", {}, el("span", {}, "Search"), search), step === null || step === undefined ? null : el("span", { class: "hint" }, `${of}step ${step.toLocaleString("en")}`)),
     map?.node,
     said,
-    run.pictures?.problem ? el("p", { class: "hint" }, run.pictures.problem) : null,
-    left ? el("p", { class: "hint" }, `The text of ${left.toLocaleString("en")} less important components is left out of this file to keep it small; spd-launch watch shows all.`) : null,
-    list.node,
+    problems,
+    leftOut(list),
+    rows.node,
     detail,
   ];
+}
+
+/** A line about what the list leaves out. */
+function leftOut(list) {
+  const [texts, details] = list?.left_out ?? [0, 0];
+  const parts = [[texts, "strongest text"], [details, "details"]].filter(([count]) => count);
+  const words = parts.map(([count, what]) => `the ${what} of ${count.toLocaleString("en")}`).join(" and ");
+  return words ? el("p", { class: "hint" }, `Of the components that are active least, ${words} ${isLive ? "are left out" : "are left out of this file, which has 32 MiB of them at most; spd-launch watch shows all"}.`) : null;
 }
 
 /** A map of sites: a row for each layer, a column for each kind of site, the part that is alive as the strength of a cell. */
@@ -158,8 +197,8 @@ function siteMap(sites, choose) {
 
 /** The table: only the rows in sight are in the page. */
 class Rows {
-  constructor(sites, said) {
-    Object.assign(this, { sites, said });
+  constructor(sites, list, said) {
+    Object.assign(this, { sites, list, said });
     this.body = el("tbody", {});
     this.head = el("tr", {});
     this.node = el("div", { class: "scroll rows", tabindex: -1, onscroll: () => (chosen.top = this.node.scrollTop, soon(this.drawn ??= () => this.draw())) }, el("table", { class: "components" }, el("thead", {}, this.head), this.body));
@@ -168,7 +207,7 @@ class Rows {
   /** Finds and sorts the rows. */
   fill() {
     const words = chosen.words.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = one => one.words ??= `#${one.index} ${one.site} ${(one.text?.contexts ?? []).map(context => context.tokens.join("")).join(" ")}`.toLowerCase();
+    const text = one => one.words ??= `#${one.index} ${one.site} ${one.label} ${textOf(one, this.list)?.tokens.join("") ?? ""}`.toLowerCase();
     const fits = one => words.every(word => /^#?\d+$/.test(word) ? String(one.index) === word.replace("#", "") : text(one).includes(word));
     const sites = this.sites.filter(one => chosen.site === null || one.name === chosen.site);
     const all = sites.flatMap(one => one.components);
@@ -190,8 +229,9 @@ class Rows {
     const active = [...this.head.children].findIndex(one => one.contains(document.activeElement));
     const head = one => el("th", { class: "number", title: one.tip, "aria-sort": one.key !== chosen.sort ? "none" : chosen.up ? "ascending" : "descending" }, el("button", { type: "button", onclick: sort(one.key) }, one.title));
     this.columns = COLUMNS.filter(one => one.key === "index" || all.some(row => one.value(row) !== null));
-    this.hasText = all.some(one => one.text?.contexts?.length);
-    this.head.replaceChildren(...[...this.columns.map(head), this.isOfAll ? el("th", {}, "site") : null, this.hasText ? el("th", { class: "text" }, "strongest activation") : null].filter(Boolean));
+    this.hasText = all.some(one => one.line !== null && this.list.lines[one.line]);
+    this.hasLabel = all.some(one => one.label);
+    this.head.replaceChildren(...[...this.columns.map(head), this.hasLabel ? el("th", {}, "label") : null, this.isOfAll ? el("th", {}, "site") : null, this.hasText ? el("th", { class: "text" }, "strongest activation") : null].filter(Boolean));
     this.head.children[active]?.querySelector("button")?.focus();
     this.node.scrollTop = chosen.top;
     this.draw();
@@ -210,7 +250,7 @@ class Rows {
 
   row(one) {
     const isOpen = chosen.open?.site === one.site && chosen.open?.index === one.index;
-    const best = one.text?.contexts?.[0];
+    const best = textOf(one, this.list);
     const cell = column => {
       const value = column.value(one);
       const bar = column.bar && value !== null ? { style: `--bar:${Math.round(100 * value / this.most)}%`, class: "number bar" } : { class: "number" };
@@ -219,33 +259,6 @@ class Rows {
     const around = best ? el("div", { class: "aligned" }, el("span", {}, marked(best, best.position - 24, best.position)), el("span", {}, marked(best, best.position, best.position + 40))) : "–";
     const button = el("button", { type: "button", class: "open", "aria-expanded": isOpen, onclick: event => (event.stopPropagation(), this.open(one)) }, `#${one.index}`);
     return el("tr", { class: [isOpen ? "chosen" : "", one.density === 0 ? "dead" : ""].join(" "), onclick: () => this.open(one) }, el("td", { class: "number" }, button), this.columns.slice(1).map(cell),
-      this.isOfAll ? el("td", { class: "of" }, one.site) : null, this.hasText ? el("td", { class: "text one" }, around) : null);
+      this.hasLabel ? el("td", { class: "label" }, one.label) : null, this.isOfAll ? el("td", { class: "of" }, one.site) : null, this.hasText ? el("td", { class: "text one" }, around) : null);
   }
-}
-
-/** The samples that the effect of a removal is averaged over. */
-function measuredAt({ rows, positions }) {
-  if (positions === null || positions === undefined) return "measured at the first of these";
-  const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
-  return `mean over ${count(positions, "position")} in ${count(rows, "sample")}, drawn among those where it is active`;
-}
-
-function componentDetail(one, run) {
-  const { contexts = [], removal = null } = one.text ?? {};
-  const strength = context => context.logit ?? Math.max(...context.importances.map(value => value ?? 0), 0);
-  const place = ({ sample, sample_position, token }) => sample === null || sample === undefined ? {}
-    : { title: `sample ${sample} of the dataset, position ${sample_position}: token ${token} from its beginning` };
-  const text = context => el("li", {}, el("b", place(context), short(strength(context))),
-    el("span", { class: "text aligned" }, el("span", {}, marked(context, 0, context.position)), el("span", {}, marked(context, context.position))),
-    context.token === null || context.token === undefined ? null : el("span", { class: "hint" }, `token ${context.token.toLocaleString("en")}`));
-  const most = Math.max(...[...removal?.up ?? [], ...removal?.down ?? []].map(({ change }) => Math.abs(change ?? 0)), 1e-12);
-  const change = ({ token, change }) => el("li", { style: `--bar:${Math.round(100 * Math.abs(change) / most)}%`, class: change > 0 ? "up" : "down" }, el("span", { class: "token" }, visible(token)), el("b", {}, `${change > 0 ? "+" : ""}${short(change)}`));
-  const list = (title, all) => el("div", {}, el("h4", {}, title), all?.length ? el("ul", { class: "changes" }, all.map(change)) : el("p", { class: "none" }, "–"));
-  const facts = COLUMNS.slice(1).filter(column => column.value(one) !== null).map(column => `${column.title} ${short(column.value(one))}`);
-  const hasLogit = contexts[0]?.logit !== null && contexts[0]?.logit !== undefined;
-  return el("article", { class: "card detail", "aria-label": `${one.site} #${one.index}` },
-    el("h3", {}, el("a", { href: `#component=${encodeURIComponent(`${one.site}:${one.index}`)}`, title: "A link to this component" }, `${one.site} #${one.index}`), el("small", {}, facts.join(" · "))),
-    el("h4", {}, hasLogit ? "where it is most active, in held-out text, by its logit: the importance before it is clipped" : "where it is most active, in held-out text"),
-    contexts.length ? el("div", { class: "scroll" }, el("ol", { class: "contexts" }, contexts.map(text))) : el("p", { class: "none" }, !one.text && run.head.components !== null ? "its text was not collected" : "nowhere in the text that was read"),
-    removal ? el("div", { class: "removal" }, el("p", { class: "hint" }, measuredAt(removal)), list("more likely without it", removal.up), list("less likely without it", removal.down)) : null);
 }

@@ -46,12 +46,12 @@ class Bars {
     this.shown = histogram;
     this.card.hidden = !histogram;
     if (!histogram) return;
-    const { edges, counts } = histogram;
+    const { edges, counts, edge = edge => tick(Number(edge.toPrecision(3))) } = histogram;
     const [low, high] = [edges[0], edges.at(-1)], most = Math.log1p(Math.max(...counts, 1));
     const height = count => count > 0 ? Math.max(100 * Math.log1p(count) / most, 1.5) : 0;
     this.plot.setAttribute("viewBox", `${low} 0 ${high - low} 100`);
     this.path.setAttribute("d", counts.map((count, i) => `M${edges[i]} 100V${100 - height(count)}H${edges[i + 1]}V100Z`).join(""));
-    this.axis.replaceChildren(...[low, (low + high) / 2, high].map(edge => el("span", {}, tick(Number(edge.toPrecision(3))))));
+    this.axis.replaceChildren(...[low, histogram.edge ? Math.round((low + high) / 2) : (low + high) / 2, high].map(at => el("span", {}, edge(at))));
     this.plot.setAttribute("role", "img");
     this.plot.setAttribute("aria-label", `${this.name}: histogram, step ${histogram.step}`);
     this.say(null);
@@ -74,10 +74,10 @@ class Bars {
 
   /** Shows the count of the bin at a fraction of the width; the total without a pointer. */
   say(part) {
-    const { edges, counts } = this.shown;
+    const { edges, counts, edge = tick } = this.shown;
     const at = part === null ? -1 : edges[0] + part * (edges.at(-1) - edges[0]);
     const bin = part === null ? -1 : Math.max(edges.findLastIndex(edge => edge <= at), 0);
     const sum = counts.reduce((sum, count) => sum + count, 0);
-    this.said.textContent = bin in counts ? `${tick(edges[bin])} to ${tick(edges[bin + 1])}: ${counts[bin].toLocaleString("en")}` : `${sum.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 })} values`;
+    this.said.textContent = bin in counts ? `${edge(edges[bin])} to ${edge(edges[bin + 1])}: ${counts[bin].toLocaleString("en")}` : `${sum.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 })} values`;
   }
 }

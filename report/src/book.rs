@@ -13,6 +13,9 @@
 //!                            "edges": [[edge..]..], "counts": [[count..]..]}]}]}
 //! ```
 //!
+//! Components are texts of their own, [lines](crate::components) that the page
+//! parses when it shows them.
+//!
 //! A reader sends its place (`id.generation.rows.version` of each run), and gets everything newer.
 //! `reset` is set if rows were cut: all earlier data is void.
 
@@ -24,7 +27,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use spd_tracker::{Start, now};
 
-use crate::components::{self, Components, Kept};
+use crate::components::Kept;
 use crate::curve::{Curve, clock};
 use crate::error::ReportError;
 use crate::figures::{self, Figures, text};
@@ -55,9 +58,9 @@ const CLOCK: usize = 400;
 
 /// Most bytes of figures, and of components, in a page that is a file.
 const FIGURE_BYTES: u64 = 12 << 20;
-const COMPONENT_BYTES: usize = 8 << 20;
+const COMPONENT_BYTES: usize = 32 << 20;
 
-/// Most bytes of the components of one run in an answer to a live page.
+/// Most bytes of the texts in the list of components of one run, in an answer to a live page.
 const LIVE_COMPONENT_BYTES: usize = 48 << 20;
 
 /// End of the name of a run whose target leaks: no loss of it stands beside that of a causal one
@@ -123,16 +126,14 @@ struct Part<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     histograms: Vec<Bars<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pictures: Option<Pictures<'a>>,
+    pictures: Option<Pictures>,
 }
 
 /// Data that a live page requests separately.
 #[derive(Serialize)]
-struct Pictures<'a> {
+struct Pictures {
     figures: Figures,
     figures_left_out: usize,
-    components: Option<&'a Components>,
-    problem: Option<&'a str>,
 }
 
 impl Book {
@@ -187,20 +188,25 @@ impl Book {
     /// The page as one self-contained file.
     pub fn page(&mut self) -> String {
         let share = self.runs.len().max(1);
-        for run in &mut self.runs {
-            run.components.refresh(&run.dir, COMPONENT_BYTES / share);
+        let mut lines = Vec::new();
+        for (id, run) in self.runs.iter_mut().enumerate() {
+            let texts = run.components.texts(COMPONENT_BYTES / share);
+            let texts = texts.unwrap_or_default();
+            lines.push((format!("list-{id}"), texts.list));
+            lines.push((format!("details-{id}"), texts.details));
         }
+        lines.retain(|(_, text)| !text.is_empty());
         let mut all = self.answer(&BTreeMap::new(), None, IN_FILE);
         for (part, run) in all.runs.iter_mut().zip(&self.runs) {
             part.pictures = Some(run.pictures(share));
         }
         all.made = Some(now());
-        page::page(&self.title(), &text_of(&all))
+        page::page(&self.title(), &text_of(&all), &lines)
     }
 
     /// The page that requests its data from its server.
     pub fn live_page(&self) -> String {
-        page::page(&self.title(), "{\"live\":true}")
+        page::page(&self.title(), "{\"live\":true}", &[])
     }
 
     /// Reads everything new, and writes the page to `path`.
@@ -246,11 +252,14 @@ impl Book {
         figures::read(&self.runs.get(id)?.dir, step, name)
     }
 
-    /// The newest components of run `id` as JSON.
-    pub fn components(&self, id: usize) -> Option<String> {
-        let (_, path) = components::newest(&self.runs.get(id)?.dir)?;
-        let found = components::read(&path, LIVE_COMPONENT_BYTES).ok()?;
-        serde_json::to_string(&found).ok()
+    /// The list of components of run `id`, as lines of JSON.
+    pub fn components(&mut self, id: usize) -> Option<String> {
+        self.runs.get_mut(id)?.components.list(LIVE_COMPONENT_BYTES)
+    }
+
+    /// The details of a component of run `id` as JSON.
+    pub fn component(&mut self, id: usize, site: &str, index: u64) -> Option<String> {
+        self.runs.get_mut(id)?.components.details(site, index)
     }
 
     fn title(&self) -> String {
@@ -316,6 +325,7 @@ impl Book {
 impl Run {
     fn poll(&mut self) {
         self.rows.poll();
+        self.components.poll(&self.dir);
         self.count();
         let head = self.describe();
         if self.head != head {
@@ -392,7 +402,7 @@ impl Run {
             "problems": rows.problems,
             "unread": rows.unread,
             "figures": figures,
-            "components": components::newest(&self.dir).map(|(step, _)| step),
+            "components": self.components.version(),
         })
     }
 
@@ -424,16 +434,14 @@ impl Run {
         }
     }
 
-    /// Figures and components of this run, one of `runs`, for a page that is a file.
-    fn pictures(&self, runs: usize) -> Pictures<'_> {
+    /// Figures of this run, one of `runs`, for a page that is a file.
+    fn pictures(&self, runs: usize) -> Pictures {
         let listing = figures::list(&self.dir);
         let (figures, figures_left_out) =
             figures::that_fit(&self.dir, &listing, FIGURE_BYTES / runs as u64);
         Pictures {
             figures,
             figures_left_out,
-            components: self.components.found.as_ref(),
-            problem: self.components.problem.as_deref(),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! run        the rows of a run, read while they are written
 //! series     -> curve: the points of them that a screen can show
 //!            -> histograms: those of rows
-//! figures, components, settings
+//! figures, settings; components with their labels
 //! verdict    one sentence on a run, and what to turn
 //! book       all of that of several runs, as JSON
 //! page       -> report.html, which is self-contained; or the live page, which polls its server
@@ -38,6 +38,7 @@ mod curve;
 mod error;
 mod figures;
 mod histograms;
+mod labels;
 mod listing;
 mod page;
 mod run;

@@ -21,6 +21,7 @@ const PARTS: [(&str, &[&str]); 2] = [
             include_str!("../page/histograms.js"),
             include_str!("../page/figures.js"),
             include_str!("../page/components.js"),
+            include_str!("../page/component.js"),
             include_str!("../page/scatter.js"),
             include_str!("../page/verdict.js"),
             include_str!("../page/tables.js"),
@@ -32,12 +33,18 @@ const PARTS: [(&str, &[&str]); 2] = [
 
 const TEMPLATE: &str = include_str!("../page/index.html");
 
-/// The page of some data, given as JSON.
-pub(crate) fn page(title: &str, data: &str) -> String {
+/// The page of some data, given as JSON, and of texts whose lines are JSON, each with its name.
+pub(crate) fn page(title: &str, data: &str, lines: &[(String, String)]) -> String {
     // A script element has no escapes, and only `<` could end it. In JSON `<` stands only in
     // strings.
-    let data = data.replace('<', "\\u003c");
-    let mut page = String::with_capacity(data.len() + (200 << 10));
+    let in_script = |json: &str| json.replace('<', "\\u003c");
+    let data = in_script(data);
+    let lines = lines.iter().map(|(name, text)| {
+        let text = in_script(text);
+        format!("<script type=\"text/plain\" id=\"{name}\">{text}</script>\n")
+    });
+    let lines: String = lines.collect();
+    let mut page = String::with_capacity(data.len() + lines.len() + (200 << 10));
     let mut rest = TEMPLATE;
     let title = escaped(title);
     let mut fill = |place: &str, texts: &[&str]| {
@@ -53,6 +60,7 @@ pub(crate) fn page(title: &str, data: &str) -> String {
     fill("<!-- title -->", &[&title]);
     fill(PARTS[0].0, PARTS[0].1);
     fill("/* data */", &[&data]);
+    fill("<!-- lines -->", &[&lines]);
     fill(PARTS[1].0, PARTS[1].1);
     page.push_str(rest);
     page
@@ -80,13 +88,21 @@ mod tests {
     #[test]
     fn no_text_breaks_out() {
         let evil = "</script><script>alert(1)</script><!--";
-        let page = page(evil, &format!("{{\"config\":\"{evil}\"}}"));
+        let evil_json = format!("{{\"config\":\"{evil}\"}}");
+        let lines = [("list-0".to_owned(), format!("{evil_json}\n{evil_json}"))];
+        let page = page(evil, &evil_json, &lines);
         assert!(!page.contains("alert(1)</script>"));
+        let (_, list) = page.split_once("id=\"list-0\">").unwrap();
+        let list = list.split_once("</script>").unwrap().0;
+        assert_eq!(list.lines().count(), 2);
+        let parsed: serde_json::Value = serde_json::from_str(list.lines().next().unwrap()).unwrap();
+        assert_eq!(parsed["config"], evil);
         assert!(page.contains("&lt;/script&gt;") && page.contains("\\u003c/script>"));
         let places = [
             "<!-- title -->",
             "/* styles */",
             "/* data */",
+            "<!-- lines -->",
             "/* scripts */",
         ];
         assert!(

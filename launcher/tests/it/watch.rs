@@ -189,7 +189,17 @@ fn watch_answers_only_this_machine_and_only_listed_names() {
     let figures = run.join("figures/step-00000002");
     fs::create_dir_all(&figures).unwrap();
     fs::write(figures.join("uv_matrices.svg"), "<svg>of step 2</svg>").unwrap();
-    let watch = Watch::of(&scratch, &["runs/x"]);
+    // Listed components are answered.
+    let of = "{\"step\":2,\"sites\":[{\"name\":\"h.0 q\",\"components\":[{\"index\":3}]}]}";
+    fs::create_dir_all(scratch.path().join("runs/y/figures/step-00000002")).unwrap();
+    let other = scratch.path().join("runs/y");
+    write_rows(&other, 0..1);
+    fs::write(other.join("figures/step-00000002/components.json"), of).unwrap();
+    let watch = Watch::of(&scratch, &["runs/x", "runs/y"]);
+    let (code, list) = watch.get("/components/1");
+    assert!(code == 200 && list.contains("\"index\":[3]"), "{list}");
+    let (code, details) = watch.get("/component/1/h.0%20q/3");
+    assert!(code == 200 && details.contains("\"index\":3"), "{details}");
     let (code, page) = watch.get("/");
     assert!(code == 200 && page.contains("{\"live\":true}"));
     let (head, figure) = watch.ask("GET /figure/0/2/uv_matrices HTTP/1.1\r\nHost: 127.0.0.1\r\n");
@@ -220,7 +230,7 @@ fn watch_answers_only_this_machine_and_only_listed_names() {
         "Host: 127.0.0.1.evil.example:80\r\n",
         "Host: localhost\r\nHost: evil.example\r\n",
     ] {
-        for path in ["/", "/news", "/figure/0/2/uv_matrices"] {
+        for path in ["/", "/news", "/figure/0/2/uv_matrices", "/components/1"] {
             let (head, body) = watch.ask(&format!("GET {path} HTTP/1.1\r\n{host}"));
             assert!(
                 [400, 403].contains(&status(&head)) && !body.contains("svg"),
@@ -237,10 +247,13 @@ fn watch_answers_only_this_machine_and_only_listed_names() {
         "/figure/0/2/..%2F..%2Fconfig.toml",
         "/figure/0/2/%2e%2e",
         "/figure/0/3/uv_matrices",
-        "/figure/1/2/uv_matrices",
+        "/figure/2/2/uv_matrices",
         "/figure/0/2/uv_matrices.svg",
         "/components/0",
         "/components/99999999999999999999",
+        "/component/0/h.0.q/3",
+        "/component/0/h.0.q/-1",
+        "/component/0/..%2Fx/3",
         "/figure/0/2/%ff",
         "/figure/-1/2/uv_matrices",
     ] {

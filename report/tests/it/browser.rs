@@ -9,7 +9,7 @@ use spd_report::{LastWord, State, page};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::chromium::Chromium;
-use crate::sample::{EVIL, behind, run, sweep, train};
+use crate::sample::{EVIL, behind, harvest, run, sweep, train};
 
 /// Helpers for the scripts of tests.
 const HELPERS: &str = "
@@ -226,6 +226,7 @@ fn a_sweep_is_drawn_as_one() {
 #[test]
 fn a_phone_scrolls_in_one_direction() {
     let (_dir, run) = run("x");
+    harvest(&run, 1);
     let script = "
         document.querySelectorAll('details').forEach(one => { one.open = true; });
         document.querySelectorAll('.components .open').forEach(one => one.click());
@@ -380,6 +381,106 @@ fn figures_are_drawn_from_their_numbers() {
         ["strange", strange]
     ]);
     assert_eq!((&found["figures"], &found["images"]), (&figures, &json!(0)));
+}
+
+#[test]
+fn a_harvested_component_shows_what_it_reads_and_writes() {
+    let (_dir, run) = run("x");
+    harvest(&run, 1);
+    let labels = json!({"h.2.q:17": format!("cats {EVIL}"), "h.2.q:3": "dogs", "gone:1": "x"});
+    fs::write(run.join("labels.json"), labels.to_string()).unwrap();
+    let script = "
+        const found = { said: all('#components .choose .hint').map(text), labels: all('.components td.label').map(text) };
+        const search = document.querySelector('#components input');
+        search.value = 'CATS';
+        search.dispatchEvent(new Event('input'));
+        await rest();
+        document.querySelector('.components .open').click();
+        found.rows = all('.components .open').map(text);
+        found.head = text(document.querySelector('.detail h3 span'));
+        found.parts = all('.contexts .part').map(text);
+        found.bars = all('.detail .bars .chart').map(one => [text(one.querySelector('.name')), text(one.querySelector('.ends'))]);
+        found.tokens = all('.facets .changes li').map(one => [text(one), one.className, one.getAttribute('style')]);
+        found.tip = document.querySelector('.contexts .peak').dataset.tip;
+        found.removal = text(document.querySelector('.removal .hint'));
+        document.querySelector('.facets a').click();
+        await new Promise(done => setTimeout(done, 50));
+        await rest();
+        found.next = text(document.querySelector('.detail h3 a'));
+        found.label = text(document.querySelector('.detail h3 span'));
+        return found;";
+    let Some(found) = in_browser(&[run], script) else {
+        return;
+    };
+    assert_eq!(
+        found["said"],
+        json!(["harvest of 1,000 positions, step 40"])
+    );
+    // By the mean importance, which is the same for all: the lower number comes first.
+    assert_eq!(found["labels"], json!(["", "dogs", format!("cats {EVIL}")]));
+    assert_eq!(
+        (&found["rows"], &found["head"]),
+        (&json!(["#17"]), &json!(format!("cats {EVIL}")))
+    );
+    let parts = [
+        "the strongest",
+        "75 to 100 % of its positions",
+        "0 to 25 % of its positions",
+    ];
+    assert_eq!(found["parts"], json!(parts));
+    assert_eq!(
+        found["bars"],
+        json!([["importance", "00.51"], ["length of its output", "11.51.5"]])
+    );
+    // Half of the width is the greatest information.
+    let evil_row = json!([format!("{EVIL}-1"), "down", "--from:25%;--bar:50%"]);
+    let cat_row = json!([" cat+2", "up", "--from:50%;--bar:100%"]);
+    let other = json!(["h.2.q #3 dogs50 %", "up", "--bar:50%"]);
+    assert_eq!(
+        found["tokens"],
+        json!([cat_row, evil_row, cat_row, evil_row, other])
+    );
+    assert_eq!(found["tip"], " cat  importance 1");
+    let removal = "mean over 8 positions, drawn among those where it is active";
+    assert_eq!(found["removal"], removal);
+    assert_eq!(
+        (&found["next"], &found["label"]),
+        (&json!("h.2.q #3"), &json!("dogs"))
+    );
+}
+
+#[test]
+fn forty_thousand_harvested_components_open_within_a_second() {
+    let (_dir, run) = run("x");
+    harvest(&run, 40_000);
+    let script = "
+        const found = { opened: performance.now(), rows: all('.components .open').length < 80 };
+        const rows = document.querySelector('.rows');
+        document.querySelector('.components .open').click();
+        found.bars = all('.detail .bars .chart').length;
+        let slowest = 0, before = performance.now();
+        for (let i = 0; i < 120; i++) {
+            rows.scrollTop = 31 * 300 * i;
+            const now = await new Promise(done => requestAnimationFrame(() => done(performance.now())));
+            slowest = Math.max(slowest, now - before);
+            before = now;
+        }
+        found.left = text(all('#components > .hint').at(-1));
+        found.slowest = slowest;
+        return found;";
+    let Some(found) = in_window((1400, 900), &[run], script) else {
+        return;
+    };
+    assert_eq!((&found["rows"], &found["bars"]), (&json!(true), &json!(2)));
+    let left = found["left"].as_str().unwrap();
+    assert!(
+        left.starts_with("Of the components that are active least, the details of ")
+            || left.starts_with("Of the components that are active least, the strongest text of "),
+        "{left}"
+    );
+    // A busy machine takes a few times as long as an idle one.
+    let [opened, slowest] = ["opened", "slowest"].map(|key| found[key].as_f64().unwrap());
+    assert!(opened < 4000.0 && slowest < 200.0, "{found}");
 }
 
 #[test]

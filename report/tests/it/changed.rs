@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use spd_report::Book;
 use spd_testing::mutation::{Dice, rounds};
 
-use crate::sample::{data, sweep};
+use crate::sample::{data, harvest, lines, sweep};
 
 #[test]
 fn changed_files_make_a_page_all_the_same() {
@@ -16,6 +16,8 @@ fn changed_files_make_a_page_all_the_same() {
         "{\"tables\":[],\"lines\":[[\"a\",\"b\"]]}",
     )
     .unwrap();
+    harvest(&sweep.join("seed=0"), 1);
+    fs::write(sweep.join("seed=0/labels.json"), "{\"h.2.q:3\": \"dogs\"}").unwrap();
     let names = [
         "sweep.json",
         "seed=0/config.toml",
@@ -25,6 +27,10 @@ fn changed_files_make_a_page_all_the_same() {
         "seed=0/summary.json",
         "seed=0/figures/step-00000040/components.json",
         "seed=0/figures/step-00000040/uv_matrices.svg",
+        "seed=0/harvests/step-00000040/harvest.json",
+        "seed=0/harvests/step-00000040/list.jsonl",
+        "seed=0/harvests/step-00000040/details.jsonl",
+        "seed=0/labels.json",
     ];
     let files: Vec<(PathBuf, Vec<u8>)> = names
         .map(|name| sweep.join(name))
@@ -36,11 +42,12 @@ fn changed_files_make_a_page_all_the_same() {
         let (path, whole) = dice.one(&files);
         fs::write(path, dice.mutated(whole)).unwrap();
         let mut book = Book::open(std::slice::from_ref(&sweep)).unwrap();
-        data(&book.page());
+        texts(&book.page());
         // A book that was open before also continues.
         lived.poll();
-        data(&lived.page());
+        texts(&lived.page());
         lived.components(0);
+        lived.component(0, "h.2.q", 17);
         lived.figure(0, 40, "uv_matrices");
         fs::write(path, whole).unwrap();
     }
@@ -50,4 +57,12 @@ fn changed_files_make_a_page_all_the_same() {
         serde_json::from_str::<serde_json::Value>(news).unwrap()["runs"][1]["curves"].clone()
     };
     assert_eq!(curves(&fresh), curves(&lived));
+}
+
+/// Parses everything in a page.
+fn texts(page: &str) {
+    data(page);
+    for part in page.split("<script type=\"text/plain\" id=\"").skip(1) {
+        lines(page, part.split_once('"').unwrap().0);
+    }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use spd_report::Book;
 use spd_tracker::{Mark, Spool};
 
-use crate::sample::{behind, curve, make, run, sweep, train};
+use crate::sample::{behind, curve, harvest, make, run, sweep, train};
 
 /// A page that polls.
 struct Page {
@@ -127,7 +127,8 @@ fn members_of_a_sweep_come_as_they_begin() {
 #[test]
 fn every_request_is_answered() {
     let (_dir, run) = run("x");
-    let book = Book::open(&[run]).unwrap();
+    harvest(&run, 1);
+    let mut book = Book::open(&[run]).unwrap();
     let huge = "18446744073709551615";
     let asked = [
         "junk",
@@ -148,6 +149,15 @@ fn every_request_is_answered() {
         assert_eq!(news["runs"][0]["rows"].as_u64(), Some(125), "{since}");
     }
     assert!(book.figure(0, 40, "uv_matrices").is_some() && book.components(0).is_some());
+    let details = book.component(0, "h.2.q", 17).unwrap();
+    let details: Value = serde_json::from_str(&details).unwrap();
+    assert_eq!(details["activation_histogram"][48], 5);
+    let refused = [(7, "h.2.q", 17), (0, "h.2.k", 17), (0, "h.2.q", u64::MAX)];
+    assert!(
+        refused
+            .into_iter()
+            .all(|(id, site, index)| book.component(id, site, index).is_none())
+    );
     assert!(
         book.figure(0, 40, "../../config").is_none() && book.figure(7, 40, "uv_matrices").is_none()
     );

@@ -7,7 +7,7 @@ use serde_json::json;
 use spd_report::{PAGE, Status, page, write};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
-use crate::sample::{EVIL, curve, data, make, run, sweep};
+use crate::sample::{EVIL, curve, data, harvest, lines, make, run, sweep};
 
 #[test]
 fn a_page_asks_no_network_for_anything() {
@@ -33,7 +33,8 @@ fn a_page_asks_no_network_for_anything() {
 #[test]
 fn page_has_everything_of_a_run() {
     let (_dir, run) = run("x");
-    let data = data(&page(std::slice::from_ref(&run)).unwrap());
+    let page = page(std::slice::from_ref(&run)).unwrap();
+    let data = data(&page);
     assert_eq!(data["book"]["names"], json!(["x"]));
     let part = &data["runs"][0];
     let total = curve(part, "loss/total");
@@ -74,11 +75,14 @@ fn page_has_everything_of_a_run() {
             .unwrap()
             .starts_with("<svg")
     );
-    let components = &pictures["components"]["sites"][0]["components"];
+    let list = lines(&page, "list-0");
+    assert_eq!(list[0]["sites"][0]["index"], json!([3, 17]));
+    assert_eq!(list[2]["tokens"][3], EVIL);
+    let details = lines(&page, "details-0");
     assert_eq!(
         (
-            &components[0]["index"],
-            &components[0]["contexts"][0]["tokens"][3]
+            &details[1]["index"],
+            &details[1]["contexts"][0]["tokens"][3]
         ),
         (&json!(17), &json!(EVIL))
     );
@@ -87,11 +91,12 @@ fn page_has_everything_of_a_run() {
 #[test]
 fn nothing_in_a_run_ends_the_script_that_holds_it() {
     let (_dir, run) = run("<img src=x>");
+    harvest(&run, 1);
     let page = page(&[run]).unwrap();
     assert_eq!(
         page.matches("</script>").count(),
-        3,
-        "the theme's, the data's and the scripts'"
+        5,
+        "the theme's, the data's, those of components, and the scripts'"
     );
     assert_eq!(page.matches("<!--").count(), 0);
     assert!(page.contains("<title>&lt;img src=x&gt;"));
@@ -207,14 +212,20 @@ fn a_run_of_junk_has_a_page_that_says_so() {
     fs::write(figures.join("components.json"), "{\"step\":1,\"sites\":7}").unwrap();
     fs::write(figures.join("a.svg"), b"\xff").unwrap();
     fs::create_dir(figures.join("b.svg")).unwrap();
-    let data = data(&page(&[run.to_path_buf()]).unwrap());
+    fs::write(run.join("labels.json"), b"\xff").unwrap();
+    let page = page(&[run.to_path_buf()]).unwrap();
+    let data = data(&page);
     let part = &data["runs"][0];
     assert_eq!(part["head"]["unread"], 6);
-    assert!(
-        part["pictures"]["problem"]
-            .as_str()
-            .unwrap()
-            .contains("components.json: invalid type")
-    );
+    let problems = &lines(&page, "list-0")[0]["problems"];
+    for (at, told) in [
+        "components.json: invalid type",
+        "labels.json: expected texts",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert!(problems[at].as_str().unwrap().contains(told), "{problems}");
+    }
     assert_eq!(part["pictures"]["figures_left_out"], 1);
 }

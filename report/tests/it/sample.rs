@@ -110,6 +110,48 @@ fn components_of_40() -> Value {
     ]}]})
 }
 
+/// Writes a harvest of two components of `h.2.q`, and of `many` of `h.3.q`.
+pub(crate) fn harvest(run: &Path, many: u64) {
+    let dir = run.join("harvests/step-00000040");
+    fs::create_dir_all(&dir).unwrap();
+    let mut activations = vec![0; 64];
+    activations[48] = 5;
+    let context = |part: Value, logit: f64| {
+        json!({"part": part, "tokens": ["The", " cat", "\n", EVIL], "importances": [0.0, 1.0, 0.25, 0.0], "position": 1,
+            "logit": logit, "token": 1025})
+    };
+    let tokens = json!([{"token": " cat", "count": 9.0, "pmi": 2.0}, {"token": EVIL, "count": 1.0, "pmi": -1.0}]);
+    let details = json!({"index": 17, "active": 300, "mean_importance": 0.25, "density": 0.3,
+        "importance_histogram": [700, 300], "activation_histogram": activations,
+        "contexts": [context(Value::Null, 9.0), context(json!([0.75, 1.0]), 4.0), context(json!([0.0, 0.25]), 0.5)],
+        "input": tokens, "next": tokens,
+        "together": [{"site": "h.2.q", "index": 3, "both": 150, "part": 0.5, "times": 1.5}],
+        "removal": {"positions": 8, "kl": 0.02, "activation": 1.0,
+            "up": [{"token": " dog", "change": 0.8}], "down": [{"token": " mat", "change": -1.2}]}});
+    let (mut list, mut lines) = (String::new(), String::new());
+    let others = (0..many).map(|index| ("h.3.q", index, 0.2));
+    for (site, index, density) in [("h.2.q", 3, 0.1), ("h.2.q", 17, 0.3)]
+        .into_iter()
+        .chain(others)
+    {
+        let mut of = details.clone();
+        of["index"] = json!(index);
+        let begin = lines.len();
+        lines += &format!("{of}\n");
+        let mut text = of["contexts"][0].take();
+        text.as_object_mut()
+            .unwrap()
+            .retain(|key, _| !["part", "logit", "token"].contains(&key.as_str()));
+        let line = json!({"site": site, "index": index, "mean_importance": 0.25, "density": density, "activation": 1.0, "kl": 0.02,
+            "text": text, "at": [begin, lines.len() - 1]});
+        list += &format!("{line}\n");
+    }
+    fs::write(dir.join("list.jsonl"), list).unwrap();
+    fs::write(dir.join("details.jsonl"), lines).unwrap();
+    let about = json!({"step": 40, "positions": 1000, "parts": [1, 1]});
+    fs::write(dir.join("harvest.json"), about.to_string()).unwrap();
+}
+
 /// A sweep of two runs, and a third that has not begun.
 pub(crate) fn sweep() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -128,6 +170,23 @@ pub(crate) fn sweep() -> (TempDir, PathBuf) {
 pub(crate) fn data(page: &str) -> Value {
     let (_, rest) = page.split_once("id=\"data\">").unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+/// The lines of a text of a page, parsed; null for an empty one.
+pub(crate) fn lines(page: &str, name: &str) -> Vec<Value> {
+    let (_, rest) = page.split_once(&format!("id=\"{name}\">")).unwrap();
+    let lines = rest
+        .split_once("</script>")
+        .unwrap()
+        .0
+        .trim_end()
+        .split('\n');
+    lines
+        .map(|line| match line {
+            "" => Value::Null,
+            line => serde_json::from_str(line).unwrap(),
+        })
+        .collect()
 }
 
 /// A curve in the data of a run.

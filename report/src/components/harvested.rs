@@ -1,0 +1,107 @@
+//! The newest harvest of a run: `list.jsonl`, and `details.jsonl` a line at a time
+//! (`harvest/FORMAT.md`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Deserialize;
+
+use super::form::Stretch;
+use super::rows::{Components, Details, Row};
+use crate::figures;
+
+/// Most bytes of `harvest.json`, and of `list.jsonl`.
+const LARGEST: u64 = 8 << 20;
+const LARGEST_LIST: u64 = 1 << 30;
+
+/// What is read of `harvest.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+struct About {
+    step: u64,
+    positions: u64,
+    parts: [u64; 2],
+}
+
+/// A harvest: its directory and its subject.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Harvest {
+    dir: PathBuf,
+    about: About,
+    written: Option<SystemTime>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    site: String,
+    index: u64,
+    mean_importance: Option<f64>,
+    density: Option<f64>,
+    activation: Option<f64>,
+    kl: Option<f64>,
+    text: Option<Stretch>,
+    at: [u64; 2],
+}
+
+/// The newest harvest in the run directory: of the largest step, the one that was written last. A
+/// shard counts only where there is no whole one.
+pub(super) fn newest(run: &Path) -> Option<Harvest> {
+    let root = run.join("harvests");
+    let names = spd_files::atomic::names(&root).unwrap_or_default();
+    let found = names.into_iter().filter_map(|name| {
+        let dir = root.join(name);
+        let file = dir.join("harvest.json");
+        let text = figures::text(&file, LARGEST)?;
+        let written = fs::metadata(&file).and_then(|found| found.modified()).ok();
+        Some(Harvest {
+            about: serde_json::from_str(&text).ok()?,
+            dir,
+            written,
+        })
+    });
+    found.max_by_key(|found| {
+        let [counted, of] = found.about.parts;
+        let order = (counted == of, found.about.step, found.written);
+        (order, found.dir.clone())
+    })
+}
+
+/// The components of a harvest; or a line with the reason why not.
+pub(super) fn read(harvest: &Harvest) -> Result<Components, String> {
+    let path = harvest.dir.join("list.jsonl");
+    let refused = |found: &str| {
+        format!(
+            "{}: expected a line for each component, found {found}; remove the harvest, and harvest again",
+            path.display()
+        )
+    };
+    let text = figures::text(&path, LARGEST_LIST);
+    let text = text.ok_or_else(|| refused("no file that can be read"))?;
+    let mut sites: Vec<String> = Vec::new();
+    let mut rows = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let damaged = |error: serde_json::Error| refused(&format!("line {number} ({error})"));
+        let line: Line = serde_json::from_str(line).map_err(damaged)?;
+        if sites.last() != Some(&line.site) {
+            sites.push(line.site);
+        }
+        let text = line.text.map(|text| serde_json::to_string(&text));
+        rows.push(Row {
+            site: sites.len() - 1,
+            index: line.index,
+            mean: line.mean_importance,
+            density: line.density,
+            activation: line.activation,
+            kl: line.kl,
+            text: text.transpose().map_err(damaged)?.unwrap_or_default(),
+            at: line.at,
+        });
+    }
+    Ok(Components {
+        step: harvest.about.step,
+        positions: Some(harvest.about.positions),
+        sites,
+        rows,
+        details: Details::File(harvest.dir.join("details.jsonl")),
+    })
+}
