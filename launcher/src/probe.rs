@@ -3,11 +3,14 @@
 
 use anyhow::Context;
 use indicatif::HumanCount;
+use spd_files::atomic::{make_dir, write_shared};
+use spd_report::PROBES;
 use spd_trainer::Fault;
 use spd_trainer::metrics::number;
 use spd_trainer::probe::{Probe, Probed, ProbedComponent, ProbedSite, Smallest, probe as measure};
 
 use crate::again::{existing, fits, tell_damaged};
+use crate::bench::unwritable;
 use crate::cli::{self, ProbeArgs};
 use crate::exit::Exit;
 use crate::progress::Lines;
@@ -22,7 +25,8 @@ const COLUMNS: usize = 16;
 ///
 /// # Errors
 ///
-/// Bad input: no run, no checkpoint, a prompt that the target cannot read, too little memory.
+/// Bad input: no run, no checkpoint, a prompt that the target cannot read, too little memory, a
+/// directory that cannot be written.
 pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
     existing(&asked.run)?;
     let Some(given) = Given::of(&asked.prompt)? else {
@@ -31,6 +35,13 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
         ));
     };
     let lines = Lines::default();
+    let saved = asked.save.as_ref().map(|name| {
+        let dir = asked.run.join(PROBES);
+        (dir.join(format!("{name}.json")), dir)
+    });
+    if let Some((_, dir)) = &saved {
+        spd_files::try_dir(dir).map_err(|line| Fault::BadInput(format!("--save: {line}")))?;
+    }
     let found = measure(&Probe {
         run_dir: &asked.run,
         prompt: given.prompt(),
@@ -45,8 +56,13 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
         },
     })?;
     tell_damaged(&found.damaged, found.step);
+    let line = serde_json::to_string(&found).context("the probe")?;
+    if let Some((path, dir)) = saved {
+        let made = make_dir(&dir).and_then(|()| write_shared(&path, &[line.as_bytes(), b"\n"]));
+        made.map_err(|error| unwritable("--save", &path, &error))?;
+        screen::note(&format!("the page of the run shows {}", path.display()));
+    }
     if asked.json {
-        let line = serde_json::to_string(&found).context("the probe")?;
         screen::result(&format!("{line}\n"));
     } else {
         screen::result(&text(&found, asked.top));

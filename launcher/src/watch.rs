@@ -6,6 +6,7 @@
 //! GET /figure/RUN/STEP/NAME       a figure listed for the run, as SVG
 //! GET /components/RUN             a list of its components, as lines of JSON
 //! GET /component/RUN/SITE/INDEX   the details of one of them, as JSON
+//! GET /probe/RUN/NAME             a prompt that was probed, as JSON
 //! ```
 //!
 //! It listens on 127.0.0.1 only, and answers only requests for a name of this machine, so a foreign
@@ -96,6 +97,7 @@ fn routes(shared: Shared) -> Router {
         .route("/figure/{run}/{step}/{name}", get(figure))
         .route("/components/{run}", get(components))
         .route("/component/{run}/{site}/{index}", get(component))
+        .route("/probe/{run}/{name}", get(probe))
         .layer(middleware::from_fn(guard))
         .with_state(shared)
 }
@@ -197,6 +199,11 @@ async fn component(
 ) -> Response {
     let component = move || held(&shared).book.component(run, &site, index);
     typed("application/json", on_a_thread(component).await.flatten())
+}
+
+async fn probe(State(shared): State<Shared>, Path((run, name)): Path<(usize, String)>) -> Response {
+    let probe = move || held(&shared).book.probe(run, &name);
+    typed("application/json", on_a_thread(probe).await.flatten())
 }
 
 fn held(shared: &Shared) -> MutexGuard<'_, Served> {

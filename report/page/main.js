@@ -8,6 +8,7 @@ const SECTIONS = [
   ["overview", "Verdict", overviewSection],
   ["uv", "Importances, U and V", uvSection],
   ["components", "Components", componentsSection],
+  ["probes", "Prompts", probesSection],
   ["curves", "Curves", curvesSection],
   ["figures", "Figures", figuresSection],
   ["results", "Results", resultsSection],

@@ -13,7 +13,7 @@
 //!                            "edges": [[edge..]..], "counts": [[count..]..]}]}]}
 //! ```
 //!
-//! Components are texts of their own, [lines](crate::components) that the page
+//! Components and probed prompts are texts of their own, [lines](crate::components) that the page
 //! parses when it shows them.
 //!
 //! A reader sends its place (`id.generation.rows.version` of each run), and gets everything newer.
@@ -33,6 +33,7 @@ use crate::error::ReportError;
 use crate::figures::{self, Figures, text};
 use crate::histograms::{self, Bars};
 use crate::page;
+use crate::probes;
 use crate::run::Rows;
 use crate::series::Source as Origin;
 use crate::settings::settings;
@@ -56,9 +57,10 @@ const LIVE_BINS: usize = 2_000_000;
 /// Most pairs of step and time.
 const CLOCK: usize = 400;
 
-/// Most bytes of figures, and of components, in a page that is a file.
+/// Most bytes of figures, of components, and of probed prompts, in a page that is a file.
 const FIGURE_BYTES: u64 = 12 << 20;
 const COMPONENT_BYTES: usize = 32 << 20;
+const PROBE_BYTES: usize = 8 << 20;
 
 /// Most bytes of the texts in the list of components of one run, in an answer to a live page.
 const LIVE_COMPONENT_BYTES: usize = 48 << 20;
@@ -84,6 +86,7 @@ struct Run {
     dir: PathBuf,
     rows: Rows,
     components: Kept,
+    probes: Vec<probes::Probe>,
     /// The components of the newest figures that have them, and their step.
     counts: Option<(u64, Counts)>,
     /// Everything but rows, and the number of its changes.
@@ -164,6 +167,7 @@ impl Book {
                     rows: Rows::of(&dir, started()),
                     dir,
                     components: Kept::default(),
+                    probes: Vec::new(),
                     counts: None,
                     head: Value::Null,
                     version: started(),
@@ -192,8 +196,10 @@ impl Book {
         for (id, run) in self.runs.iter_mut().enumerate() {
             let texts = run.components.texts(COMPONENT_BYTES / share);
             let texts = texts.unwrap_or_default();
+            let probes = probes::lines(&run.dir, &run.probes, PROBE_BYTES / share);
             lines.push((format!("list-{id}"), texts.list));
             lines.push((format!("details-{id}"), texts.details));
+            lines.push((format!("probes-{id}"), probes));
         }
         lines.retain(|(_, text)| !text.is_empty());
         let mut all = self.answer(&BTreeMap::new(), None, IN_FILE);
@@ -262,6 +268,11 @@ impl Book {
         self.runs.get_mut(id)?.components.details(site, index)
     }
 
+    /// A probed prompt of run `id` as JSON; `None` unless the run lists it.
+    pub fn probe(&self, id: usize, name: &str) -> Option<String> {
+        probes::read(&self.runs.get(id)?.dir, name)
+    }
+
     fn title(&self) -> String {
         let named = |source: &Source| {
             let mut dirs = source.runs().into_iter();
@@ -326,6 +337,7 @@ impl Run {
     fn poll(&mut self) {
         self.rows.poll();
         self.components.poll(&self.dir);
+        self.probes = probes::list(&self.dir);
         self.count();
         let head = self.describe();
         if self.head != head {
@@ -403,6 +415,7 @@ impl Run {
             "unread": rows.unread,
             "figures": figures,
             "components": self.components.version(),
+            "probes": self.probes,
         })
     }
 

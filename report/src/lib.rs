@@ -7,7 +7,7 @@
 //! run        the rows of a run, read while they are written
 //! series     -> curve: the points of them that a screen can show
 //!            -> histograms: those of rows
-//! figures, settings; components with their labels
+//! figures, settings; components with their labels; probes, which are prompts
 //! verdict    one sentence on a run, and what to turn
 //! book       all of that of several runs, as JSON
 //! page       -> report.html, which is self-contained; or the live page, which polls its server
@@ -41,6 +41,7 @@ mod histograms;
 mod labels;
 mod listing;
 mod page;
+mod probes;
 mod run;
 mod series;
 mod settings;
@@ -53,6 +54,7 @@ use std::path::{Path, PathBuf};
 pub use book::Book;
 pub use error::ReportError;
 pub use listing::{Listed, Listing, Sweep};
+pub use probes::PROBES;
 pub use status::{LastWord, State, Status, lasting};
 
 /// Name of the page in a run directory, or in the directory of a sweep.

@@ -22,6 +22,7 @@ const PARTS: [(&str, &[&str]); 2] = [
             include_str!("../page/figures.js"),
             include_str!("../page/components.js"),
             include_str!("../page/component.js"),
+            include_str!("../page/probes.js"),
             include_str!("../page/scatter.js"),
             include_str!("../page/verdict.js"),
             include_str!("../page/tables.js"),

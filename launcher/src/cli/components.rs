@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueHint};
 
-use super::values::{at_least_one, fraction_or_one, not_negative, thread_count};
+use super::values::{at_least_one, file_name, fraction_or_one, not_negative, thread_count};
 
 const ABOUT_COMPARE: &str = "\
 A component is a rank-one matrix v u^T. Two are as alike as the absolute cosine of the angle between
@@ -111,6 +111,9 @@ pub(crate) struct ProbeArgs {
     /// Print everything as one JSON object on one line
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write that object to probes/NAME.json in the run directory, which the page of the run shows
+    #[arg(long, value_name = "NAME", value_parser = file_name)]
+    pub(crate) save: Option<String>,
     /// Override a setting of the evaluation, like `eval.batch_size=8`; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,

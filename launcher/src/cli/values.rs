@@ -53,6 +53,18 @@ pub(super) fn rank_count(text: &str) -> Result<usize, String> {
     }
 }
 
+/// The name of a file without its directory and its ending.
+pub(super) fn file_name(text: &str) -> Result<String, String> {
+    let is_plain = |letter: char| letter.is_alphanumeric() || " _-.".contains(letter);
+    if text.starts_with(char::is_alphanumeric) && text.len() <= 100 && text.chars().all(is_plain) {
+        return Ok(text.to_owned());
+    }
+    Err(
+        "expected a name that begins with a letter or a digit, of these, blanks, `_`, `-` and `.`"
+            .to_owned(),
+    )
+}
+
 /// Names of the shipped run files.
 pub(super) fn shipped() -> PossibleValuesParser {
     PossibleValuesParser::new(Shipped::ALL.iter().map(|shipped| shipped.name))
@@ -110,6 +122,10 @@ mod tests {
             assert!(architecture(bad).is_err(), "{bad}");
         }
         assert!(fraction_or_one("1").is_ok() && fraction_or_one("1.1").is_err());
+        assert!(file_name("To be, or").is_err() && file_name("To be-1.é").is_ok());
+        for bad in ["", ".x", "a/b", "..", " a", "-a", &"x".repeat(101)] {
+            assert!(file_name(bad).is_err(), "{bad}");
+        }
         assert!(not_negative("0").is_ok() && not_negative("-1").is_err());
         assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
         assert_eq!(thread_count("1024"), Ok(1024));

@@ -155,6 +155,17 @@ fn a_text_has_importances_at_each_token_and_a_smallest_set() {
     let one_thread = ["probe", "runs/x", "--file", "prompt.txt", "--threads", "1"];
     assert_eq!(object(&scratch, &one_thread), found);
 
+    // It is kept for the page of the run.
+    let save = ["probe", "runs/x", "some t\n", "--save", "some t"];
+    assert_eq!(object(&scratch, &save), found);
+    let saved = fs::read(scratch.run_dir().join("probes/some t.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&saved).unwrap(), found);
+    let page = launch(scratch.launcher(&["report", "runs/x"]));
+    assert_eq!(page.code, Some(0), "{}", page.stderr);
+    let page = fs::read_to_string(scratch.run_dir().join("report.html")).unwrap();
+    let (_, probes) = page.split_once("id=\"probes-0\">").unwrap();
+    assert!(probes.starts_with("{\"step\":2,\"alive_threshold\":"));
+
     // All components with their deltas are the target, but for the rounding of f32.
     let asked = ["probe", "runs/x", "--ids", ids, "--delta", "--kl", "1e-3"];
     let smallest = &object(&scratch, &asked)["smallest"];
@@ -211,8 +222,14 @@ fn prompts_that_the_target_cannot_read_are_refused() {
         &["--file", "none.txt"],
         "--file none.txt: cannot be read: No such file or directory (os error 2)",
     );
+    fs::write(scratch.run_dir().join("probes"), "").unwrap();
+    refused(
+        &["a", "--save", "x"],
+        "--save: runs/x/probes: cannot be made: runs/x/probes is a file, not a directory",
+    );
     for twice in [
         &["a", "--ids", "3"][..],
+        &["a", "--save", "../x"],
         &["--ids", "x"],
         &["a", "--kl", "-1"],
     ] {

@@ -189,17 +189,24 @@ fn watch_answers_only_this_machine_and_only_listed_names() {
     let figures = run.join("figures/step-00000002");
     fs::create_dir_all(&figures).unwrap();
     fs::write(figures.join("uv_matrices.svg"), "<svg>of step 2</svg>").unwrap();
-    // Listed components are answered.
+    // Listed components and prompts are answered.
     let of = "{\"step\":2,\"sites\":[{\"name\":\"h.0 q\",\"components\":[{\"index\":3}]}]}";
     fs::create_dir_all(scratch.path().join("runs/y/figures/step-00000002")).unwrap();
+    fs::create_dir_all(scratch.path().join("runs/y/probes")).unwrap();
     let other = scratch.path().join("runs/y");
     write_rows(&other, 0..1);
     fs::write(other.join("figures/step-00000002/components.json"), of).unwrap();
+    fs::write(other.join("probes/a b.json"), "{}").unwrap();
     let watch = Watch::of(&scratch, &["runs/x", "runs/y"]);
     let (code, list) = watch.get("/components/1");
     assert!(code == 200 && list.contains("\"index\":[3]"), "{list}");
     let (code, details) = watch.get("/component/1/h.0%20q/3");
     assert!(code == 200 && details.contains("\"index\":3"), "{details}");
+    let (code, probe) = watch.get("/probe/1/a%20b");
+    assert!(
+        code == 200 && probe.contains("found missing field"),
+        "{probe}"
+    );
     let (code, page) = watch.get("/");
     assert!(code == 200 && page.contains("{\"live\":true}"));
     let (head, figure) = watch.ask("GET /figure/0/2/uv_matrices HTTP/1.1\r\nHost: 127.0.0.1\r\n");
@@ -254,6 +261,8 @@ fn watch_answers_only_this_machine_and_only_listed_names() {
         "/component/0/h.0.q/3",
         "/component/0/h.0.q/-1",
         "/component/0/..%2Fx/3",
+        "/probe/0/x",
+        "/probe/0/..%2Fconfig",
         "/figure/0/2/%ff",
         "/figure/-1/2/uv_matrices",
     ] {

@@ -9,7 +9,7 @@ use spd_report::{LastWord, State, page};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::chromium::Chromium;
-use crate::sample::{EVIL, behind, harvest, run, sweep, train};
+use crate::sample::{EVIL, behind, harvest, probe, run, sweep, train};
 
 /// Helpers for the scripts of tests.
 const HELPERS: &str = "
@@ -227,6 +227,7 @@ fn a_sweep_is_drawn_as_one() {
 fn a_phone_scrolls_in_one_direction() {
     let (_dir, run) = run("x");
     harvest(&run, 1);
+    probe(&run);
     let script = "
         document.querySelectorAll('details').forEach(one => { one.open = true; });
         document.querySelectorAll('.components .open').forEach(one => one.click());
@@ -447,6 +448,50 @@ fn a_harvested_component_shows_what_it_reads_and_writes() {
         (&found["next"], &found["label"]),
         (&json!("h.2.q #3"), &json!("dogs"))
     );
+}
+
+#[test]
+fn a_probed_prompt_is_a_heat_map_that_leads_to_components() {
+    let (_dir, run) = run("x");
+    probe(&run);
+    fs::write(run.join("labels.json"), "{\"h.2.q:17\": \"cats\"}").unwrap();
+    let script = "
+        const names = () => all('#probes tbody th').map(text);
+        const canvas = document.querySelectorAll('#probes canvas')[1], box = canvas.getBoundingClientRect();
+        const colors = [0, 1].map(x => [...canvas.getContext('2d').getImageData(x, 0, 1, 1).data]);
+        canvas.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + 30, clientY: box.top + 2 }));
+        const found = { names: names(), tokens: all('#probes .names span').map(text), colors, size: [canvas.width, canvas.clientWidth], said: text(document.querySelector('#probes output')) };
+        canvas.dispatchEvent(new PointerEvent('pointerleave'));
+        found.before = text(document.querySelector('#probes output'));
+        const select = document.querySelector('#probes [aria-label=\"Site of the prompt\"]');
+        select.value = 'h.10.q';
+        select.dispatchEvent(new Event('change'));
+        found.site = names();
+        select.value = '';
+        document.querySelector('#probes tbody a').click();
+        await new Promise(done => setTimeout(done, 50));
+        found.hash = location.hash;
+        return found;";
+    let Some(found) = in_browser(&[run], script) else {
+        return;
+    };
+    let names = json!(["h.10.q #5", "• h.2.q #17 cats", "h.2.q #3"]);
+    assert_eq!(found["names"], names);
+    assert_eq!(found["tokens"], json!(["The", " cat", EVIL]));
+    // Half of the way from no importance to all.
+    let colors = json!([[247, 248, 250, 255], [224, 159, 125, 255]]);
+    assert_eq!(
+        (&found["colors"], &found["size"]),
+        (&colors, &json!([3, 60]))
+    );
+    assert_eq!(found["said"], "h.2.q #17 at 1:  cat  importance 0.5");
+    let before =
+        "3 components, the strongest first; step 40; • marks the 1 that keep the prediction";
+    assert_eq!(
+        (&found["before"], &found["site"]),
+        (&json!(before), &json!(["h.10.q #5"]))
+    );
+    assert_eq!(found["hash"], "#component=h.10.q%3A5");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use spd_report::Book;
 use spd_testing::mutation::{Dice, rounds};
 
-use crate::sample::{data, harvest, lines, sweep};
+use crate::sample::{data, harvest, lines, probe, sweep};
 
 #[test]
 fn changed_files_make_a_page_all_the_same() {
@@ -17,6 +17,7 @@ fn changed_files_make_a_page_all_the_same() {
     )
     .unwrap();
     harvest(&sweep.join("seed=0"), 1);
+    probe(&sweep.join("seed=0"));
     fs::write(sweep.join("seed=0/labels.json"), "{\"h.2.q:3\": \"dogs\"}").unwrap();
     let names = [
         "sweep.json",
@@ -30,6 +31,7 @@ fn changed_files_make_a_page_all_the_same() {
         "seed=0/harvests/step-00000040/harvest.json",
         "seed=0/harvests/step-00000040/list.jsonl",
         "seed=0/harvests/step-00000040/details.jsonl",
+        "seed=0/probes/cat.json",
         "seed=0/labels.json",
     ];
     let files: Vec<(PathBuf, Vec<u8>)> = names
@@ -48,6 +50,7 @@ fn changed_files_make_a_page_all_the_same() {
         texts(&lived.page());
         lived.components(0);
         lived.component(0, "h.2.q", 17);
+        lived.probe(0, "cat");
         lived.figure(0, 40, "uv_matrices");
         fs::write(path, whole).unwrap();
     }

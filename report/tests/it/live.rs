@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use spd_report::Book;
 use spd_tracker::{Mark, Spool};
 
-use crate::sample::{behind, curve, harvest, make, run, sweep, train};
+use crate::sample::{behind, curve, harvest, make, probe, run, sweep, train};
 
 /// A page that polls.
 struct Page {
@@ -128,6 +128,7 @@ fn members_of_a_sweep_come_as_they_begin() {
 fn every_request_is_answered() {
     let (_dir, run) = run("x");
     harvest(&run, 1);
+    probe(&run);
     let mut book = Book::open(&[run]).unwrap();
     let huge = "18446744073709551615";
     let asked = [
@@ -158,6 +159,8 @@ fn every_request_is_answered() {
             .into_iter()
             .all(|(id, site, index)| book.component(id, site, index).is_none())
     );
+    assert!(book.probe(0, "cat").unwrap().contains(" cat"));
+    assert!(book.probe(0, "../config").is_none() && book.probe(7, "cat").is_none());
     assert!(
         book.figure(0, 40, "../../config").is_none() && book.figure(7, 40, "uv_matrices").is_none()
     );

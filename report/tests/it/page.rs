@@ -7,7 +7,7 @@ use serde_json::json;
 use spd_report::{PAGE, Status, page, write};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
-use crate::sample::{EVIL, curve, data, harvest, lines, make, run, sweep};
+use crate::sample::{EVIL, curve, data, harvest, lines, make, probe, run, sweep};
 
 #[test]
 fn a_page_asks_no_network_for_anything() {
@@ -92,11 +92,12 @@ fn page_has_everything_of_a_run() {
 fn nothing_in_a_run_ends_the_script_that_holds_it() {
     let (_dir, run) = run("<img src=x>");
     harvest(&run, 1);
+    probe(&run);
     let page = page(&[run]).unwrap();
     assert_eq!(
         page.matches("</script>").count(),
-        5,
-        "the theme's, the data's, those of components, and the scripts'"
+        6,
+        "the theme's, the data's, those of components and prompts, and the scripts'"
     );
     assert_eq!(page.matches("<!--").count(), 0);
     assert!(page.contains("<title>&lt;img src=x&gt;"));

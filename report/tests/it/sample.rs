@@ -152,6 +152,24 @@ pub(crate) fn harvest(run: &Path, many: u64) {
     fs::write(dir.join("harvest.json"), about.to_string()).unwrap();
 }
 
+/// Writes a prompt of three tokens that was probed.
+pub(crate) fn probe(run: &Path) {
+    let dir = run.join("probes");
+    fs::create_dir_all(&dir).unwrap();
+    let token = |text: &str| json!({"id": 1, "text": text});
+    let of = |component: u64, importances: [f64; 3]| {
+        let largest = importances.iter().copied().fold(0.0, f64::max);
+        json!({"component": component, "largest": largest, "importances": importances})
+    };
+    let found = json!({"run": "runs/x", "step": 40, "alive_threshold": 0.1, "tokens": [token("The"), token(" cat"), token(EVIL)],
+        "features": [], "sites": [
+            {"site": "h.2.q", "C": 20, "components": [of(17, [0.0, 0.5, 0.0]), of(3, [0.2, 0.0, 0.0])]},
+            {"site": "h.10.q", "C": 20, "components": [of(5, [0.0, 0.0, 1.0])]}],
+        "smallest": {"within": 0.1, "all": 0.01, "distance": 0.05, "components": [{"site": "h.2.q", "components": [17]}],
+            "tried": true, "passes": 9}});
+    fs::write(dir.join("cat.json"), found.to_string()).unwrap();
+}
+
 /// A sweep of two runs, and a third that has not begun.
 pub(crate) fn sweep() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
