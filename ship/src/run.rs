@@ -1,5 +1,6 @@
 //! The run, as every sink knows it.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
@@ -114,6 +115,17 @@ impl RunInfo {
         self.tracker.project.as_deref().unwrap_or("spd")
     }
 
+    /// Large files of its directory that are sent behind its end: the page, and the text of the
+    /// components at the newest step that has it.
+    pub(crate) fn last_files(&self) -> Vec<String> {
+        let steps = spd_files::atomic::names(&self.dir.join("figures")).unwrap_or_default();
+        let of_step = |step: &OsString| Some(format!("figures/{}/components.json", step.to_str()?));
+        let is_there = |path: &String| self.dir.join(path).is_file();
+        let components = steps.iter().filter_map(of_step).filter(is_there).max();
+        let page = Some("report.html".to_owned()).filter(is_there);
+        page.into_iter().chain(components).collect()
+    }
+
     /// A file of its directory, by its relative path.
     ///
     /// # Errors
@@ -187,5 +199,24 @@ pub(crate) mod tests {
         let leaks = serde_json::json!({"target": {"allow_leak": true}});
         let about = About::run(&dir, "toy", &tracker, &leaks);
         assert_eq!(RunInfo::of(&dir, about, start(&dir)).name, "mine LEAKY");
+    }
+
+    #[test]
+    fn the_last_files_are_those_that_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = run(dir.path());
+        assert_eq!(run.last_files(), [""; 0]);
+        let newest = "figures/step-00000020/components.json";
+        for name in [
+            "report.html",
+            "figures/step-00000010/components.json",
+            newest,
+        ] {
+            let path = dir.path().join(name);
+            spd_files::atomic::make_dir(path.parent().unwrap()).unwrap();
+            spd_files::atomic::write_file(&path, &[b"{}"]).unwrap();
+        }
+        spd_files::atomic::make_dir(&dir.path().join("figures/step-00000030")).unwrap();
+        assert_eq!(run.last_files(), ["report.html", newest]);
     }
 }

@@ -380,6 +380,9 @@ impl Sink for Mlflow {
             _ => "FAILED",
         };
         self.set_status(state, status, Some(end_of(state))).await?;
+        for path in run.last_files() {
+            self.store_if_there(run, state, &path).await?;
+        }
         match self.delete_copies(run, state).await {
             // Without permission to delete they stay.
             Err(Refusal::Later { why, after }) => Err(Refusal::Later { why, after }),

@@ -67,9 +67,6 @@ const LAST_FILES: Duration = Duration::from_secs(5);
 /// Bytes of drawn figures that are kept for their upload.
 const DRAWN: usize = 32 << 20;
 
-/// Files of the run directory that are uploaded.
-const RUN_FILES: [&str; 2] = ["summary.json", "config.toml"];
-
 const ALERT: &str = "mutation NotifyScriptableRunAlert(
   $entityName: String!, $projectName: String!, $runName: String!, $title: String!, $text: String!, $severity: AlertSeverity
 ) {
@@ -278,11 +275,7 @@ impl Sink for Wandb {
 
     async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Taken {
         let mut next = state.clone();
-        for name in RUN_FILES {
-            if run.dir.join(name).is_file() {
-                next.owe(name, name);
-            }
-        }
+        run_files(run).iter().for_each(|name| next.owe(name, name));
         self.rest = None;
         self.send_files(run, &mut next, LAST_FILES).await;
         let code = shown(end);
@@ -304,6 +297,15 @@ impl Sink for Wandb {
             _ => Ok(()),
         }
     }
+}
+
+/// Files of the run directory that are uploaded at its end.
+fn run_files(run: &RunInfo) -> Vec<String> {
+    let small = ["summary.json", "config.toml"]
+        .map(str::to_owned)
+        .into_iter();
+    let small = small.filter(|name| run.dir.join(name).is_file());
+    small.chain(run.last_files()).collect()
 }
 
 /// The exit code for W&B, which shows 0 as finished and others as failed. A run that was stopped on

@@ -173,6 +173,7 @@ fn a_real_server_has_every_row_once() {
     scratch.info.config = json!({"many": parameters, "long": "v".repeat(7000), "empty": ""});
     spd_files::atomic::write_file(&scratch.path().join("config.toml"), &[b"seed = 0\n"]).unwrap();
     spd_files::atomic::write_file(&scratch.path().join("summary.json"), &[b"{}"]).unwrap();
+    spd_files::atomic::write_file(&scratch.path().join("report.html"), &[b"<p>"]).unwrap();
     scratch.open().unwrap();
     // 1200 points, sent twice, as after a lost answer. The server is killed and started again in
     // between.
@@ -246,6 +247,7 @@ fn a_real_server_has_every_row_once() {
     assert_eq!(pair(tags, "spd.alert").as_deref(), Some("the loss is NaN"));
     assert_eq!(pair(tags, "spd.not-stored"), None);
     assert_eq!(mine.file(&run, "summary.json"), "{}");
+    assert_eq!(mine.file(&run, "report.html"), "<p>");
     // The run continues.
     scratch.restart();
     scratch.open().unwrap();

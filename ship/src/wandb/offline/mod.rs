@@ -37,7 +37,7 @@ use super::lines::{Line, STEP, steps};
 use super::media::{self, Media};
 use super::state::State;
 use super::stream::{LINE, last_values};
-use super::{RUN_FILES, shown, system};
+use super::{run_files, shown, system};
 use crate::credentials::Environment;
 use crate::feed::{Fed, Feed};
 use crate::run::{About, RunInfo};
@@ -341,9 +341,9 @@ impl Export<'_> {
 
     /// Writes the end of the run, if there is one, and syncs everything.
     fn end(mut self, end: Option<End>) -> Result<(), Stopped> {
-        for name in RUN_FILES {
-            if let Ok(bytes) = self.run.file(name) {
-                self.file(name, &bytes, (record::END, record::OTHER))?;
+        for name in run_files(self.run) {
+            if let Ok(bytes) = self.run.file(&name) {
+                self.file(&name, &bytes, (record::END, record::OTHER))?;
             }
         }
         if let Some(values) = last_values(&self.state) {

@@ -15,6 +15,7 @@ fn run_at_the_server_equals_the_local_run() {
     let folder = tempfile::tempdir().unwrap();
     crate::wandb::tests::put(folder.path().join("uv.png"), SMALL).unwrap();
     crate::wandb::tests::put(folder.path().join("config.toml"), "steps = 3\n").unwrap();
+    crate::wandb::tests::put(folder.path().join("report.html"), "<p>").unwrap();
     let run = a_run(folder.path());
     let mut sent = rows(0..3);
     sent[1].row = sent[1]
@@ -85,7 +86,8 @@ fn run_at_the_server_equals_the_local_run() {
     assert_eq!(history[2]["said"], "words");
     assert_eq!(history[2]["grads"]["bins"], json!([0, 0.5, 1]));
     assert_eq!(history[2].get("gone"), None);
-    assert_eq!(found["uploaded"], json!([name, "config.toml"]));
+    let uploaded = json!([name, "config.toml", "report.html"]);
+    assert_eq!(found["uploaded"], uploaded);
     let summary = &found["summary"];
     assert_eq!(summary["odd"], "NaN");
     assert_eq!(summary["loss/total"], 1.0 / 3.0);
