@@ -15,9 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::{Value, json};
 use spd_files::atomic::write_file;
-use spd_harvest::{
-    Attribution, Counts, Datasets as _, FORMAT, LOGITS, Source, write_attributions,
-};
+use spd_harvest::{Attribution, Counts, Datasets as _, FORMAT, LOGITS, Source, write_attributions};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Harvesting;

@@ -263,10 +263,9 @@ fn is_partial(name: &str) -> bool {
 
 /// Whether a file is of a harvest.
 fn is_own(name: &str) -> bool {
-use spd_files::atomic::{make_dir, names, remove, unfinished, write_file};
-use spd_harvest::{
-    Counts, Datasets, FORMAT, Removal, Setup, load, save, write_lines, write_tables,
-};
+    let is_table = name.ends_with(".parquet") || name.ends_with(".jsonl");
+    let others = [DONE, COUNTS, ATTRIBUTED, SOME_ATTRIBUTED];
+    let others = [&others[..], &["removals.json", "kernels.txt", "lock"]].concat();
     // Unfinished files begin with a dot.
     is_table || name.starts_with('.') || is_partial(name) || others.contains(&name)
 }
