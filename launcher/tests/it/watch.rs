@@ -322,6 +322,11 @@ fn a_browser_follows_a_run() {
         )),
         true
     );
+    // The server is asked for its details.
+    chromium.run("document.querySelector('.components .open').click(); return true;");
+    let none = "nowhere in the text that was read";
+    let shown = format!("document.querySelector('.detail .none')?.textContent === '{none}'");
+    assert_eq!(chromium.run(&wait(&shown)), true);
     drop(Spool::start(&run, &Mark::default(), 0).unwrap());
     write_rows(&run, 10..20);
     assert_eq!(chromium.run(&last(19, 10)), true);
