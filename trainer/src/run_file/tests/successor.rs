@@ -144,7 +144,6 @@ cadence: {checkpointing: {kind: periodic, save_every: 700, retention: {kind: kee
 target:
   attention_implementation: flash
   weights_dtype: bfloat16
-  output_edge: {kind: materialized}
   spec:
     kind: pretrained
     model_class: param_decomp.experiments.lm.pretrain.models.llama_simple_mlp.LlamaSimpleMLP
