@@ -17,14 +17,14 @@ pub const LOGITS: &str = "logits";
 /// The number of a delta among the components of its site.
 const DELTA: i32 = -1;
 
-/// What the activation of a component comes from, or the logits.
+/// The sources of the activation of a component, or of the logits.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Attribution {
     /// Positions that were looked at.
     pub positions: usize,
     /// The mean of what is attributed, over them.
     pub target: f64,
-    /// Where it comes from, most first.
+    /// Its sources, the strongest first.
     pub sources: Vec<Source>,
 }
 

@@ -43,7 +43,7 @@ struct Line<'a> {
     activation: Option<f64>,
     kl: Option<f64>,
     text: Option<Stretch>,
-    /// Where its line in `details.jsonl` begins and ends.
+    /// The bytes at which its line in `details.jsonl` begins and ends.
     at: [u64; 2],
 }
 

@@ -14,17 +14,18 @@
 //! without the delta, the SPD reference attributes in a network that is not the target either.)
 //!
 //! A target `f` is a number at one position `p`: the activation `x V_c` of a component, or the logit
-//! of the token that the network expects next, less the mean of all logits there. What comes from a
-//! component is its activation times the gradient, over all positions, which are those up to `p` in
-//! a causal network:
+//! of the token that the network expects next, less the mean of all logits there. The attribution
+//! of a component is its activation times the gradient, over all positions, which are those up to
+//! `p` in a causal network:
 //!
 //! ```text
 //! A_c = sum over t of a_c(t) U_c . G(t)      G(t) = df / dy(t), the outputs of other sites held fixed
 //! ```
 //!
-//! So it is direct: what goes through another site on its way is that site's. What comes from the
-//! delta is `sum over t of x(t) D^T . G(t)`. Where `f` is linear in the outputs of sites, all of it
-//! comes from them but for what reaches `f` around them (an embedding or bias that is no site).
+//! So it is direct: the part that goes through another site counts as that site's. That of the
+//! delta is `sum over t of x(t) D^T . G(t)`. If `f` is linear in the outputs of sites, the
+//! attributions add up to all of it but for what reaches `f` around sites (an embedding or bias that
+//! is no site).
 //!
 //! # Program
 //!
@@ -67,7 +68,7 @@ pub(crate) struct Asked<'t> {
 pub(crate) struct Attributed {
     /// The target.
     pub(crate) target: f64,
-    /// What comes from the components of each site in turn, and after them from its delta.
+    /// The attributions of the components of each site in turn, and after them of its delta.
     pub(crate) sources: Vec<f32>,
 }
 
@@ -289,7 +290,7 @@ impl Attributor {
         Ok(targets)
     }
 
-    /// What comes from each source in a row.
+    /// The attribution of each source in a row.
     fn sources(&self, of: &Decomposition, store: &Store, row: usize) -> Vec<f32> {
         let mut sources: Vec<f32> = Vec::new();
         for &site in &self.sites {

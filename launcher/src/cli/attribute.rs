@@ -9,7 +9,7 @@ use super::values::{at_least_one, thread_count};
 const ABOUT: &str = "\
 The attribution of a component to a target is its activation times the gradient of the target, summed
 over the positions of a row. The network is the target itself, as the sum of all components and weight
-deltas. What goes through another site on its way is that site's. A target is one of:
+deltas. The part that goes through another site counts as that site's. A target is one of:
   SITE:INDEX   the activation x V of a component, where it is active: at N of its examples in the harvest
   logits       the logit of the token that the network expects next, less the mean of all logits there
 

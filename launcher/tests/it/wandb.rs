@@ -317,7 +317,8 @@ fn an_export_for_wandb_sync_is_complete_or_absent() {
     );
     let dir = scratch.path().join(&place);
     assert_eq!(names(&dir), ["files".to_owned(), format!("run-{ID}.wandb")]);
-    assert_eq!(names(&dir.join("files")), ["config.toml", "summary.json"]);
+    let files = ["config.toml", "report.html", "summary.json"];
+    assert_eq!(names(&dir.join("files")), files);
     let again = export("runs/x");
     assert_eq!(again.code, Some(2), "{}", again.stderr);
     assert_eq!(

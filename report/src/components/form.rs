@@ -26,7 +26,7 @@ pub(super) struct Component {
     input: Vec<Told>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     next: Vec<Told>,
-    /// Those that are active together with it.
+    /// Components that are active together with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     together: Vec<Other>,
     #[serde(default)]

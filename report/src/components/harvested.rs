@@ -15,7 +15,7 @@ use crate::figures;
 const LARGEST: u64 = 8 << 20;
 const LARGEST_LIST: u64 = 1 << 30;
 
-/// What is read of `harvest.json`.
+/// The part of `harvest.json` that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 struct About {
     step: u64,

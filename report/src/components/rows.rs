@@ -34,11 +34,11 @@ pub(super) struct Row {
     pub(super) kl: Option<f64>,
     /// Its strongest text as JSON, or nothing.
     pub(super) text: String,
-    /// Where its details begin and end.
+    /// The bytes at which its details begin and end.
     pub(super) at: [u64; 2],
 }
 
-/// Where the details are.
+/// The place of the details.
 #[derive(Debug)]
 pub(super) enum Details {
     Held(String),
@@ -128,7 +128,7 @@ impl Components {
             }
             match found {
                 Some(line) if room > 0 => kept[at] = line,
-                // One that is active nowhere has nothing to show.
+                // A component that is active nowhere has nothing to show.
                 _ => left_out += usize::from(row.density.is_none_or(|density| density > 0.0)),
             }
         }

@@ -139,7 +139,7 @@ impl Harvesting {
         (self.setup.sites.len(), 0)
     }
 
-    /// What is attributed: components of which there are examples, behind other sites, and the
+    /// The targets: components of which there are examples, behind other sites, and the
     /// logits.
     fn targets(&self, counts: &Counts, to: &[String]) -> Result<Vec<Key>, Fault> {
         let sites = &self.decomposition.sites;
@@ -308,7 +308,7 @@ impl Harvesting {
         asked.collect()
     }
 
-    /// Where the numbers of a program come from: sites of the harvest and their components, `None`
+    /// The sources of the numbers of a program: sites of the harvest and their components, `None`
     /// for the delta.
     ///
     /// - `sites`: of the run, in the order of the program

@@ -394,7 +394,7 @@ fn a_decomposition_targeted_at_prompts_is_read() {
     let faults = load("a.yaml", &targeted(), &[]).unwrap_err();
     for told in [
         "[data] train: the prompts are A+B= with A of 1 to 9 and B of 1 to 20, to be written to a file, one a line; make",
-        "[data] seq_len: expected the tokens of a prompt; give them by --set data.seq_len=8",
+        "[data] seq_len: the file does not say how many tokens a prompt has; give them by --set data.seq_len=8",
         "[nontarget] data: the datasets \"stories\" and \"held_out\" are in a store of the reference; make token datasets by \
          `spd-launch tokenize`, and give them by --set nontarget.data=DIR",
         "give it by --set nontarget.seq_len=512",

@@ -196,7 +196,7 @@ pub(super) fn data(data: &mut Table<'_>, of: Of, found: &mut Found, prompts: Opt
                      --set data.eval=DIR"
                 ),
             );
-            let message = "expected the tokens of a prompt; give them by --set data.seq_len=8";
+            let message = "the file does not say how many tokens a prompt has; give them by --set data.seq_len=8";
             want("data", &["seq_len"], message.to_owned());
             ("nontarget", "data=DIR")
         }
