@@ -198,8 +198,8 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
     }
 }
 
-/// What most ops say of themselves in a line, as methods of [`Op`]: each line, in any order and any
-/// of them, is `method(self, its other arguments) result;`. These are shorter than that:
+/// The methods of [`Op`] that most ops write in a line: each line, in any order and any of them, is
+/// `method(self, its other arguments) result;`. These are shorter than that:
 ///
 /// ```text
 /// name "sum_rows";                a name that does not depend on the settings
