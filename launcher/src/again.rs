@@ -9,7 +9,6 @@ use spd_trainer::{Again, Fault, Seen, evaluate, redraw};
 use crate::cli::{self, EvalArgs, FiguresArgs};
 use crate::exit::Exit;
 use crate::memory;
-use crate::plan::bytes;
 use crate::progress::Lines;
 use crate::run_dir::RunDir;
 use crate::screen;
@@ -83,14 +82,11 @@ pub(crate) fn existing(run: &Path) -> Result<RunDir, Fault> {
 
 /// Refuses work that needs more memory than there is.
 pub(crate) fn fits(work: &str, need: usize, there: Option<usize>) -> Result<(), String> {
-    match there {
-        Some(there) if need > there => Err(format!(
-            "the {work} needs {} of memory, and {} are available; a smaller eval.batch_size needs less",
-            bytes(need),
-            bytes(there)
-        )),
-        _ => Ok(()),
-    }
+    let words = (
+        &*format!("the {work} needs"),
+        "a smaller eval.batch_size needs less",
+    );
+    memory::fits(words, need, there)
 }
 
 /// Names newer checkpoints that do not hold.

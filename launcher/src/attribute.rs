@@ -10,7 +10,6 @@ use crate::again::{existing, tell_damaged};
 use crate::cli::{self, AttributeArgs};
 use crate::exit::Exit;
 use crate::gpus::gpu;
-use crate::plan::bytes;
 use crate::progress::Lines;
 use crate::{memory, screen};
 
@@ -66,14 +65,8 @@ fn line((done, all): (u64, u64), elapsed: Duration) -> String {
 }
 
 fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
-    match there {
-        Some(there) if need > there => Err(format!(
-            "the attribution needs {} of memory, and {} are available; free some, or run it on a larger machine",
-            bytes(need),
-            bytes(there)
-        )),
-        _ => Ok(()),
-    }
+    let remedy = "free some, or run it on a larger machine";
+    memory::fits(("the attribution needs", remedy), need, there)
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ use crate::cli::{self, HarvestArgs};
 use crate::exit::Exit;
 use crate::gpus::gpus;
 use crate::memory;
-use crate::plan::bytes;
 use crate::progress::Lines;
 use crate::ranks::{command, own_program};
 use crate::run_dir::RunDir;
@@ -134,14 +133,8 @@ fn by_ranks(asked: &HarvestArgs, ranks: usize) -> anyhow::Result<()> {
 }
 
 fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
-    match there {
-        Some(there) if need > there => Err(format!(
-            "the harvest may need {} of memory, and {} are available; --no-pairs and a smaller --examples need less",
-            bytes(need),
-            bytes(there)
-        )),
-        _ => Ok(()),
-    }
+    let remedy = "--no-pairs and a smaller --examples need less";
+    memory::fits(("the harvest may need", remedy), need, there)
 }
 
 fn line(step: Step, elapsed: Duration) -> String {

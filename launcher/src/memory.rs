@@ -23,6 +23,24 @@ pub(crate) fn available() -> Option<usize> {
     machine.into_iter().chain(group).min()
 }
 
+/// Refuses work for which there is too little memory, in a line.
+///
+/// - `(work, remedy)`: a subject and its verb, as in `the harvest may need`; and what needs less
+pub(crate) fn fits(
+    (work, remedy): (&str, &str),
+    need: usize,
+    there: Option<usize>,
+) -> Result<(), String> {
+    match there {
+        Some(there) if need > there => Err(format!(
+            "{work} {} of memory, and {} are available; {remedy}",
+            bytes(need),
+            bytes(there)
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Number of out-of-memory kills in this process's control group; 0 where the kernel does not
 /// report it.
 pub(crate) fn oom_kills() -> u64 {

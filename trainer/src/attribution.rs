@@ -171,6 +171,8 @@ pub(crate) struct Attributor {
     arena: Arena,
     /// Numbers of the sites that take part.
     pub(crate) sites: Vec<usize>,
+    /// The outputs with attributions, in order, and their width; `None` where no target depends on it.
+    outputs: Vec<(Option<String>, usize)>,
 }
 
 impl Attributor {
@@ -186,12 +188,16 @@ impl Attributor {
         let (b, sites) = of.attribution_program(store, to)?;
         let (mut program, arena) = on.plan(&b, store)?;
         program.parameters.seed = of.run.seed;
+        let mut outputs = Vec::new();
         for &site in &sites {
-            for what in ["kept", "delta"] {
-                let name = format!("{what} {}", of.sites[site].path());
-                if program.has_input(&name) {
-                    program.input(&name).fill(1.0);
+            let (path, c) = (of.sites[site].path(), of.sites[site].components);
+            for (input, output, width) in [("kept", "from", c), ("delta", "from delta", 1)] {
+                let [input, output] = [input, output].map(|what| format!("{what} {path}"));
+                if program.has_input(&input) {
+                    program.input(&input).fill(1.0);
                 }
+                let is_made = program.output_names().any(|known| known == output);
+                outputs.push((is_made.then_some(output), width));
             }
         }
         Ok(Self {
@@ -199,6 +205,7 @@ impl Attributor {
             program,
             arena,
             sites,
+            outputs,
         })
     }
 
@@ -228,7 +235,7 @@ impl Attributor {
         Ok(of_rows
             .map(|(row, target)| Attributed {
                 target,
-                sources: self.sources(of, store, row),
+                sources: self.sources(store, row),
             })
             .collect())
     }
@@ -291,18 +298,14 @@ impl Attributor {
     }
 
     /// The attribution of each source in a row.
-    fn sources(&self, of: &Decomposition, store: &Store, row: usize) -> Vec<f32> {
+    fn sources(&self, store: &Store, row: usize) -> Vec<f32> {
         let mut sources: Vec<f32> = Vec::new();
-        for &site in &self.sites {
-            let site = &of.sites[site];
-            for (what, width) in [("from", site.components), ("from delta", 1)] {
-                let name = format!("{what} {}", site.path());
-                if self.program.output_names().any(|known| known == name) {
-                    let values = self.program.output(&name, store, &self.arena);
-                    sources.extend(&values[row * width..][..width]);
-                } else {
-                    sources.resize(sources.len() + width, 0.0);
-                }
+        for (name, width) in &self.outputs {
+            if let Some(name) = name {
+                let values = self.program.output(name, store, &self.arena);
+                sources.extend(&values[row * width..][..*width]);
+            } else {
+                sources.resize(sources.len() + width, 0.0);
             }
         }
         sources

@@ -84,9 +84,9 @@ pub(crate) fn read(table: &mut Table<'_>) -> Option<Muon> {
 }
 
 impl Muon {
-    /// Its step scalars beside the learning rate, at update `update`, counted from 1: factors of the momentum
-    /// and of the gradient that take the start from zero out of their sum, for matrices and others,
-    /// and what takes it out of the second moment.
+    /// Its step scalars beside the learning rate, at update `update`, counted from 1: factors of the
+    /// momentum and of the gradient that take the start from zero out of their sum, for matrices and
+    /// others, and what takes it out of the second moment.
     pub fn scalars(&self, update: u64) -> [(&'static str, f64); 5] {
         let k = i32::try_from(update).unwrap_or(i32::MAX - 1);
         let factors = |beta: f64| {

@@ -239,8 +239,8 @@ impl Parameters {
     /// parameters share is updated by one after the other, in their order.
     ///
     /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step
-    /// scalars: the learning rates, `correction1`, `correction2`. Returns the guards: each ends in a number that
-    /// is finite unless the step is refused.
+    /// scalars: the learning rates, `correction1`, `correction2`. Returns the guards: each ends in a
+    /// number that is finite unless the step is refused.
     ///
     /// # Errors
     ///

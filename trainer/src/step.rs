@@ -16,8 +16,8 @@ impl Decomposition {
     /// precision of the run; evaluations are in f32, as are the reference's.
     ///
     /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`; those of the non-target
-    /// stream behind `nontarget/`. Step scalars: learning rates,
-    /// those of losses, such as `p`, and what AdamW or Muon need at the number of the step.
+    /// stream behind `nontarget/`. Step scalars: learning rates, those of losses, such as `p`, and
+    /// what AdamW or Muon need at the number of the step.
     ///
     /// # Errors
     ///

@@ -135,6 +135,19 @@ pub(crate) fn read_rate(table: &mut Table<'_>, key: &'static str) -> Option<Sche
     decay.map(Schedule::Decay)
 }
 
+/// The same where it may be left out.
+pub(crate) fn read_rate_or_none(
+    table: &mut Table<'_>,
+    key: &'static str,
+) -> Option<Option<Schedule>> {
+    if table.has(key) {
+        return read_rate(table, key).map(Some);
+    }
+    // It is a known key, given or not.
+    table.raw(key);
+    Some(None)
+}
+
 fn read_knots(table: &mut Table<'_>, key: &'static str, number: Number) -> Option<Schedule> {
     let mut before = None;
     let knots = table.rows(key, |knot| {

@@ -175,14 +175,7 @@ pub(crate) fn read(
     };
     let output_loss = table.or("output_loss", OutputLoss::WORDS, natural_loss);
     let lr = schedule::read_rate(table, "lr");
-    let lr_importance = match table.has("lr_importance") {
-        true => schedule::read_rate(table, "lr_importance").map(Some),
-        false => {
-            // It is one of the known keys, given or not.
-            table.raw("lr_importance");
-            Some(None)
-        }
-    };
+    let lr_importance = schedule::read_rate_or_none(table, "lr_importance");
     let clip_components = table.or("clip_components", Clip, None);
     let clip_importance = table.or("clip_importance", Clip, None);
     let muon = table.maybe_table("muon", muon::read);
