@@ -53,7 +53,7 @@ fn tokenized(text: &Path) -> Scratch {
     scratch
 }
 
-/// Runs to the end, without a time limit.
+/// Runs to the end, however long that takes.
 fn run(command: Command) {
     let ended = end(start(command));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::both::{Guarded, is_gone, unstamped};
 
-/// Time limit of every wait, which only failures reach, even on a busy machine.
+/// Time limit of a wait for the next event; only failures reach it, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The working directory of a test; `runs/x` is the run directory.
@@ -62,6 +63,10 @@ impl Told {
 
     fn so_far(&self) -> String {
         String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
+    }
+
+    fn len(&self) -> usize {
+        self.text.lock().unwrap().len()
     }
 
     fn all(&mut self) -> String {
@@ -279,10 +284,15 @@ pub(crate) fn start(mut command: Command) -> Running {
 /// Waits for a launch.
 pub(crate) fn end(mut running: Running) -> Ended {
     let mut status = None;
-    wait_until("the end of a launch", || {
-        status = running.child.try_wait().unwrap();
-        status.is_some()
-    });
+    let mut said = 0;
+    // A launch that goes on says something every ten seconds, however busy the machine is.
+    while status.is_none() {
+        wait_until("the end of a launch, or another line of it", || {
+            let before = mem::replace(&mut said, running.stdout.len() + running.stderr.len());
+            status = running.child.try_wait().unwrap();
+            status.is_some() || said > before
+        });
+    }
     Ended {
         code: status.unwrap().code(),
         stdout: running.stdout.all(),
