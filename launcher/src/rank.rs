@@ -16,6 +16,10 @@ use crate::gpus::gpus;
 use crate::nodes::mesh::{self, Peers};
 use crate::stop;
 
+/// The report of a rank that is stopped before it trains.
+const STOPPED_EARLY: &str =
+    "stopped while it started; nothing new is saved, and the same command goes on";
+
 /// Runs this process's rank to its end, and reports the result to the launcher.
 ///
 /// # Errors
@@ -44,7 +48,12 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
         .context("a thread for the heartbeat")
         .map_err(Fault::Failed)?;
     if let (Some(peers), Some(fd)) = (peers, asked.listener_fd) {
-        supervision.world = far_world(asked.rank, (fd, peers), &channel, &heartbeat)?;
+        let world = far_world(asked.rank, (fd, peers), &channel, &supervision)?;
+        let Some(world) = world else {
+            channel.send(&Message::Stopped(STOPPED_EARLY.to_owned()));
+            return Ok(Exit::Stopped);
+        };
+        supervision.world = world;
     }
     let panicked = remember_panics();
     let ended = catch_unwind(AssertUnwindSafe(|| go(asked, &supervision)));
@@ -54,14 +63,8 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     }
     match &ended {
         Ok(Ok(Exit::Stopped)) => {
-            let words = heartbeat.stopped().map_or_else(
-                || {
-                    "stopped while it started; nothing new is saved, and the same command goes on"
-                        .to_owned()
-                },
-                str::to_owned,
-            );
-            channel.send(&Message::Stopped(words));
+            let words = heartbeat.stopped().unwrap_or(STOPPED_EARLY);
+            channel.send(&Message::Stopped(words.to_owned()));
         }
         Ok(Ok(_)) => {}
         Ok(Err(fault)) => channel.send(&Message::Failure(Failure::of(fault, beat))),
@@ -75,13 +78,15 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
 }
 
 /// The world of a rank with network connections to the others, whose addresses come from the
-/// launcher.
+/// launcher. `None` if the rank is asked to stop before all are connected.
 fn far_world(
     rank: usize,
     (listener, peers): (i32, Peers),
     channel: &Channel,
-    heartbeat: &Arc<Heartbeat>,
-) -> Result<World, Fault> {
+    Supervision {
+        stop, heartbeat, ..
+    }: &Supervision,
+) -> Result<Option<World>, Fault> {
     let listener = inherited(listener).context("the port for the other ranks")?;
     let leaves = |other: usize, why: &str, channel: &Channel, heartbeat: &Heartbeat| {
         let failure = Failure {
@@ -91,9 +96,9 @@ fn far_world(
         channel.send(&Message::Failure(failure));
     };
     heartbeat.enter("connecting");
-    let connections = mesh::connect(rank, listener.into(), &peers);
-    let connections = match connections {
-        Ok(connections) => connections,
+    let connections = match mesh::connect(rank, listener.into(), &peers, stop) {
+        Ok(Some(connections)) => connections,
+        Ok(None) => return Ok(None),
         Err(mesh::Unreached { rank, why }) => {
             leaves(rank, &why, channel, heartbeat);
             return Err(Fault::Failed(anyhow::anyhow!(why)));
@@ -105,7 +110,7 @@ fn far_world(
         let why = format!("rank {other} on {host} is lost: {how}");
         leaves(other, &why, &channel, &told);
     };
-    World::over_connections(rank, connections, heartbeat, Box::new(lost))
+    World::over_connections(rank, connections, heartbeat, Box::new(lost)).map(Some)
 }
 
 /// Takes over the file descriptor `fd` that this process inherited.

@@ -480,14 +480,24 @@ impl Supervisor {
         self.ranks.iter().any(RankState::is_cause)
     }
 
-    /// Kills ranks that wait for a dead one, while others may still save.
+    /// Whether a rank's only fault is that another has left, as it was asked to.
+    fn outlives_another(&self, rank: &RankState) -> bool {
+        let asked = self.asked.is_some();
+        let other = rank.failure.as_ref().and_then(|f| f.because_of);
+        let other = other.and_then(|other| self.ranks.get(other));
+        asked && other.is_some_and(|other| other.left(asked))
+    }
+
+    /// Kills ranks that wait for a dead one, or have lost one that has left, while others may still
+    /// save.
     fn kill_forsaken(&mut self, actions: &mut Vec<Action>) {
         let died = |end| !matches!(end, End::Process(ProcessEnd::Code(DONE | STOPPED)));
         let is_gone = |rank: usize| {
             let ended = self.ranks.get(rank).and_then(|rank| rank.ended);
             ended.is_some_and(|(_, end)| died(end))
         };
-        let forsaken = |rank: &RankState| rank.waits_for.is_some_and(is_gone);
+        let forsaken =
+            |rank: &RankState| rank.waits_for.is_some_and(is_gone) || self.outlives_another(rank);
         let forsaken: Vec<bool> = self.ranks.iter().map(forsaken).collect();
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             if forsaken[index] && rank.ended.is_none() && rank.killed.is_none() {
@@ -551,6 +561,7 @@ impl Supervisor {
         let asked = self.asked.is_some();
         let ranks = self.ranks.iter().enumerate();
         let mut failures: Vec<_> = ranks
+            .filter(|(_, rank)| !self.outlives_another(rank))
             .filter_map(|(index, rank)| {
                 let (time, cause) = rank.cause(asked)?;
                 Some(((rank.is_consequence(), time, index), cause))
@@ -620,6 +631,12 @@ impl RankState {
     fn left_unsaved(&self, asked: bool) -> bool {
         let terminated = End::Process(ProcessEnd::Signal(signal_hook::consts::SIGTERM));
         asked && self.failure.is_none() && self.ended.is_some_and(|(_, end)| end == terminated)
+    }
+
+    /// Whether it has exited as it was asked to.
+    fn left(&self, asked: bool) -> bool {
+        let stopped = End::Process(ProcessEnd::Code(STOPPED));
+        self.ended.is_some_and(|(_, end)| end == stopped) || self.left_unsaved(asked)
     }
 
     /// When and why it failed, if it did.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,7 @@ pub(crate) struct Unreached {
 }
 
 /// Connects rank `rank` to all others: it connects to the ranks before it, and accepts those after
-/// it on `listener`.
+/// it on `listener`. `None` if `stop` is set before all are connected: others may have left.
 ///
 /// # Errors
 ///
@@ -46,16 +47,17 @@ pub(crate) fn connect(
     rank: usize,
     listener: TcpListener,
     peers: &Peers,
-) -> Result<Vec<Option<TcpStream>>, Unreached> {
-    connect_within(rank, listener, peers, PATIENCE)
+    stop: &AtomicBool,
+) -> Result<Option<Vec<Option<TcpStream>>>, Unreached> {
+    connect_within(rank, listener, peers, (stop, PATIENCE))
 }
 
 fn connect_within(
     rank: usize,
     listener: TcpListener,
     peers: &Peers,
-    patience: Duration,
-) -> Result<Vec<Option<TcpStream>>, Unreached> {
+    (stop, patience): (&AtomicBool, Duration),
+) -> Result<Option<Vec<Option<TcpStream>>>, Unreached> {
     let unreached = |rank: usize, why: String| Unreached {
         rank,
         why: format!(
@@ -86,6 +88,9 @@ fn connect_within(
                 }
             }
             if connections[other].is_none() {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(None);
+                }
                 if began.elapsed() >= patience {
                     return Err(unreached(other, why));
                 }
@@ -98,7 +103,7 @@ fn connect_within(
         later.find(|&other| connections[other].is_none())
     };
     let Some(first) = missing(&connections) else {
-        return Ok(connections);
+        return Ok(Some(connections));
     };
     let broken = |error: io::Error| {
         let why = format!("no rank can connect to this one: {error}");
@@ -106,6 +111,9 @@ fn connect_within(
     };
     let mut door = Door::new(listener, secret, own).map_err(broken)?;
     while let Some(other) = missing(&connections) {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         if began.elapsed() >= patience {
             return Err(unreached(other, "it has not connected".to_owned()));
         }
@@ -119,7 +127,7 @@ fn connect_within(
         }
         door.wait(PAUSE);
     }
-    Ok(connections)
+    Ok(Some(connections))
 }
 
 /// The name by which a rank connects.
@@ -134,6 +142,8 @@ mod tests {
 
     use super::super::rendezvous::listener;
     use super::*;
+
+    static GOES_ON: AtomicBool = AtomicBool::new(false);
 
     fn world(size: usize) -> (Vec<TcpListener>, Peers) {
         let listeners: Vec<TcpListener> = (0..size).map(|_| listener(None).unwrap()).collect();
@@ -158,8 +168,8 @@ mod tests {
         thread::scope(|scope| {
             for (rank, listener) in listeners.into_iter().enumerate() {
                 scope.spawn(move || {
-                    let connections = connect(rank, listener, peers).unwrap();
-                    for (other, stream) in connections.iter().enumerate() {
+                    let connections = connect(rank, listener, peers, &GOES_ON).unwrap();
+                    for (other, stream) in connections.unwrap().iter().enumerate() {
                         assert_eq!(stream.is_none(), other == rank);
                     }
                     // The ranks that it has reached need it until they are done.
@@ -172,19 +182,33 @@ mod tests {
     #[test]
     fn a_missing_rank_is_named_with_its_host() {
         let (mut listeners, peers) = world(2);
-        let patience = Duration::from_millis(50);
-        let missing = connect_within(0, listeners.remove(0), &peers, patience).unwrap_err();
+        let briefly = (&GOES_ON, Duration::from_millis(50));
+        let missing = connect_within(0, listeners.remove(0), &peers, briefly).unwrap_err();
         assert_eq!(missing.rank, 1);
         assert_eq!(
             missing.why,
             "rank 1 on node1 is not reached within 0 s: it has not connected"
         );
-        let missing = connect_within(1, listeners.remove(0), &peers, patience).unwrap_err();
+        let missing = connect_within(1, listeners.remove(0), &peers, briefly).unwrap_err();
         let line = missing.why;
         assert!(
             line.starts_with("rank 0 on node0 is not reached within 0 s: 127.0.0.1:"),
             "{line}"
         );
+    }
+
+    // The middle one of three has one to reach and one to be reached by.
+    #[test]
+    fn a_request_to_stop_ends_the_wait_for_ranks_that_never_come() {
+        let (listeners, peers) = world(3);
+        for (rank, listener) in listeners.into_iter().enumerate() {
+            let stop = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let connecting = scope.spawn(|| connect(rank, listener, &peers, &stop));
+                stop.store(true, Ordering::Relaxed);
+                assert!(connecting.join().unwrap().unwrap().is_none());
+            });
+        }
     }
 
     #[test]
@@ -199,17 +223,17 @@ mod tests {
             let (peers, earlier) = (&peers, &earlier);
             let stale = second.try_clone().unwrap();
             scope.spawn(move || {
-                let patience = Duration::from_millis(100);
-                let stale = connect_within(1, stale, earlier, patience);
+                let briefly = (&GOES_ON, Duration::from_millis(100));
+                let stale = connect_within(1, stale, earlier, briefly);
                 let line = stale.unwrap_err().why;
                 assert!(
                     line.ends_with(": it is another process, or not of this run"),
                     "{line}"
                 );
-                assert!(connect(1, second, peers).is_ok());
+                assert!(connect(1, second, peers, &GOES_ON).is_ok());
             });
-            let connections = connect(0, first, peers).unwrap();
-            assert!(connections[1].is_some());
+            let connections = connect(0, first, peers, &GOES_ON).unwrap();
+            assert!(connections.unwrap()[1].is_some());
         });
     }
 
@@ -237,11 +261,14 @@ mod tests {
         thread::scope(|scope| {
             let ranks = listeners.into_iter().enumerate();
             let ranks: Vec<_> = ranks
-                .map(|(rank, listener)| scope.spawn(move || connect(rank, listener, peers)))
+                .map(|(rank, listener)| {
+                    scope.spawn(move || connect(rank, listener, peers, &GOES_ON))
+                })
                 .collect();
             strangers.extend((0..720).map(knock));
             for rank in ranks {
-                assert_eq!(rank.join().unwrap().unwrap().iter().flatten().count(), 2);
+                let connections = rank.join().unwrap().unwrap().unwrap();
+                assert_eq!(connections.iter().flatten().count(), 2);
             }
         });
         assert!(began.elapsed() < PATIENCE);

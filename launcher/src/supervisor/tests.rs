@@ -243,6 +243,30 @@ fn a_rank_stopped_from_outside_stops_all() {
     assert_eq!(s.on(ms(1), code(1, 3)), [0, 2].map(Action::Ask));
 }
 
+// A rank that is asked while it connects leaves; one that had reached it already waits in vain.
+#[test]
+fn a_rank_that_loses_one_that_was_asked_to_leave_is_ended_and_has_not_failed() {
+    for ended in [code(0, STOPPED), signal(0, SIGTERM)] {
+        let mut s = up(3);
+        s.on(ms(1), Event::Leave);
+        let lost = failure(FaultKind::PeerLost, ms(2), Some(0));
+        let told = Event::Said(1, Message::Failure(lost));
+        assert_eq!(s.on(ms(2), told), []);
+        assert_eq!(s.on(ms(3), ended), [Action::Kill(1)]);
+        assert_eq!(s.on(ms(4), signal(1, SIGKILL)), []);
+        s.on(ms(5), code(2, STOPPED));
+        assert_eq!((s.is_over(), s.verdict()), (true, Verdict::Stopped(None)));
+    }
+    // Nobody has asked.
+    let mut s = up(2);
+    let lost = failure(FaultKind::PeerLost, ms(2), Some(0));
+    s.on(ms(2), Event::Said(1, Message::Failure(lost)));
+    s.on(ms(3), signal(0, SIGTERM));
+    let verdict = buried(&mut s, ms(4));
+    let cause = Cause::Signal(SIGTERM);
+    assert!(matches!(verdict, Verdict::Failed { rank: 0, cause: c, .. } if c == cause));
+}
+
 #[test]
 fn ranks_of_a_lost_node_are_the_cause_not_their_peers() {
     let mut s = up(4);
