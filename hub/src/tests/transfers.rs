@@ -1,5 +1,6 @@
 //! Files that arrive in pieces, changed, twice or from another host.
 
+use std::iter;
 use std::time::Duration;
 
 use super::server::{Answer, Asked, Server};
@@ -62,8 +63,16 @@ fn a_hub_that_drips_is_given_up() {
         ),
         (is_listing, ": the answer"),
     ] {
-        let house = House::new(move |asked| drips(asked, of)).impatient();
-        let line = house.fetch().unwrap_err();
+        // On a busy machine two bytes may be more than two seconds apart.
+        let tries = iter::repeat_with(|| {
+            let house = House::new(move |asked| drips(asked, of)).impatient();
+            let line = house.fetch().unwrap_err();
+            (house, line)
+        });
+        let mut tries = tries.take(30);
+        let (house, line) = tries
+            .find(|(_, line)| !line.contains("it is silent"))
+            .expect("bytes within two seconds of each other");
         let start = format!("hf://o/n@main{what} breaks off: ");
         assert!(
             line.starts_with(&start) && line.contains(" s are too few; "),
