@@ -8,6 +8,7 @@ const OUTPUT = { ce: ["CE", "cross-entropy of the next token, nats"], kl: ["KL",
 
 /** Patterns of names; each gives `{name, is, better}` from the parts that it captures. The first that fits is taken. */
 const METRICS = [
+  [/^nontarget\/(.+)$/, ([, key]) => { const { name, is, better } = worded(key); return [`${name}, non-target data`, is, better]; }],
   [/^loss\/total$/, () => ["total loss", "the weighted sum of all losses, on the batch of the step", "low"]],
   [/^loss\/(.+)$/, ([, term]) => [spoken(term), LOSSES[term] ?? "a term of the loss, on the batch of the step", "low"]],
   [/^eval\/loss\/(.+)$/, ([, term]) => [`${spoken(term)}, held out`, LOSSES[term] ?? "a loss on held-out data", "low"]],
@@ -26,11 +27,19 @@ const METRICS = [
   [/^eval\/matched(_0p2)?(?:\/|$)/, ([, wide]) => [`matched features${wide ? ", tolerance 0.2" : ""}`, "features with a component of their own", "high"]],
   [/^eval\/mmcs(?:\/|$)/, () => ["similarity (MMCS)", "largest cosine of a component with each column of the weight, mean", "high"]],
   [/^eval\/ml2r(?:\/|$)/, () => ["length ratio (ML2R)", "length of that component over the column's; 1 is perfect", "one"]],
+  [/^eval\/effective_units(?:\/|$)/, () => ["effective units of a component", "square of the sum of its lengths in the neurons or heads over the sum of their squares", "low"]],
   [/^eval\/units(?:\/|$)/, () => ["units of a component", "neurons or heads that a component acts through", "low"]],
   [/^eval\/well_tempered\/(.+)$/, ([, region]) => [`order of effects, logits ${spoken(region)}`, "pairs of components of which the one of the higher logit has the larger effect; chance is 0.5", "high"]],
   [/^eval\/subset(?:_worst)?\/(?:.+\/)?(ce|kl|mse)$/, ([, kind]) => [`${OUTPUT[kind][0]}, stochastic masks`, OUTPUT[kind][1], "low"]],
+  [/^eval\/adversary\/(\w+)$/, ([, term]) => [`loss under the adversary of ${spoken(term)}`, "distance of the output under the sources of training rows", "low"]],
+  [/^eval\/adversary\/(\w+)\//, ([, term]) => [`error of outputs, adversary of ${spoken(term)}`, "squared error of the output of a site under the sources of training rows", "low"]],
+  [/^eval\/ladder\/(\d+)$/, ([, steps]) => [`loss under an adversary of ${steps} steps`, "distance of the output under a fresh adversary", "low"]],
   [/^grad_norm(?:\/(\w+))?/, ([, of]) => [`norm of the gradient${of ? `, ${spoken(of)}` : ""}`, "of the step", ""]],
-  [/^lr$/, () => ["learning rate", "of the step", ""]],
+  [/^lr(_importance)?$/, ([, of]) => [`learning rate${of ? " of the importance functions" : ""}`, "of the step", ""]],
+  [/^source_lr\/(.+)$/, ([, term]) => [`learning rate of sources, ${spoken(term)}`, "of the step", ""]],
+  [/^adv_fraction\/(.+)$/, ([, term]) => [`attacked part, ${spoken(term)}`, "part of the batch that the adversary attacks", ""]],
+  [/^p$/, () => ["exponent p", "of the penalty of importances, of the step", ""]],
+  [/^gamma$/, () => ["gamma", "importances well above it count fully in smooth L0, of the step", ""]],
 ];
 
 const LOSSES = {
