@@ -33,8 +33,10 @@ use crate::fault::Fault;
 /// Bytes of the counters that all ranks share.
 const COMMON: usize = 4096;
 
-/// Polls before a rank sleeps.
+/// Polls before a rank sleeps, and the nanoseconds that they may take: on a busy machine, others
+/// have the processor for long between two of them.
 const LOOKS: usize = 200;
+const LOOKING: u64 = 10_000_000;
 
 /// Nanoseconds after which a wait is reported.
 const PATIENCE: u64 = 200_000_000;
@@ -235,8 +237,10 @@ impl SharedMemory {
             }
             if look < LOOKS / 2 {
                 std::hint::spin_loop();
-            } else {
+            } else if nanoseconds().saturating_sub(began) < LOOKING {
                 std::thread::yield_now();
+            } else {
+                break;
             }
         }
         loop {
