@@ -262,7 +262,7 @@ fn a_stopped_rank_is_named_and_not_those_that_wait() {
     run.stop();
     let named = format!("rank 2 is stopped (process {}; ", run.ranks[2]);
     assert_eq!(run.told(&named).len(), 1);
-    assert!(run.told(&named)[0].contains(" after step "));
+    assert!(run.told(&named)[0].contains(" (decomposing)"));
     for other in [0, 1, 3] {
         let of_other = run.told(&format!("\"rank {other} "));
         assert!(of_other.is_empty(), "{of_other:?}");
