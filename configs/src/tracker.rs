@@ -7,8 +7,8 @@
 //!   of this table is a part of what the run computes: it may change when a run goes on
 //! - `project`, `entity` | `"spd"`, the key's own | `wandb_project` | project of W&B, experiment of
 //!   MLflow; user or team of W&B
-//! - `group`, `name`, `tags`, `notes` | the sweep, the run's name, none, none | `wandb_run_name` |
-//!   what runs are found by
+//! - `group`, `name`, `tags`, `notes` | the sweep, the run directory's name, none, none |
+//!   `wandb_run_name` | what runs are found by
 //! - `on_rollback` | `"new_run"` | | what becomes of rows at W&B and MLflow that the run, gone back
 //!   to a checkpoint, made otherwise: a new run with all rows that hold; W&B's own `"rewind"`; or
 //!   `"keep"` them. Rows that it makes again to the same bits stay as they are
@@ -35,7 +35,7 @@ pub struct Tracker {
     /// Groups runs; defaults to the name of the sweep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// The name that is shown; that of the run where there is none.
+    /// The name that is shown; that of the run directory where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Words to find the run by.

@@ -79,8 +79,9 @@ affect the others.
 Exit codes:
   0  done; for several runs, all of them
   1  failed: the first line of the message names the rank, place and cause; for several runs, the table
-     shows which, and the others are done; for `doctor --deep`, a probe failed or none could run;
-     for `check`, the network is not what it says, or the control shows nothing
+     shows which, and the others are done; for `doctor`, no run can be made here, or with --deep a
+     probe failed or none could run; for `check`, the network is not what it says, or the control
+     shows nothing
   2  bad input: command line, run file, target, data or directory; nothing was created,
      unless a rank found it; for `stop`, a run that could not be asked: the others were
   3  stopped on request; the same command continues
@@ -137,8 +138,8 @@ pub(crate) enum Command {
     /// Read text through the newest checkpoint of a run, and write tables of what each component
     /// does; after a kill, the same command goes on
     Harvest(HarvestArgs),
-    /// Write a table of what the activations of components come from, and the logits, at positions of
-    /// a harvest; after a kill, the same command goes on
+    /// Write a table of what the activations of components come from, and the logits, at positions
+    /// of a harvest; after a kill, the same command goes on
     Attribute(AttributeArgs),
     /// Match the components of runs of one target one to one
     Compare(CompareArgs),
@@ -247,9 +248,9 @@ pub(crate) struct RunArgs {
     /// known]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) hang_seconds: Option<u64>,
-    /// Restarts of a dead rank from its last good checkpoint, as long as each time there is a newer
-    /// one. Bad input, numbers that are not finite and a lack of memory would end it again and are
-    /// not restarted
+    /// Restarts of all ranks from the last good checkpoint when one has died, as long as each time
+    /// there is a newer one. Bad input, numbers that are not finite and a lack of memory would end
+    /// them again and are not restarted
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restarts: u32,
     /// Print one JSON object a line: `time`, `kind` (`plan`, `note`, `detail`, `error`, `end`,
@@ -331,10 +332,10 @@ pub(crate) struct BenchArgs {
     /// Architecture of that GPU, like `sm_90` for an H100 (`spd-launch doctor` shows it)
     #[arg(long, value_name = "SM", requires = "compile_only", value_parser = architecture)]
     pub(crate) arch: Option<String>,
-    /// Timed steps
+    /// Timed steps [default: 50]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) steps: Option<usize>,
-    /// Steps before the timed ones
+    /// Steps before the timed ones [default: 10]
     #[arg(long, value_name = "N")]
     pub(crate) warmup: Option<usize>,
     /// CPU threads [default: all that this process may use]

@@ -16,6 +16,7 @@
 //!          -> launched                  the recorded result
 //!          -> summary                   the results at the end, printed
 //!          -> hub                       weights of the hub, fetched before anything starts
+//!     -> tokenize                       text, JSON lines and parquet to token datasets
 //!     -> inspect                        verifies and shows datasets, checkpoints, weights, runs
 //!     -> check                          measures whether a language model sees later tokens
 //!     -> ship                           sends rows that trackers have not received
@@ -27,7 +28,7 @@
 //!     -> harvest                        what each component does over text, as tables
 //!     -> attribute                      what its components and logits come from, as a table
 //!     -> compare                        matches the components of runs
-//!     -> probe, ablate                  components on a prompt, and what the output is without them
+//!     -> probe, ablate                  components on a prompt, and the output without some
 //!     -> completions                    completion scripts of shells
 //!     -> doctor                         resources for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 the time of a step, and where it goes

@@ -1,4 +1,4 @@
-//! Restarts of dead ranks.
+//! Restarts of a run's ranks after one has died.
 
 /// The remainder of `--restarts N`.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ impl Restarts {
         }
     }
 
-    /// Whether the rank may start again; counts a restart if so.
+    /// Whether the ranks may start again; counts a restart if so.
     ///
     /// - `newest`: step of the newest checkpoint, if any
     ///

@@ -13,11 +13,11 @@ pub(crate) struct ExportArgs {
     /// Run directory
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
-    /// Directory for model_STEP.pth and the run's config.toml
+    /// Directory for model_STEP.pth, final_config.yaml, config.toml and the target
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Write rows, figures and config instead of the checkpoint: DIR/offline-run-DATE-ID for
-    /// `wandb sync`, from a cluster without a network
+    /// Write rows, figures, config and page instead of the checkpoint: DIR/offline-run-DATE_TIME-ID
+    /// for `wandb sync`, from a cluster without a network
     #[arg(long)]
     pub(crate) wandb: bool,
 }

@@ -15,7 +15,8 @@
 //! - `slow_every` | 0 | `slow_eval_freq` | steps between slow evaluations, which draw figures, have
 //!   the importances of each site as a histogram in their row (`importance/<site>`), and measure
 //!   the slow terms, `eval/hidden_acts/<mask>/<site>`, the squared error of what goes into each
-//!   site, and `eval/l0_above_0.1/<site>`; 0: at the start and the end only
+//!   site, and `eval/l0_above_0.1/<site>`; 0: at the start and the end only. Every evaluation has
+//!   the last two if nothing else is slow
 //! - `components` | 24; toys: 0 | | components of each site, the most important ones, that slow
 //!   evaluations show, each in 12 contexts, with what its removal changes where it is active; 0:
 //!   none

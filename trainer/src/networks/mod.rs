@@ -18,12 +18,12 @@
 //!   Face's layouts); `"gpt2_simple"`, `"llama_simple"` or `"llama_simple_mlp"` (the reference's);
 //!   `"nm_gpt_mini"`; `"byte_traditional"`, `"byte_spectral"` or `"byte_enhanced"` (byte models);
 //!   `"custom"` in programs that bring a network along
-//! - language models: `vocab`, `n_ctx`, `d_model`, `n_layer`, `n_head` | | `vocab_size`,
-//!   `block_size`, `n_embd`, `n_layer`, `n_head` | sizes
-//! - language models: `d_mlp` | 4 `d_model`, llama, llama_simple: 8/3 | `n_intermediate` | width of
-//!   the MLP
-//! - language models: `norm_eps` | 1e-5, llama: 1e-6 | `rms_norm_eps` | what norms add to
-//!   variances; not for the reference's Llamas
+//! - language models but byte models: `vocab`, `n_ctx`, `d_model`, `n_layer`, `n_head` | |
+//!   `vocab_size`, `block_size`, `n_embd`, `n_layer`, `n_head` | sizes
+//! - language models but byte models and nm_gpt_mini: `d_mlp` | 4 `d_model`, llama, llama_simple:
+//!   8/3 | `n_intermediate` | width of the MLP
+//! - gpt2, gpt2_simple, gpt_neo, gpt_neox, llama: `norm_eps` | 1e-5, llama: 1e-6 | `rms_norm_eps` |
+//!   what norms add to variances
 //! - gpt2, gpt2_simple, gpt_neo, gpt_neox: `activation` | `"gelu_tanh"`, gpt_neox: `"gelu"` | |
 //!   GELU by its tanh approximation, or exact, or `"relu"`
 //! - llama, gpt_neox: `rope_base` | 10000 | | base of the angles of positions

@@ -7,7 +7,7 @@
 //!   often a feature is on, each by itself; or how many are on in each row, any of them
 //! - `synced_inputs` | none | `synced_inputs` | with `probability`: groups of features, as in `[[0,
 //!   1], [2, 3]]`, that are all on where any of them is
-//! - `low`, `high` | tms: 0, 1; resid_mlp: -1, 1 | | range of a feature that is on
+//! - `low`, `high` | 0, resid_mlp: -1; 1 | | range of a feature that is on
 //! - `train`, `eval`, `seq_len`; `make` | ; none | `dataset_name` with `train_data_split`,
 //!   `eval_data_split`; `max_seq_len` | datasets, tokens a row; the command that makes them. A
 //!   dataset is a directory of `spd-launch tokenize`, a `.bin` of nanoGPT or llm.c, or Megatron's

@@ -62,7 +62,7 @@ pub struct Run {
 }
 
 words! {
-    /// Arithmetic of the step (DESIGN 5).
+    /// Arithmetic of the step.
     pub enum Precision {
         /// Everything in f32.
         F32 = "f32",

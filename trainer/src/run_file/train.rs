@@ -8,7 +8,8 @@
 //!   than that of components
 //! - `shards` | the ranks at the first start | | equal blocks of samples that each batch is cut
 //!   into. Sums over samples are sums within blocks, then along one tree over the blocks: any
-//!   number of ranks that divides a power of two gives the same bits
+//!   number of ranks that divides them, if they are a power of two, gives the same bits; another
+//!   number of blocks takes one rank, or one for each block
 //! - `reduction` | `"exact"` | | how several GPUs add up the shards, one each: `"exact"` along that
 //!   tree; `"fast"` as NCCL does, which gives other bits for another number of GPUs. CPUs, and a
 //!   rank that has several shards, add along the tree either way
