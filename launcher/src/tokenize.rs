@@ -1,4 +1,4 @@
-//! `spd-launch tokenize`: makes a token dataset from text files.
+//! `spd-launch tokenize`: makes a token dataset from text, JSON lines or parquet.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};

@@ -1,5 +1,4 @@
-//! Training a target: its own loss, AdamW with decay on matrices, by the same loop as everything
-//! else.
+//! Training a target: its own loss, AdamW, by the same loop as everything else.
 
 use spd_dataloader::{Batch, Feed, Source};
 use spd_draws::{Purpose, Stream};
