@@ -134,9 +134,9 @@ On a prompt: KL divergence and cross-entropy of the next token at each position,
 tokens, and with --generate the likeliest continuation. Without a prompt: means over the held-out rows
 of the run's evaluation; of a toy, the output for each feature on its own.
 
---json prints one object: run, step, edit, components and change, which is `prompt` (kl, ce, positions,
-next, generated), `held_out` (rows, positions, kl, ce) or `features` (feature, output, others). Numbers in
-pairs are before and after.";
+--json prints one object: run, step, edit, components and change, which has `prompt` (kl, ce, positions,
+next, generated), `held_out` (rows, positions, kl, ce) or `features` (feature, output, and others, the
+largest change of another output). Numbers in pairs are before and after.";
 
 /// `spd-launch ablate`.
 #[derive(Debug, Args)]

@@ -126,6 +126,7 @@ States:
   saved     step of its newest checkpoint
   pid, host           of its launcher, the last one
   sweep     the directory of its sweep, or null
+  runs      of a sweep, the number of its runs
   problems  files that could not be read, a line each";
 
 /// `spd-launch runs`.
