@@ -25,7 +25,7 @@
 //! - `recompute` | `"auto"` | | whether gradients make again what each block of a masked pass, and
 //!   the importance functions, made, in the place of keeping it: `"always"`, `"never"`, or
 //!   `"auto"`, where the run would not fit into memory otherwise. It costs up to one more forward
-//!   pass of each kind, and no bit
+//!   pass of each kind, and no bit, but that bf16 on a GPU may have other last bits
 //! - `streamed_kl` | false | | whether the divergence makes the target's logits a few rows at a
 //!   time, whenever it needs them: if the head is no site, logits of all positions and the whole
 //!   vocabulary are never stored. It costs one more product by the head for each masked pass, and
