@@ -203,8 +203,8 @@ pub(crate) struct RunArgs {
     /// Run each value of a key; repeatable, for all combinations
     #[arg(long, value_name = "KEY=A,B,C")]
     pub(crate) sweep: Vec<String>,
-    /// Runs at a time, as far as they fit into memory, which share the threads [default: one for each
-    /// thread]
+    /// Runs at a time, as far as they fit into memory, which share the threads [default: one for
+    /// each thread]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) jobs: Option<usize>,
     /// Check everything, print the plan, create nothing
