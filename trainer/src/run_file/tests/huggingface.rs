@@ -10,7 +10,7 @@ use std::{fs, path::Path};
 use spd_testing::mutation::{Dice, rounds};
 
 use crate::networks::{Model, RopeScaling};
-use crate::run_file::{OnDisk, Run};
+use crate::run_file::{OnDisk, Run, tests::stories::stories};
 
 const GPT2: &str = r#"{"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768,
 "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.1}"#;
@@ -174,104 +174,22 @@ fn keys_that_are_typed_too_have_to_agree() {
 
 #[test]
 fn unsupported_values_are_refused_by_key_and_value() {
-    for (json, from, to, fault) in [
-        (
-            GPT2,
-            "\"gelu_new\"",
-            "\"silu\"",
-            "`activation_function` is \"silu\", which is not supported; supported: \"gelu_new\", \"gelu_fast\", \"gelu_pytorch_tanh\", \"gelu\", \"relu\"",
-        ),
-        (
-            GPT2,
-            "\"n_ctx\"",
-            "\"scale_attn_by_inverse_layer_idx\": true, \"n_ctx\"",
-            "`scale_attn_by_inverse_layer_idx` is true, which is not supported; supported: false",
-        ),
-        (
-            GPT2,
-            "\"n_ctx\"",
-            "\"quantization_config\": {\"bits\": 4}, \"n_ctx\"",
-            "`quantization_config` is {\"bits\":4}, which is not supported; supported: null",
-        ),
-        (GPT2, "\"n_embd\": 768,", "", "missing key `n_embd`"),
-        (
-            GPT2,
-            "\"n_embd\": 768",
-            "\"n_embd\": \"wide\"",
-            "`n_embd`: expected a number or a flag, found \"wide\"",
-        ),
-        (
-            GPT2,
-            "\"gpt2\"",
-            "\"bert\"",
-            "`model_type` is \"bert\", which is not here; architectures that are: gpt2, gpt_neo, gpt_neox, llama, mistral, qwen2, qwen3",
-        ),
-        (
-            GPT2,
-            "\"model_type\": \"gpt2\",",
-            "",
-            "`model_type` is missing; architectures that are: gpt2, gpt_neo, gpt_neox, llama, mistral, qwen2, qwen3",
-        ),
-        (
-            GPT2,
-            "}",
-            "",
-            "no JSON object: EOF while parsing an object at line 2 column 89",
-        ),
-        (
-            TINY_STORIES,
-            "4]]",
-            "3]]",
-            "`attention_types` is of 6 layers, `num_layers` says 8",
-        ),
-        (
-            TINY_STORIES,
-            "\"local\"], 4",
-            "\"strided\"], 4",
-            "`attention_types`: expected patterns of \"global\" and \"local\" and how often each is repeated, such as [[[\"global\", \"local\"], 4]], found [[[\"global\",\"strided\"],4]]",
-        ),
-        (
-            PYTHIA,
-            "0.25",
-            "1.5",
-            "`rotary_pct`: expected a number in (0, 1], found 1.5",
-        ),
-        (
-            SMOL,
-            "\"rope_scaling\": null",
-            "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0}",
-            "`rope_scaling.rope_type` is \"yarn\", which is not supported; supported: \"default\", \"llama3\"",
-        ),
-        (
-            LLAMA3,
-            "\"factor\": 32.0, ",
-            "",
-            "`rope_scaling`: expected numbers factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
-        ),
-        (
-            QWEN2,
-            "\"use_sliding_window\": false",
-            "\"use_sliding_window\": true, \"layer_types\": [\"chunked_attention\"]",
-            "`layer_types` is [\"chunked_attention\"], which is not supported; supported: \"full_attention\", \"sliding_attention\"",
-        ),
-        (
-            SMOL,
-            "\"rope_scaling\": null",
-            "\"layer_types\": [\"sliding_attention\"]",
-            "missing key `sliding_window`, which `layer_types` asks for",
-        ),
-        (
-            QWEN2,
-            "\"sliding_window\": 32768, \"tie_word_embeddings\": true, \"use_sliding_window\": false",
-            "\"sliding_window\": 0",
-            "`sliding_window`: expected null or a number of positions, found 0",
-        ),
-    ] {
-        let changed = json.replacen(from, to, 1);
-        assert_ne!(changed, json, "{from}");
+    for story in stories(include_str!("huggingface.txt")) {
+        let json = match story.file {
+            "gpt2" => GPT2,
+            "tiny_stories" => TINY_STORIES,
+            "pythia" => PYTHIA,
+            "smol" => SMOL,
+            "qwen2" => QWEN2,
+            "llama3" => LLAMA3,
+            other => panic!("no file is called {other}"),
+        };
         assert_eq!(
-            loaded(&changed, "").unwrap_err(),
-            format!("run.toml:3:1: [target] weights: DIR/config.json: {fault}")
+            loaded(&story.edited(json), "").unwrap_err(),
+            format!(
+                "run.toml:3:1: [target] weights: DIR/config.json: {}",
+                story.said[0]
+            )
         );
     }
     let lying = GPT2.replacen("\"n_head\": 12", "\"n_head\": 11", 1);

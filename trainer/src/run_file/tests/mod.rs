@@ -7,6 +7,7 @@ mod reference;
 mod reference_own;
 mod resolved;
 mod shipped;
+mod stories;
 mod successor;
 
 use std::io::Write as _;

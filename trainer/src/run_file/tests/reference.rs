@@ -12,7 +12,7 @@ use crate::component_model::Routing;
 use crate::losses::adversary::{Adversary, Optimizer, Scope, SourceDtype};
 use crate::losses::{PersistentPgdRecon, Term};
 use crate::networks::{Custom, Model};
-use crate::run_file::tests::decay;
+use crate::run_file::tests::{decay, stories::stories};
 use crate::run_file::{Decay, Run, Schedule, Shape, WeightsFile};
 
 /// A toy by the keys of `main`, and a language model by those of `dev`.
@@ -190,103 +190,13 @@ fn with(text: &str, old: &str, new: &str) -> String {
 
 #[test]
 fn missing_features_are_refused_by_key() {
-    let toy = [TMS];
-    for (base, old, new, told) in [
-        (
-            TOY,
-            "ci_fn_type: mlp",
-            "ci_fn_type: rnn",
-            "FILE:6:1: ci_fn_type: the importance function \"rnn\" is not here",
-        ),
-        (
-            TOY,
-            "classname: StochasticReconLoss",
-            "classname: PGDMultiBatchReconLoss",
-            "[loss_metric_configs.1] classname: expected a loss of the reference, found \"PGDMultiBatchReconLoss\"",
-        ),
-        (
-            TOY,
-            "classname: CI_L0",
-            "classname: CI_L7",
-            "[eval_metric_configs.0] classname: expected a metric of the reference, found \"CI_L7\"",
-        ),
-        (
-            TOY,
-            "beta: 0.1",
-            "eps: 1e-6",
-            "[loss_metric_configs.0] eps: expected 1e-12",
-        ),
-        (
-            TOY,
-            "seed: 3",
-            "sead: 3",
-            "unknown key `sead`; did you mean `seed`?",
-        ),
-        (
-            TOY,
-            "steps: 1_000",
-            "steps: many",
-            "[train] steps: expected a whole number of at least 1, found the string \"many\"",
-        ),
-        (TOY, "steps: 1_000", "pnorm_3: 5", "missing key `steps`"),
-        (
-            TOY,
-            "at_least_zero_active",
-            "some_active",
-            "[task_config] data_generation_type: expected \"at_least_zero_active\"",
-        ),
-        (
-            TOY,
-            "models.TMSModel",
-            "models.Other",
-            "pretrained_model_class: the network \"spd.experiments.tms.models.Other\" is not here",
-        ),
-        (
-            TOY,
-            "seed: 3",
-            "init_spd_checkpoint: a.pth",
-            "init_spd_checkpoint: a run does not start from",
-        ),
-        (
-            LANGUAGE,
-            "task_name: lm",
-            "task_name: ih",
-            "[task_config] task_name: induction heads are not here",
-        ),
-        (
-            LANGUAGE,
-            "fn_type: global_shared_mlp",
-            "fn_type: global_linear",
-            "[ci_config] fn_type: the importance function \"global_linear\" is not here",
-        ),
-        (
-            LANGUAGE,
-            "mode: global",
-            "mode: layerwise",
-            "[ci_config] fn_type: `mode` and `fn_type` do not go together",
-        ),
-        (
-            LANGUAGE,
-            "shuffle_each_epoch: true",
-            "shuffle_each_epoch: false",
-            "[task_config] shuffle_each_epoch: expected true, found false",
-        ),
-        (
-            LANGUAGE,
-            "mode: global",
-            "__variants__: []",
-            "[ci_config] __variants__: variants of a sweep",
-        ),
-        (
-            LANGUAGE,
-            "p: 0.25",
-            "q: 0.25",
-            "missing key `p` in [loss_metric_configs.1.routing]",
-        ),
-    ] {
-        let set = if base == TOY { &toy[..] } else { &SET };
-        let faults = load("a.yaml", &with(base, old, new), set).unwrap_err();
-        assert!(faults.contains(told), "{new}: {faults}");
+    for story in stories(include_str!("reference/refused.txt")) {
+        let (base, set) = match story.file {
+            "toy" => (TOY, &[TMS][..]),
+            _ => (LANGUAGE, &SET[..]),
+        };
+        let faults = load("a.yaml", &story.edited(base), set).unwrap_err();
+        assert!(faults.contains(story.said[0]), "{story:?}: {faults}");
     }
     let two = with(
         &with(TOY, "ci_fn_type: mlp", "ci_fn_type: rnn"),

@@ -1,6 +1,6 @@
 //! Run files of the reference's successor: what they become, and what of them is refused.
 
-use super::reference::load;
+use super::{reference::load, stories::stories};
 
 /// A toy whose sites are named, with a merged adversary and a frequency term.
 const TOY: &str = "
@@ -429,58 +429,9 @@ fn a_global_transformer_is_read_with_its_conditioning() {
 
 #[test]
 fn what_is_not_here_is_refused_in_one_line() {
-    let of_toy = [
-        (
-            "seed: 5",
-            "ci_scaled_weight_decay: 0.1",
-            "[pd] ci_scaled_weight_decay: expected `nontarget` with it, found none",
-        ),
-        (
-            "wandb: {project: somewhere}",
-            "nontarget: {batch_size: 4}",
-            "missing table [prompts]",
-        ),
-        (
-            "kind: keep_last, n: 3",
-            "kind: keep_all",
-            "[cadence.checkpointing.retention] kind: a run that keeps all",
-        ),
-        (
-            "type: layerwise_mlp",
-            "type: moe_chunkwise_transformer",
-            "[decomposition.ci] type: the importance function",
-        ),
-        (
-            "source_shape: bc\n    routing",
-            "source_shape: bc\n    source_dtype: float16\n    routing",
-            "source_dtype: expected \"float32\", \"bfloat16\" or \"uint16\"",
-        ),
-        (
-            "type: FaithfulnessLoss",
-            "type: Faith",
-            "[pd.loss_metrics.3] type: expected a loss",
-        ),
-        (
-            "type: UVPlots",
-            "type: RouterDivergence",
-            "[eval.metrics.5] type: `RouterDivergence`: networks of experts",
-        ),
-        (
-            "hidden_layer_init: identity",
-            "hidden_layer_init: random",
-            "[target] hidden_layer_init: expected \"identity\"",
-        ),
-        (
-            "betas: [0.9, 0.999]",
-            "betas: [0.5, 0.999]",
-            "betas: expected [0.9, 0.999]",
-        ),
-        ("seed: 5", "sead: 5", "unknown key `sead`"),
-    ];
-    for (old, new, told) in of_toy {
-        assert!(TOY.contains(old), "{old}");
-        let faults = load("a.yaml", &TOY.replacen(old, new, 1), &[]).unwrap_err();
-        assert!(faults.contains(told), "{new}: {faults}");
+    for story in stories(include_str!("successor.txt")) {
+        let faults = load("a.yaml", &story.edited(TOY), &[]).unwrap_err();
+        assert!(faults.contains(story.said[0]), "{story:?}: {faults}");
     }
     let other = LANGUAGE.replace(
         "ci_fn_optimizer: *moved",

@@ -1,92 +1,68 @@
 //! Broken run files, and the exact words each is refused with.
 
-mod keys;
-mod overrides;
-mod several;
-mod terms;
-mod together;
-mod values;
-
 use crate::run_file::Run;
 
-use crate::run_file::tests::{GPT2, LLAMA, RESID_MLP, TMS, load};
+use crate::run_file::tests::{GPT2, LLAMA, RESID_MLP, TMS, load, stories::stories};
 
-type Texts = &'static [&'static str];
-/// Each text is replaced by the other.
-type Edits = &'static [(&'static str, &'static str)];
-
-/// What is done to a good file, and what is said of it.
-struct Case {
-    file: &'static str,
-    edits: Edits,
-    overrides: Texts,
-    faults: Texts,
-}
-
-fn edited(file: &'static str, edits: Edits, faults: Texts) -> Case {
-    Case {
-        file,
-        edits,
-        overrides: &[],
-        faults,
+fn assert_said(text: &'static str) {
+    for story in stories(text) {
+        let file = match story.file {
+            "toy" => TMS,
+            "tiny" => GPT2,
+            "llama" => LLAMA,
+            "resid" => RESID_MLP,
+            other => panic!("no file is called {other}"),
+        };
+        match load(story.edited(file).as_bytes(), &story.set) {
+            Ok(run) => panic!("{story:?} made {run:?}"),
+            Err(faults) => assert_eq!(faults.lines().collect::<Vec<_>>(), story.said, "{story:?}"),
+        }
     }
 }
 
-fn overridden(file: &'static str, overrides: Texts, faults: Texts) -> Case {
-    Case {
-        file,
-        edits: &[],
-        overrides,
-        faults,
-    }
+#[test]
+fn a_wrong_key_is_named_with_the_key_it_was_meant_to_be() {
+    assert_said(include_str!("keys.txt"));
 }
 
-fn toy(edits: Edits, faults: Texts) -> Case {
-    edited(TMS, edits, faults)
+#[test]
+fn a_wrong_value_is_reported_with_the_expected_one() {
+    assert_said(include_str!("values.txt"));
 }
 
-fn tiny(edits: Edits, faults: Texts) -> Case {
-    edited(GPT2, edits, faults)
+#[test]
+fn all_faults_are_reported_at_once_in_file_order() {
+    assert_said(include_str!("several.txt"));
 }
 
-fn llama(edits: Edits, faults: Texts) -> Case {
-    edited(LLAMA, edits, faults)
+#[test]
+fn an_override_is_refused_as_a_key_of_the_file_would_be() {
+    assert_said(include_str!("overrides.txt"));
 }
 
-fn resid(edits: Edits, faults: Texts) -> Case {
-    edited(RESID_MLP, edits, faults)
+#[test]
+fn values_that_do_not_go_together_are_refused() {
+    assert_said(include_str!("together.txt"));
 }
 
-fn toy_with(overrides: Texts, faults: Texts) -> Case {
-    overridden(TMS, overrides, faults)
+#[test]
+fn a_second_stream_that_does_not_fit_is_refused() {
+    assert_said(include_str!("streams.txt"));
 }
 
-fn tiny_with(overrides: Texts, faults: Texts) -> Case {
-    overridden(GPT2, overrides, faults)
+#[test]
+fn a_term_is_refused_by_the_key_that_is_wrong() {
+    assert_said(include_str!("terms.txt"));
 }
 
-fn said(case: &Case) -> Vec<String> {
-    let mut text = case.file.to_owned();
-    for (old, new) in case.edits {
-        assert!(text.contains(old), "{old} is not in\n{text}");
-        text = text.replacen(old, new, 1);
-    }
-    match load(text.as_bytes(), case.overrides) {
-        Ok(run) => panic!("{:?} {:?} made {run:?}", case.edits, case.overrides),
-        Err(faults) => faults.lines().map(str::to_owned).collect(),
-    }
+#[test]
+fn a_penalty_is_refused_by_what_it_lacks() {
+    assert_said(include_str!("penalties.txt"));
 }
 
-fn assert_said(cases: &[Case]) {
-    for case in cases {
-        assert_eq!(
-            said(case),
-            case.faults,
-            "{:?} {:?}",
-            case.edits,
-            case.overrides
-        );
-    }
+#[test]
+fn knots_are_refused_where_they_do_not_rise_or_are_none() {
+    assert_said(include_str!("knots.txt"));
 }
 
 #[test]
