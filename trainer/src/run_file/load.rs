@@ -148,10 +148,15 @@ impl Run {
     ///
     /// As [`Run::load`]; the file is called `resolved run`.
     pub fn from_resolved(text: &str) -> Result<Self, Faults> {
+        Self::from_text(text, &[])
+    }
+
+    /// Reads a text that says all of its network, with overrides.
+    pub(crate) fn from_text(text: &str, overrides: &[String]) -> Result<Self, Faults> {
         let source = Source {
             file: Path::new("resolved run"),
             text,
-            overrides: &[],
+            overrides,
         };
         // It says all that was found once.
         Self::parse(&source, None)
