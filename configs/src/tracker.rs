@@ -76,13 +76,6 @@ words! {
     }
 }
 
-impl Tracker {
-    /// Whether nothing is sent anywhere, and nothing else is set.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// Reads the table `[tracker]`.
 pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
     let to = table.or("to", Words, Vec::new()).and_then(|words| {

@@ -498,6 +498,11 @@ pub fn found(value: &DeValue<'_>) -> String {
     }
 }
 
+/// Whether a value is its default, which a file leaves out.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// A number as people write it: with an exponent where it would have many zeros.
 pub fn brief(number: f64) -> String {
     if number == 0.0 || (1e-5..1e15).contains(&number.abs()) {

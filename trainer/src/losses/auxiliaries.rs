@@ -27,7 +27,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use spd_configs::values::{Number, Text};
+use spd_configs::values::{Number, Text, is_default};
 use spd_configs::{reader::Table, words};
 use spd_engine::ops::{Expr, Weight};
 use spd_engine::{Builder, Result, Value};
@@ -45,10 +45,7 @@ pub struct Auxiliaries {
     #[serde(rename = "auxiliaries", skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<Auxiliary>,
     /// The objective of the adversary.
-    #[serde(
-        rename = "adversary_objective",
-        skip_serializing_if = "AdversaryObjective::is_e2e"
-    )]
+    #[serde(rename = "adversary_objective", skip_serializing_if = "is_default")]
     pub objective: AdversaryObjective,
 }
 
@@ -103,13 +100,6 @@ words! {
         E2e = "e2e",
         /// The loss with its auxiliaries.
         Term = "term",
-    }
-}
-
-impl AdversaryObjective {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-    fn is_e2e(&self) -> bool {
-        *self == Self::E2e
     }
 }
 

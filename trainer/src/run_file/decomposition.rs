@@ -19,7 +19,7 @@
 use serde::Serialize;
 use spd_configs::{
     reader::Table,
-    values::{Flag, Size, Text},
+    values::{Flag, Size, Text, is_default},
     words,
 };
 
@@ -40,49 +40,39 @@ pub struct Decomposition {
     /// Whether the weight delta takes part as one more component of importance 0.
     pub delta: bool,
     /// How components start. Left out of the file where it says what every older file means.
-    #[serde(skip_serializing_if = "ComponentStart::is_random")]
+    #[serde(skip_serializing_if = "is_default")]
     pub start: ComponentStart,
     /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`,
     /// `U2 = V1^T`).
     pub tied: bool,
     /// How a step moves what they share. Left out of the file where it says what every older file
     /// means.
-    #[serde(skip_serializing_if = "TiedUpdate::is_summed")]
+    #[serde(skip_serializing_if = "is_default")]
     pub tied_update: TiedUpdate,
 }
 
 words! {
     /// Starting values of components.
+    #[derive(Default)]
     pub enum ComponentStart {
         /// Normal numbers, whatever the target is.
+        #[default]
         Random = "random",
         /// Each component is a part of the weights at one unit of a nonlinearity.
         NonlinearityAligned = "nonlinearity_aligned",
     }
 }
 
-impl ComponentStart {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-    fn is_random(&self) -> bool {
-        *self == Self::Random
-    }
-}
-
 words! {
     /// Updates of components that two sites share.
+    #[derive(Default)]
     pub enum TiedUpdate {
         /// One, by the sum of both gradients.
+        #[default]
         Summed = "summed",
         /// Two, one after the other, each by the gradient and the moments of one site, as in the
         /// SPD reference.
         Separate = "separate",
-    }
-}
-
-impl TiedUpdate {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-    fn is_summed(&self) -> bool {
-        *self == Self::Summed
     }
 }
 

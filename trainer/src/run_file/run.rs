@@ -12,7 +12,7 @@
 //! - `every` | 100 | `train_log_freq` | steps between rows
 
 use serde::Serialize;
-use spd_configs::{Tracker, words};
+use spd_configs::{Tracker, values::is_default, words};
 
 use crate::component_model::{DataStream, Importance};
 use crate::losses::Loss;
@@ -57,7 +57,7 @@ pub struct Run {
     /// When training rows are written.
     pub log: Log,
     /// Destinations of metrics; no part of a run's identity.
-    #[serde(skip_serializing_if = "Tracker::is_default")]
+    #[serde(skip_serializing_if = "is_default")]
     pub tracker: Tracker,
 }
 

@@ -37,7 +37,7 @@
 use serde::Serialize;
 use spd_configs::{
     reader::Table,
-    values::{Clip, Flag, Number, Size, Whole},
+    values::{Clip, Flag, Number, Size, Whole, is_default},
     words,
 };
 
@@ -81,7 +81,7 @@ pub struct Train {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub muon: Option<Muon>,
     /// Whether gradients make intermediates again.
-    #[serde(skip_serializing_if = "Recompute::is_open")]
+    #[serde(skip_serializing_if = "is_default")]
     pub recompute: Recompute,
     /// Whether divergences make the target's logits a few rows at a time.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -115,14 +115,6 @@ words! {
         Always = "always",
         /// Never.
         Never = "never",
-    }
-}
-
-impl Recompute {
-    /// Whether it is not decided.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-    fn is_open(&self) -> bool {
-        *self == Self::Auto
     }
 }
 

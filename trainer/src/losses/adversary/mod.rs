@@ -54,7 +54,7 @@ mod stored;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::{Flag, Number, Size};
+use spd_configs::values::{Flag, Number, Size, is_default};
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::Weight;
 use spd_engine::{Builder, Result, Type, Value};
@@ -94,7 +94,7 @@ pub struct Adversary {
     /// Whether sources are logistic functions of unbounded numbers.
     pub sigmoid: bool,
     /// The numbers that keep them from step to step.
-    #[serde(skip_serializing_if = "SourceDtype::is_usual")]
+    #[serde(skip_serializing_if = "is_default")]
     pub source_dtype: SourceDtype,
 }
 
@@ -136,7 +136,7 @@ impl Adversary {
             0 => "1 update a step".to_owned(),
             more => format!("{} updates a step", more + 1),
         });
-        if !self.source_dtype.is_usual() {
+        if self.source_dtype != SourceDtype::Float32 {
             details.push(format!("kept in {}", self.source_dtype.word()));
         }
         details

@@ -31,12 +31,6 @@ words! {
 }
 
 impl SourceDtype {
-    /// Whether it is the usual one.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-    pub(super) fn is_usual(&self) -> bool {
-        *self == Self::Float32
-    }
-
     /// Reads its key, for sources that climb so.
     pub(super) fn read(
         table: &mut Table<'_>,
