@@ -20,6 +20,16 @@ pub(super) struct Wanted {
 }
 
 impl Found {
+    /// Asks for one of some keys of a table of ours. The message stands at an offset.
+    pub(super) fn want(
+        &mut self,
+        (table, keys): (&'static str, &'static [&'static str]),
+        (offset, message): (usize, String),
+    ) {
+        let note = Note { offset, message };
+        self.wanted.push(Wanted { table, keys, note });
+    }
+
     /// Keys that change nothing here; those that are given are told.
     pub(super) fn unused(&mut self, table: &mut Table<'_>, keys: &[&'static str]) {
         for key in keys {

@@ -42,15 +42,7 @@ pub(super) fn evals(table: &mut Table<'_>, out: &mut Made, found: &mut Found) {
         }
         Some(())
     });
-    for (key, rows) in [
-        ("known", eval.known),
-        ("loss", eval.losses),
-        ("subset", eval.subsets),
-    ] {
-        if !rows.is_empty() {
-            out.rows(key, place, rows);
-        }
-    }
+    eval.rows.put(out, place);
 }
 
 /// Whether the reference reads the row: those of a form that it gave up are left out.
@@ -108,10 +100,60 @@ fn routing(row: &mut Table<'_>, made: &mut Made) {
 
 /// The rows of `[eval]`.
 #[derive(Default)]
-struct Eval {
+pub(super) struct Rows {
     known: Vec<Made>,
-    losses: Vec<Made>,
+    pub(super) losses: Vec<Made>,
     subsets: Vec<Made>,
+}
+
+impl Rows {
+    /// Puts them into `[eval]`.
+    pub(super) fn put(self, out: &mut Made, place: usize) {
+        for (key, rows) in [
+            ("known", self.known),
+            ("loss", self.losses),
+            ("subset", self.subsets),
+        ] {
+            if !rows.is_empty() {
+                out.rows(key, place, rows);
+            }
+        }
+    }
+
+    /// Reads solutions that are known.
+    pub(super) fn read_known(&mut self, row: &mut Table<'_>) {
+        for (list, theirs, ours) in [
+            ("identity_ci", "n_features", "identity"),
+            ("dense_ci", "k", "dense"),
+        ] {
+            let rows = row.rows_or_none(list, |of| {
+                let mut made = Made::default();
+                made.need(of, ("layer_pattern", "a pattern of sites"), "pattern");
+                made.need(of, (theirs, "a whole number"), ours);
+                Some(made)
+            });
+            self.known.extend(rows.unwrap_or_default());
+        }
+    }
+
+    /// Reads groups of sites by name; those of `groups` are not masked.
+    pub(super) fn read_groups(&mut self, row: &mut Table<'_>, theirs: &'static str, ours: &str) {
+        let groups = row.maybe(theirs, Groups).flatten();
+        for (name, patterns) in groups.into_iter().flatten() {
+            let mut made = Made::default();
+            let place = row.place(theirs);
+            made.text("name", place, &name);
+            made.put(ours, place, patterns);
+            made.put("masked", place, Value::Flag(theirs != "groups"));
+            self.subsets.push(made);
+        }
+    }
+}
+
+/// What rows of metrics become.
+#[derive(Default)]
+struct Eval {
+    rows: Rows,
     /// How many losses there are of a kind.
     kinds: BTreeMap<&'static str, usize>,
     /// Keys that are there.
@@ -139,17 +181,12 @@ impl Eval {
             }
             "PGDMultiBatchReconLoss" => self.ladder(row, out, false),
             "PGDMultiBatchReconSubsetLoss" => self.ladder(row, out, true),
-            "CI_L0" => self.subsets(row, ("groups", "sites"), false),
+            "CI_L0" => self.rows.read_groups(row, "groups", "sites"),
             "StochasticReconSubsetCEAndKL" => {
-                self.subsets(row, ("include_patterns", "sites"), true);
-                self.subsets(row, ("exclude_patterns", "all_but"), true);
+                self.rows.read_groups(row, "include_patterns", "sites");
+                self.rows.read_groups(row, "exclude_patterns", "all_but");
             }
-            "IdentityCIError" => {
-                self.known
-                    .extend(solutions(row, "identity_ci", ("n_features", "identity")));
-                self.known
-                    .extend(solutions(row, "dense_ci", ("k", "dense")));
-            }
+            "IdentityCIError" => self.rows.read_known(row),
             _ => self.loss(row, &class, found),
         }
     }
@@ -173,7 +210,7 @@ impl Eval {
             made.text("name", place, &format!("{word}_{count}"));
         }
         settings(row, kind, &mut made);
-        self.losses.push(made);
+        self.rows.losses.push(made);
     }
 
     /// Puts a key that several rows may ask for.
@@ -217,21 +254,6 @@ impl Eval {
         }
         out.table("ladder", place, made);
     }
-
-    /// Groups of sites by name.
-    fn subsets(&mut self, row: &mut Table<'_>, (theirs, ours): (&'static str, &str), masked: bool) {
-        let Some(groups) = row.maybe(theirs, Groups).flatten() else {
-            return;
-        };
-        for (name, patterns) in groups {
-            let mut made = Made::default();
-            let place = row.place(theirs);
-            made.text("name", place, &name);
-            made.put(ours, place, patterns);
-            made.put("masked", place, Value::Flag(masked));
-            self.subsets.push(made);
-        }
-    }
 }
 
 /// Patterns of attention are measured against those of all components there.
@@ -239,23 +261,8 @@ fn components() -> Value {
     Value::Text("components".to_owned())
 }
 
-/// Makes rows of solutions that are known.
-pub(super) fn solutions(
-    row: &mut Table<'_>,
-    list: &'static str,
-    (theirs, ours): (&'static str, &str),
-) -> Vec<Made> {
-    let rows = row.rows_or_none(list, |of| {
-        let mut made = Made::default();
-        made.need(of, ("layer_pattern", "a pattern of sites"), "pattern");
-        made.need(of, (theirs, "a whole number"), ours);
-        Some(made)
-    });
-    rows.unwrap_or_default()
-}
-
 /// Lists of patterns by name.
-pub(super) struct Groups;
+struct Groups;
 
 impl Kind for Groups {
     type Value = Vec<(String, Value)>;

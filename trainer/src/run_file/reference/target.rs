@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::found::{Found, Wanted};
+use super::found::Found;
 use super::made::Made;
 use crate::networks::KINDS;
 use spd_configs::{
-    faults::{Note, about},
+    faults::about,
     reader::Table,
     values::{Flag, OneOf, Text},
     yaml::Value,
@@ -77,18 +77,7 @@ pub(super) fn read(table: &mut Table<'_>, found: &mut Found) -> (Made, Made) {
         table.raw(key);
     }
     if let (Some(of), Some(kind)) = (of, kind) {
-        let place = table.place(key);
-        match weights(&of, kind) {
-            Ok(weights) => target.text("weights", place, &weights),
-            Err(message) => found.wanted.push(Wanted {
-                table: "target",
-                keys: &["weights", "train"],
-                note: Note {
-                    offset: place,
-                    message: about("", key) + &message,
-                },
-            }),
-        }
+        put_weights(&mut target, (table, key), (&of, kind), found);
     }
     let tokenizer = table.maybe("tokenizer_name", Text::ANY).flatten();
     let mut data = Made::default();
@@ -119,8 +108,25 @@ fn kind(table: &mut Table<'_>, class: &str) -> Option<&'static str> {
     table.refuse("pretrained_model_class", message)
 }
 
+/// Puts the weights that the name at a key means, or asks for others.
+pub(super) fn put_weights(
+    target: &mut Made,
+    (table, key): (&Table<'_>, &str),
+    (name, kind): (&str, &str),
+    found: &mut Found,
+) {
+    let place = table.place(key);
+    match weights(name, kind) {
+        Ok(weights) => target.text("weights", place, &weights),
+        Err(message) => {
+            let message = about(&table.path, key) + &message;
+            found.want(("target", &["weights", "train"]), (place, message));
+        }
+    }
+}
+
 /// The weights that a name of the reference means, or what to do about it.
-pub(super) fn weights(name: &str, kind: &str) -> Result<String, String> {
+fn weights(name: &str, kind: &str) -> Result<String, String> {
     if Path::new(name).try_exists().unwrap_or(true) {
         return Ok(name.to_owned());
     }
@@ -249,18 +255,12 @@ fn tokens(task: &mut Table<'_>, tokenizer: Option<&str>, data: &mut Made, found:
         true => format!("a token dataset of its split {train:?}"),
         false => format!("token datasets of its splits {train:?} and {eval:?}"),
     };
-    found.wanted.push(Wanted {
-        table: "data",
-        keys: &["train"],
-        note: Note {
-            offset: task.place("dataset_name"),
-            message: format!(
-                "{}the dataset {name:?} is on Hugging Face; make {splits}, column {column:?}, by `spd-launch tokenize`{with}, and give \
-                 it by --set data.train=DIR --set {held_out}",
-                about("task_config", "dataset_name")
-            ),
-        },
-    });
+    let message = format!(
+        "{}the dataset {name:?} is on Hugging Face; make {splits}, column {column:?}, by `spd-launch tokenize`{with}, and give \
+         it by --set data.train=DIR --set {held_out}",
+        about("task_config", "dataset_name")
+    );
+    found.want(("data", &["train"]), (task.place("dataset_name"), message));
     // How the reference reads its datasets.
     found.unused(
         task,

@@ -177,13 +177,18 @@ fn train(table: &mut Table<'_>) -> Made {
     made.carry(table, "grad_clip_norm", "clip_components");
     made.carry(table, "grad_clip_norm_components", "clip_components");
     made.carry(table, "grad_clip_norm_ci_fns", "clip_importance");
+    warmup(table, &mut made);
+    made
+}
+
+/// Makes the updates on faithfulness alone.
+pub(super) fn warmup(table: &mut Table<'_>, made: &mut Made) {
     let place = table.place("faithfulness_warmup_steps");
     let mut warmup = Made::default();
     warmup.carry(table, "faithfulness_warmup_steps", "steps");
     warmup.carry(table, "faithfulness_warmup_lr", "lr");
     warmup.carry(table, "faithfulness_warmup_weight_decay", "weight_decay");
     made.table("faithfulness_warmup", place, warmup);
-    made
 }
 
 fn eval(table: &mut Table<'_>, found: &mut Found) -> Made {

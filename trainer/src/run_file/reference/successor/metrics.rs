@@ -8,7 +8,7 @@ use spd_configs::{
 
 use super::super::found::Found;
 use super::super::made::Made;
-use super::super::metrics::{ALWAYS, Groups, solutions};
+use super::super::metrics::{ALWAYS, Rows};
 use super::schedule::number;
 
 /// Metrics that are not here, and what could be done.
@@ -34,40 +34,30 @@ pub(super) fn read(eval: &mut Table<'_>, found: &mut Found) -> Made {
         found.unused(eval, &["slow_on_first_step"]);
     }
     let place = eval.place("metrics");
-    let mut rows = Rows::default();
+    let mut of = Eval::default();
     eval.rows_or_none("metrics", |row| {
-        rows.read(row, &mut made);
+        of.read(row, &mut made);
         Some(())
     });
-    rows.ladder(place, &mut made);
-    if let Some(place) = rows.patterns {
+    of.ladder(place, &mut made);
+    if let Some(place) = of.patterns {
         made.text("attention_patterns", place, "target");
     }
-    for (key, rows) in [
-        ("known", rows.known),
-        ("loss", rows.losses),
-        ("subset", rows.subsets),
-    ] {
-        if !rows.is_empty() {
-            made.rows(key, place, rows);
-        }
-    }
+    of.rows.put(&mut made, place);
     made
 }
 
-/// The rows of `[eval]`.
+/// What rows of metrics become.
 #[derive(Default)]
-struct Rows {
-    known: Vec<Made>,
-    losses: Vec<Made>,
-    subsets: Vec<Made>,
+struct Eval {
+    rows: Rows,
     /// Steps of patient adversaries, and how far each goes.
     rungs: Vec<(usize, f64)>,
     /// The place of a row that asks for patterns of attention.
     patterns: Option<usize>,
 }
 
-impl Rows {
+impl Eval {
     fn read(&mut self, row: &mut Table<'_>, out: &mut Made) {
         let Some(class) = row.need_kind("type", Text::ANY) else {
             return;
@@ -81,22 +71,9 @@ impl Rows {
             "CEandKLLosses" => out.carry(row, "rounding_threshold", "rounding_threshold"),
             "CI_L0" => {
                 out.carry(row, "ci_alive_threshold", "alive_threshold");
-                let groups = row.maybe("groups", Groups).flatten();
-                for (name, patterns) in groups.into_iter().flatten() {
-                    let mut made = Made::default();
-                    let place = row.place("groups");
-                    made.text("name", place, &name);
-                    made.put("sites", place, patterns);
-                    made.put("masked", place, Value::Flag(false));
-                    self.subsets.push(made);
-                }
+                self.rows.read_groups(row, "groups", "sites");
             }
-            "IdentityCIError" => {
-                self.known
-                    .extend(solutions(row, "identity_ci", ("n_features", "identity")));
-                self.known
-                    .extend(solutions(row, "dense_ci", ("k", "dense")));
-            }
+            "IdentityCIError" => self.rows.read_known(row),
             "PGDReconLoss" => self.attack(row),
             "SlowPGDReconLoss" => self.rung(row),
             "CIMaskedAttnPatternsReconLoss" | "StochasticAttnPatternsReconLoss" => {
@@ -136,7 +113,7 @@ impl Rows {
         made.need(row, ("step_size", "a number"), "step_size");
         made.text("scope", place, "shared_across_batch");
         shared(row);
-        self.losses.push(made);
+        self.rows.losses.push(made);
     }
 
     /// The same with many steps: a rung of the ladder, or several.

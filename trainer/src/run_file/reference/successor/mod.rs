@@ -24,6 +24,7 @@ use spd_configs::{
 
 use super::found::Found;
 use super::made::{Made, named_after};
+use super::top::warmup;
 
 /// Whether a file is one of the successor.
 pub(super) fn is_one(table: &Table<'_>) -> bool {
@@ -181,11 +182,6 @@ fn train(pd: &mut Table<'_>, found: &mut Found) -> Made {
     made.need(pd, ("steps", "a whole number"), "steps");
     made.need(pd, ("batch_size", "a whole number"), "batch_size");
     optimizer::read(pd, found, &mut made);
-    let mut warmup = Made::default();
-    warmup.carry(pd, "faithfulness_warmup_steps", "steps");
-    warmup.carry(pd, "faithfulness_warmup_lr", "lr");
-    warmup.carry(pd, "faithfulness_warmup_weight_decay", "weight_decay");
-    let place = pd.place("faithfulness_warmup_steps");
-    made.table("faithfulness_warmup", place, warmup);
+    warmup(pd, &mut made);
     made
 }

@@ -2,14 +2,14 @@
 //! class and the place of its weights.
 
 use spd_configs::{
-    faults::{Note, about},
+    faults::about,
     reader::Table,
     values::{Flag, OneOf, Text},
 };
 
-use super::super::found::{Found, Wanted};
+use super::super::found::Found;
 use super::super::made::Made;
-use super::super::target::{features, weights};
+use super::super::target::{features, put_weights};
 use super::Of;
 use crate::networks::KINDS;
 
@@ -113,17 +113,7 @@ fn language_model(target: &mut Table<'_>, made: &mut Made, found: &mut Found) {
                 *word
             }
         };
-        match weights(&name, kind) {
-            Ok(weights) => made.text("weights", spec.place(key), &weights),
-            Err(message) => found.wanted.push(Wanted {
-                table: "target",
-                keys: &["weights", "train"],
-                note: Note {
-                    offset: spec.place(key),
-                    message: about("target.spec", key) + &message,
-                },
-            }),
-        }
+        put_weights(made, (spec, key), (&name, kind), found);
         Some(())
     });
     let dtypes = OneOf(&[("float32", "f32"), ("bfloat16", "bf16")]);
@@ -170,14 +160,7 @@ pub(super) fn data(data: &mut Table<'_>, of: Of, found: &mut Found, prompts: Opt
     }
     let offset = data.place("train");
     let mut want = |table: &'static str, keys: &'static [&'static str], message: String| {
-        found.wanted.push(Wanted {
-            table,
-            keys,
-            note: Note {
-                offset,
-                message: about(table, keys[0]) + &message,
-            },
-        });
+        found.want((table, keys), (offset, about(table, keys[0]) + &message));
     };
     let named: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
     let named = format!(
@@ -185,8 +168,8 @@ pub(super) fn data(data: &mut Table<'_>, of: Of, found: &mut Found, prompts: Opt
         named.join(" and ")
     );
     let length = "the datasets of the reference say the length of their rows; give it by --set";
-    let (stream, given) = match prompts {
-        None => ("data", "train=DIR --set data.eval=DIR"),
+    let (stream, keys, given): (_, &[&str], _) = match prompts {
+        None => ("data", &["train"], "train=DIR --set data.eval=DIR"),
         Some(prompts) => {
             want(
                 "data",
@@ -198,13 +181,8 @@ pub(super) fn data(data: &mut Table<'_>, of: Of, found: &mut Found, prompts: Opt
             );
             let message = "the file does not say how many tokens a prompt has; give them by --set data.seq_len=8";
             want("data", &["seq_len"], message.to_owned());
-            ("nontarget", "data=DIR")
+            ("nontarget", &["data"], "data=DIR")
         }
-    };
-    let keys: &[&str] = if prompts.is_some() {
-        &["data"]
-    } else {
-        &["train"]
     };
     want(
         stream,
