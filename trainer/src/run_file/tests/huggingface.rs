@@ -214,13 +214,13 @@ fn a_directory_without_its_config_needs_a_kind_and_sizes() {
     );
     let from_hub = text(Path::new("hf://openai-community/gpt2@main"), "");
     assert_eq!(
-        super::load(from_hub.as_bytes(), &[]).unwrap_err(),
+        super::load(&from_hub, &[]).unwrap_err(),
         "run.toml:3:1: [target] weights: expected a path, found \"hf://openai-community/gpt2@main\"; fetch it with `hf download \
          openai-community/gpt2 --local-dir DIR`, and give DIR"
     );
     let text = text(Path::new("nowhere"), "");
     assert_eq!(
-        super::load(text.as_bytes(), &[]).unwrap_err(),
+        super::load(&text, &[]).unwrap_err(),
         "run.toml:3:1: [target] weights: nowhere: No such file or directory (os error 2); expected a directory with a \
          config.json, or a file and its `kind`"
     );
@@ -261,12 +261,12 @@ fn weights_of_the_hub_are_looked_up_and_their_commit_is_kept() {
         Path::new("weights.bin"),
         "commit = \"main\"\nkind = \"gpt2\"",
     );
-    let line = super::load(stray.as_bytes(), &[]).unwrap_err();
+    let line = super::load(&stray, &[]).unwrap_err();
     let refused =
         "[target] commit: expected a commit of 40 hexadecimal digits, found the string \"main\"";
     assert!(line.contains(refused), "{line}");
     let stray = stray.replace("main", &other);
-    let line = super::load(stray.as_bytes(), &[]).unwrap_err();
+    let line = super::load(&stray, &[]).unwrap_err();
     let refused = "[target] commit: expected `weights = \"hf://OWNER/NAME\"` beside it";
     assert!(line.contains(refused), "{line}");
 }

@@ -11,8 +11,7 @@ mod stories;
 mod successor;
 
 use std::io::Write as _;
-
-use spd_configs::Faults;
+use std::path::Path;
 
 use crate::run_file::{Decay, Run, Schedule};
 
@@ -141,15 +140,21 @@ batch_size = 8
 lr = 1e-3
 "#;
 
-/// Loads `text` as the file `run.toml`, with overrides.
-fn load(text: &[u8], overrides: &[&str]) -> Result<Run, String> {
+/// Loads `text` as the file `run.toml`, with overrides. A run is written, and read again.
+fn load(text: &(impl AsRef<[u8]> + ?Sized), overrides: &[&str]) -> Result<Run, String> {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
-    file.write_all(text).expect("room for it");
+    file.write_all(text.as_ref()).expect("room for it");
+    load_at(file.path(), "run.toml", overrides)
+}
+
+/// The same of a file, which faults call by the name.
+fn load_at(path: &Path, name: &str, overrides: &[&str]) -> Result<Run, String> {
     let overrides: Vec<_> = overrides.iter().map(|given| (*given).to_owned()).collect();
-    let said = |faults: Faults| {
-        faults
-            .to_string()
-            .replace(&file.path().display().to_string(), "run.toml")
-    };
-    Run::load(file.path(), &overrides).map_err(said)
+    let run = Run::load(path, &overrides).map_err(|faults| {
+        let faults = faults.to_string();
+        faults.replace(&path.display().to_string(), name)
+    })?;
+    let text = run.to_toml();
+    assert_eq!(Run::from_resolved(&text).as_ref(), Ok(&run), "{text}");
+    Ok(run)
 }

@@ -148,7 +148,7 @@ fn asked() -> BTreeMap<String, BTreeSet<String>> {
              [[eval.loss]]\nzz = 0\nkind = \"{loss}\"\n[[eval.subset]]\nzz = 0\n\
              [checkpoint]\nzz = 0\n[log]\nzz = 0\n[tracker]\nzz = 0\n"
         );
-        let faults = load(text.as_bytes(), &[]).unwrap_err();
+        let faults = load(&text, &[]).unwrap_err();
         for line in faults.lines() {
             if let Some((_, unknown)) = line.split_once("unknown key `zz`") {
                 let (table, keys) = unknown.split_once("; known keys: ").unwrap();

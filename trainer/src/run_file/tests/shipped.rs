@@ -68,10 +68,7 @@ fn each_loads_under_its_own_name_and_loads_again_as_it_was_resolved() {
     let house = tempfile::tempdir().unwrap();
     for (path, text) in shipped_with(house.path()) {
         let run = Run::load(&path, &[]).unwrap();
-        assert_eq!(
-            load(text.replace('\n', "\r\n").as_bytes(), &[]).as_ref(),
-            Ok(&run)
-        );
+        assert_eq!(load(&text.replace('\n', "\r\n"), &[]).as_ref(), Ok(&run));
         assert_eq!(
             Some(run.name.as_str()),
             path.file_stem().and_then(|stem| stem.to_str())

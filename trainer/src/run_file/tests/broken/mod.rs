@@ -13,7 +13,7 @@ fn assert_said(text: &'static str) {
             "resid" => RESID_MLP,
             other => panic!("no file is called {other}"),
         };
-        match load(story.edited(file).as_bytes(), &story.set) {
+        match load(&story.edited(file), &story.set) {
             Ok(run) => panic!("{story:?} made {run:?}"),
             Err(faults) => assert_eq!(faults.lines().collect::<Vec<_>>(), story.said, "{story:?}"),
         }
