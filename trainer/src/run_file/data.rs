@@ -242,11 +242,7 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let cross_documents = table.or("cross_documents", Flag, true);
     let document_end = table.maybe("document_end", Size::at_least(0));
     let make = table.maybe("make", Text::ANY);
-    if let (Some(seq_len), Some(n_ctx)) = (seq_len, target.n_ctx())
-        && let Some(message) = no_rows(seq_len, n_ctx)
-    {
-        table.refuse::<()>("seq_len", message);
-    }
+    check_length(table, seq_len, target);
     if let (Some(Some(_)), Some(true)) = (document_end, cross_documents) {
         table.refuse::<()>(
             "document_end",
@@ -264,11 +260,15 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     })
 }
 
-/// Why rows cannot be so long, if so.
-pub(crate) fn no_rows(seq_len: usize, n_ctx: usize) -> Option<String> {
-    (seq_len > n_ctx).then(|| {
-        format!("expected at most the target's {n_ctx} positions (n_ctx), found {seq_len}")
-    })
+/// Refuses rows that are longer than the target has positions.
+pub(crate) fn check_length(table: &mut Table<'_>, seq_len: Option<usize>, target: &Facts) {
+    if let (Some(seq_len), Some(n_ctx)) = (seq_len, target.n_ctx())
+        && seq_len > n_ctx
+    {
+        let message =
+            format!("expected at most the target's {n_ctx} positions (n_ctx), found {seq_len}");
+        table.refuse::<()>("seq_len", message);
+    }
 }
 
 /// A path, where a table would do too.

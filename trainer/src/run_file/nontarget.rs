@@ -32,7 +32,7 @@ use spd_configs::values::{Location, Number, Size};
 use spd_configs::{reader::Table, words};
 
 use crate::losses::{self, Loss, Term};
-use crate::run_file::data::no_rows;
+use crate::run_file::data::check_length;
 use crate::run_file::decomposition::Decomposition;
 use crate::run_file::schedule::{self, Schedule};
 use crate::run_file::target::Facts;
@@ -94,11 +94,7 @@ pub(crate) fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Nontarg
     let data = table.need("data", Location);
     let batch_size = table.need("batch_size", Size::at_least(1));
     let seq_len = table.maybe("seq_len", Size::at_least(1));
-    if let (Some(Some(seq_len)), Some(n_ctx)) = (seq_len, before.target.n_ctx())
-        && let Some(message) = no_rows(seq_len, n_ctx)
-    {
-        table.refuse::<()>("seq_len", message);
-    }
+    check_length(table, seq_len.flatten(), before.target);
     let is_penalised = before.losses.is_none_or(|losses| {
         losses
             .iter()
