@@ -66,13 +66,8 @@ impl ConfigJson {
         for name in names {
             match self.get(name) {
                 None => {}
-                Some(Value::Number(number)) => {
-                    let value = number.to_string();
-                    self.say(key, &value, name);
-                    return true;
-                }
-                Some(Value::Bool(flag)) => {
-                    let value = flag.to_string();
+                Some(value @ (Value::Number(_) | Value::Bool(_))) => {
+                    let value = value.to_string();
                     self.say(key, &value, name);
                     return true;
                 }
