@@ -22,7 +22,7 @@ use crate::run_file::{
     decomposition::Decomposition,
     nontarget::Nontarget,
     target::Target,
-    train::{Train, no_shards_of},
+    train::{Train, no_shards},
 };
 
 /// One run: which network is taken apart, on what data, how, and what is written down.
@@ -128,12 +128,12 @@ impl Run {
 
     /// Why its batches, those of evaluations too, cannot be cut into so many shards, if so.
     pub fn refuses_shards(&self, shards: usize) -> Option<String> {
-        let of_eval = ("eval", self.eval.batch_size);
+        let of_eval = ("eval.batch_size", self.eval.batch_size);
         let nontarget = self.nontarget.as_ref();
-        let others = nontarget.map(|said| ("nontarget", said.batch_size));
+        let others = nontarget.map(|said| ("nontarget.batch_size", said.batch_size));
         self.train.refuses_shards(shards).or_else(|| {
             let mut others = others.into_iter().chain([of_eval]);
-            others.find_map(|(table, rows)| no_shards_of(table, shards, rows))
+            others.find_map(|(key, rows)| no_shards(key, shards, rows))
         })
     }
 }

@@ -179,16 +179,16 @@ pub(crate) fn read(
     if let (Some(Some(_)), Some(message)) = (muon, no_muon) {
         table.refuse::<()>("muon", message);
     }
-    if let (Some(Some(shards)), Some(rows)) = (shards, batch_size)
-        && let Some(message) = no_shards(shards, rows)
-    {
-        table.refuse::<()>("shards", message);
-    }
     let nontarget_rows = losses.and_then(|terms| terms.nontarget_rows);
-    if let (Some(Some(shards)), Some(rows)) = (shards, nontarget_rows)
-        && let Some(message) = no_shards_of("nontarget", shards, rows)
-    {
-        table.refuse::<()>("shards", message);
+    for (key, rows) in [
+        ("batch_size", batch_size),
+        ("nontarget.batch_size", nontarget_rows),
+    ] {
+        if let (Some(Some(shards)), Some(rows)) = (shards, rows)
+            && let Some(message) = no_shards(key, shards, rows)
+        {
+            table.refuse::<()>("shards", message);
+        }
     }
     if let (Some(name), Some(OutputLoss::Kl)) = (target.of_features(), output_loss) {
         let message = format!(
@@ -232,17 +232,11 @@ pub(crate) fn read(
     })
 }
 
-/// Why a batch cannot be cut into so many equal blocks, if so.
-fn no_shards(shards: usize, rows: usize) -> Option<String> {
+/// Why a batch of the rows that a key says cannot be cut into so many equal blocks, if so.
+pub(crate) fn no_shards(key: &str, shards: usize, rows: usize) -> Option<String> {
     (!rows.is_multiple_of(shards)).then(|| {
-        format!("expected a divisor of the rows of a batch, batch_size = {rows}, found {shards}")
+        format!("expected a divisor of the rows of a batch, {key} = {rows}, found {shards}")
     })
-}
-
-/// The same for the rows that another table says.
-pub(crate) fn no_shards_of(table: &str, shards: usize, rows: usize) -> Option<String> {
-    let message = no_shards(shards, rows)?;
-    Some(message.replacen("batch_size", &format!("{table}.batch_size"), 1))
 }
 
 impl Train {
@@ -253,7 +247,7 @@ impl Train {
 
     /// Why its batches cannot be cut into so many shards, if so.
     pub fn refuses_shards(&self, shards: usize) -> Option<String> {
-        no_shards(shards, self.batch_size)
+        no_shards("batch_size", shards, self.batch_size)
     }
 }
 
