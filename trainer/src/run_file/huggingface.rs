@@ -16,7 +16,7 @@ use toml::{
 
 use spd_configs::{
     faults::{Note, about},
-    values::found,
+    values::{Kind, Number, found},
 };
 
 use crate::networks::KINDS;
@@ -228,16 +228,7 @@ impl ConfigKeys {
 
 /// Whether two values of TOML mean the same, whole numbers and decimals alike.
 fn is_same(one: &DeValue<'_>, other: &DeValue<'_>) -> bool {
-    let number = |value: &DeValue<'_>| match value {
-        DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
-            .ok()
-            .map(|number| number.to_string()),
-        _ => None,
-    };
-    let decimal = |value: &DeValue<'_>| match value {
-        DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
-        _ => number(value).and_then(|digits| digits.parse().ok()),
-    };
+    let number = |value: &DeValue<'_>| Number::FINITE.read(value).ok().map(f64::to_bits);
     match (one, other) {
         (DeValue::Array(one), DeValue::Array(other)) => {
             let pairs = || one.iter().zip(other.iter());
@@ -250,17 +241,9 @@ fn is_same(one: &DeValue<'_>, other: &DeValue<'_>) -> bool {
                     b.is_some_and(|b| is_same(a.get_ref(), b.get_ref()))
                 })
         }
-        _ => match (number(one), number(other)) {
-            (Some(one), Some(other)) => one == other,
-            _ => match (decimal(one), decimal(other)) {
-                (Some(one), Some(other)) => one.to_bits() == other.to_bits(),
-                _ => match (one, other) {
-                    (DeValue::String(one), DeValue::String(other)) => one == other,
-                    (DeValue::Boolean(one), DeValue::Boolean(other)) => one == other,
-                    _ => false,
-                },
-            },
-        },
+        (DeValue::String(one), DeValue::String(other)) => one == other,
+        (DeValue::Boolean(one), DeValue::Boolean(other)) => one == other,
+        _ => number(one).is_some() && number(one) == number(other),
     }
 }
 
