@@ -14,7 +14,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 pub mod atomic;
 #[doc(hidden)]
@@ -134,9 +134,10 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|found| io::Error::new(ErrorKind::InvalidData, found))
 }
 
-/// Checks that a directory can be made at `path`, or written to if it exists, by making and
-/// removing a probe directory: access bits do not hold for root, nor in `/proc`. Returns the
-/// nearest existing ancestor, or `path` itself.
+/// Checks that a directory can be made at `path`, or written to if it exists, by making a file
+/// without a name there, or where file systems have none, by making and removing a probe directory:
+/// access bits do not hold for root, nor in `/proc`. Returns the nearest existing ancestor, or
+/// `path` itself.
 ///
 /// # Errors
 ///
@@ -160,6 +161,11 @@ pub fn try_dir(path: &Path) -> Result<PathBuf, String> {
             return Err(refused(&format!("{place} is {found}, not a directory")));
         }
         Err(error) => return Err(refused(&format!("{place}: {error}"))),
+    }
+    // A kill leaves nothing of it.
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    if rustix::fs::open(&standing, flags, Mode::RUSR | Mode::WUSR).is_ok() {
+        return Ok(standing);
     }
     let _making = making();
     let probe = standing.join(format!("{PROBE}{}", std::process::id()));
@@ -240,7 +246,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixListener;
 
-    use rustix::fs::{CWD, Mode, mkfifoat};
+    use rustix::fs::{CWD, mkfifoat};
 
     use super::*;
 
