@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use serde::Serialize;
 use spd_checkpoint::Lock;
 use spd_dataloader::Batch;
 use spd_engine::{Arena, Builder, Executor, Pool, Processor, Store};
@@ -55,7 +56,7 @@ const PART: usize = 32 << 10;
 pub const SAVE_EVERY: Duration = Duration::from_secs(30);
 
 /// Settings of a harvest that has no others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Settings {
     /// Tokens to read, at most.
     pub tokens: u64,

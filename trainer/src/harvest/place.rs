@@ -39,14 +39,14 @@ pub(super) struct Place {
 impl Place {
     /// The directory of a harvest: the same settings have the same one.
     pub(super) fn of(request: &Request<'_>, about: &About, setup: &Setup) -> Result<Self, Fault> {
-        let own = || {
-            request
-                .run_dir
-                .join(HARVESTS)
-                .join(name(request, about.step))
-        };
         let place = Self {
-            dir: request.out.map_or_else(own, Path::to_owned),
+            dir: match request.out {
+                Some(out) => out.to_owned(),
+                None => {
+                    let all = request.run_dir.join(HARVESTS);
+                    all.join(name(request.settings, request.data, about.step)?)
+                }
+            },
         };
         place.check(about, setup)?;
         Ok(place)
@@ -218,21 +218,21 @@ impl Place {
 }
 
 /// The name of the directory of a harvest in its run directory.
-fn name(request: &Request<'_>, step: u64) -> String {
-    let Settings { shard, .. } = request.settings;
+fn name(settings: Settings, data: Option<&Path>, step: u64) -> Result<String, Fault> {
+    let Settings { shard, .. } = settings;
     let whole = Settings {
         shard: (0, 1),
-        ..request.settings
+        ..settings
     };
     let mut name = format!("step-{step:08}");
-    if whole != Settings::default() || request.data.is_some() {
-        let settings = format!("{whole:?} {:?}", request.data);
-        name += &format!("-{:016x}", xxh3_64(settings.as_bytes()));
+    if whole != Settings::default() || data.is_some() {
+        let text = serde_json::to_vec(&(whole, data)).context("the settings of a harvest")?;
+        name += &format!("-{:016x}", xxh3_64(&text));
     }
     if shard.1 > 1 {
         name += &format!("-shard-{}-of-{}", shard.0, shard.1);
     }
-    name
+    Ok(name)
 }
 
 fn value(about: &About) -> Result<serde_json::Value, Fault> {
@@ -268,4 +268,34 @@ fn is_own(name: &str) -> bool {
     let others = [&others[..], &["removals.json", "kernels.txt", "lock"]].concat();
     // Unfinished files begin with a dot.
     is_table || name.starts_with('.') || is_partial(name) || others.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The hashes are XXH3-64 of `[{"tokens":64,"examples":1000,...},null]` by Python's xxhash.
+    #[test]
+    fn the_same_settings_have_the_same_directory_in_every_build() {
+        let usual = Settings::default();
+        let few = Settings {
+            tokens: 64,
+            pairs: false,
+            ..usual
+        };
+        let shard = |settings| Settings {
+            shard: (1, 4),
+            ..settings
+        };
+        let data = Some(Path::new("data/x"));
+        for (settings, data, expected) in [
+            (usual, None, "step-00000012"),
+            (shard(usual), None, "step-00000012-shard-1-of-4"),
+            (few, None, "step-00000012-e87ed01c62695374"),
+            (shard(few), None, "step-00000012-e87ed01c62695374-shard-1-of-4"),
+            (usual, data, "step-00000012-b67bd5c6a0bffc59"),
+        ] {
+            assert_eq!(name(settings, data, 12).unwrap(), expected);
+        }
+    }
 }
