@@ -25,12 +25,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use spd_tracker::{Start, now};
+use spd_tracker::{STARTS, Start, now};
 
 use crate::components::Kept;
 use crate::curve::{Curve, clock};
 use crate::error::ReportError;
-use crate::figures::{self, Figures, text};
+use crate::figures::{self, Figures, Identity, identity, text};
 use crate::histograms::{self, Bars};
 use crate::page;
 use crate::probes;
@@ -87,6 +87,10 @@ struct Run {
     rows: Rows,
     components: Kept,
     probes: Vec<probes::Probe>,
+    /// The file with its starts, as it was read.
+    starts: Option<Identity>,
+    /// The versions of the programs that it was started by, each once in a row.
+    versions: Vec<String>,
     /// The components of the newest figures that have them, and their step.
     counts: Option<(u64, Counts)>,
     /// Everything but rows, and the number of its changes.
@@ -168,6 +172,8 @@ impl Book {
                     dir,
                     components: Kept::default(),
                     probes: Vec::new(),
+                    starts: None,
+                    versions: Vec::new(),
                     counts: None,
                     head: Value::Null,
                     version: started(),
@@ -338,6 +344,7 @@ impl Run {
         self.rows.poll();
         self.components.poll(&self.dir);
         self.probes = probes::list(&self.dir);
+        self.read_starts();
         self.count();
         let head = self.describe();
         if self.head != head {
@@ -366,12 +373,18 @@ impl Run {
         last.collect()
     }
 
-    /// The versions of the programs that it was started by, each once in a row.
-    fn versions(&self) -> Vec<String> {
-        let starts = Start::all(&self.dir).unwrap_or_default().into_iter();
-        let mut versions: Vec<String> = starts.filter_map(|start| start.version).collect();
-        versions.dedup();
-        versions
+    /// Reads its starts, if there are new ones.
+    fn read_starts(&mut self) {
+        let file = identity(self.dir.join(STARTS));
+        if self.starts == file {
+            return;
+        }
+        let starts = Start::all(&self.dir);
+        // The next poll tries a file again that cannot be read.
+        self.starts = file.filter(|_| starts.is_ok());
+        let starts = starts.unwrap_or_default().into_iter();
+        self.versions = starts.filter_map(|start| start.version).collect();
+        self.versions.dedup();
     }
 
     /// Whether its target leaks.
@@ -403,7 +416,7 @@ impl Run {
             "path": self.dir.display().to_string(),
             "state": status.state,
             "note": status.note,
-            "versions": self.versions(),
+            "versions": self.versions,
             "leaky": status.leaky,
             "verdict": verdict,
             "settings": settings,

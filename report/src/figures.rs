@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Most bytes of a figure.
 const LARGEST: u64 = 32 << 20;
@@ -64,6 +65,15 @@ pub(crate) fn read(run: &Path, step: u64, name: &str) -> Option<String> {
     let drawn = dir.join(listed);
     let numbers = text(&drawn.with_extension("json"), LARGEST);
     numbers.or_else(|| text(&drawn, LARGEST))
+}
+
+/// The path of a file, its length and its time of writing, which differ once it has changed.
+pub(crate) type Identity = (PathBuf, u64, Option<SystemTime>);
+
+/// The identity of a file; `None` without one.
+pub(crate) fn identity(path: PathBuf) -> Option<Identity> {
+    let found = fs::metadata(&path).ok()?;
+    Some((path, found.len(), found.modified().ok()))
 }
 
 /// The text of a file that is no link and has at most `most` bytes.

@@ -52,6 +52,7 @@ mod verdict;
 use std::path::{Path, PathBuf};
 
 pub use book::Book;
+pub use components::newest_harvest;
 pub use error::ReportError;
 pub use listing::{Listed, Listing, Sweep};
 pub use probes::PROBES;

@@ -1,15 +1,13 @@
-//! The newest harvest of a run: `list.jsonl`, and `details.jsonl` a line at a time
+//! The harvests of a run, and of the newest one `list.jsonl`, and `details.jsonl` a line at a time
 //! (`harvest/FORMAT.md`).
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde::Deserialize;
 
 use super::form::Stretch;
 use super::rows::{Components, Details, Row};
-use crate::figures;
+use crate::figures::{self, Identity};
 
 /// Most bytes of `harvest.json`, and of `list.jsonl`.
 const LARGEST: u64 = 8 << 20;
@@ -23,12 +21,12 @@ struct About {
     parts: [u64; 2],
 }
 
-/// A harvest: its directory and its subject.
+/// A harvest: its directory, its subject, and `harvest.json`, which says that.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Harvest {
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     about: About,
-    written: Option<SystemTime>,
+    file: Identity,
 }
 
 #[derive(Deserialize)]
@@ -43,27 +41,28 @@ struct Line {
     at: [u64; 2],
 }
 
-/// The newest harvest in the run directory: of the largest step, the one that was written last. A
-/// shard counts only where there is no whole one.
-pub(super) fn newest(run: &Path) -> Option<Harvest> {
+/// The harvests in the run directory, the newest last: of the largest step, the one that was
+/// written last. A shard counts only where there is no whole one. Nothing is read of those that are
+/// among the `known` ones and have not changed.
+pub(super) fn all(run: &Path, known: &[Harvest]) -> Vec<Harvest> {
     let root = run.join("harvests");
     let names = spd_files::atomic::names(&root).unwrap_or_default();
     let found = names.into_iter().filter_map(|name| {
         let dir = root.join(name);
-        let file = dir.join("harvest.json");
-        let text = figures::text(&file, LARGEST)?;
-        let written = fs::metadata(&file).and_then(|found| found.modified()).ok();
-        Some(Harvest {
-            about: serde_json::from_str(&text).ok()?,
-            dir,
-            written,
-        })
+        let file = figures::identity(dir.join("harvest.json"))?;
+        if let Some(same) = known.iter().find(|known| known.file == file) {
+            return Some(same.clone());
+        }
+        let text = figures::text(&file.0, LARGEST)?;
+        let about = serde_json::from_str(&text).ok()?;
+        Some(Harvest { dir, about, file })
     });
-    found.max_by_key(|found| {
-        let [counted, of] = found.about.parts;
-        let order = (counted == of, found.about.step, found.written);
-        (order, found.dir.clone())
-    })
+    let mut found: Vec<Harvest> = found.collect();
+    found.sort_by_cached_key(|found| {
+        let ([counted, of], written) = (found.about.parts, found.file.2);
+        (counted == of, found.about.step, written, found.dir.clone())
+    });
+    found
 }
 
 /// The components of a harvest; or a line with the reason why not.

@@ -17,17 +17,26 @@ mod harvested;
 mod rows;
 
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde_json::json;
 
 use self::harvested::Harvest;
 use self::rows::{Components, Lines};
+use crate::figures::{Identity, identity};
 use crate::labels::{self, Labels};
+
+/// The directory of the newest harvest in a run directory, and how many there are. The page of the
+/// run shows that one.
+pub fn newest_harvest(run: &Path) -> Option<(PathBuf, usize)> {
+    let mut all = harvested::all(run, &[]);
+    let count = all.len();
+    Some((all.pop()?.dir, count))
+}
 
 /// The newest components of a run, read again when they change.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
+    harvests: Vec<Harvest>,
     files: Files,
     /// Counts their changes.
     version: u64,
@@ -46,8 +55,8 @@ struct Read {
 #[derive(Debug, Default, PartialEq)]
 struct Files {
     harvest: Option<Harvest>,
-    evaluated: Option<(PathBuf, u64, Option<SystemTime>)>,
-    labels: Option<(PathBuf, u64, Option<SystemTime>)>,
+    evaluated: Option<Identity>,
+    labels: Option<Identity>,
 }
 
 /// Lists and details of a run, as texts.
@@ -60,12 +69,9 @@ pub(crate) struct Texts {
 impl Kept {
     /// Looks for other files than before.
     pub(crate) fn poll(&mut self, run: &Path) {
-        let identity = |path: PathBuf| {
-            let found = std::fs::metadata(&path).ok()?;
-            Some((path, found.len(), found.modified().ok()))
-        };
+        self.harvests = harvested::all(run, &self.harvests);
         let files = Files {
-            harvest: harvested::newest(run),
+            harvest: self.harvests.last().cloned(),
             evaluated: evaluated::newest(run).and_then(identity),
             labels: identity(run.join(labels::FILE)),
         };
@@ -154,6 +160,7 @@ impl Read {
 #[expect(clippy::disallowed_methods, reason = "nobody reads them meanwhile")]
 mod tests {
     use std::fs;
+    use std::time::Duration;
 
     use serde_json::Value;
 
@@ -284,6 +291,23 @@ mod tests {
         kept.poll(run.path());
         assert_ne!(kept.version(), version);
         assert_eq!(parts(&kept.list(0).unwrap()).0["step"], 1600);
+    }
+
+    #[test]
+    fn a_harvest_is_read_again_when_its_file_has_changed() {
+        let run = run();
+        harvest(run.path(), "x", (1000, 6));
+        let mut kept = kept(run.path());
+        let path = run.path().join("harvests/x/harvest.json");
+        let written = fs::metadata(&path).unwrap().modified().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace("1000", "3000")).unwrap();
+        let file = fs::File::options().append(true).open(&path).unwrap();
+        for (at, step) in [(written, 1000), (written + Duration::from_secs(1), 3000)] {
+            file.set_modified(at).unwrap();
+            kept.poll(run.path());
+            assert_eq!(parts(&kept.list(0).unwrap()).0["step"], step);
+        }
     }
 
     #[test]

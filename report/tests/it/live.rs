@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use spd_report::Book;
-use spd_tracker::{Mark, Spool};
+use spd_tracker::{Mark, STARTS, Spool};
 
 use crate::sample::{behind, curve, harvest, make, probe, run, sweep, train};
 
@@ -170,11 +171,33 @@ fn every_request_is_answered() {
 }
 
 #[test]
+fn starts_are_read_again_when_their_file_has_changed() {
+    let (_dir, run) = run("x");
+    let mut page = Page::of(std::slice::from_ref(&run));
+    let path = run.join(STARTS);
+    let written = fs::metadata(&path).unwrap().modified().unwrap();
+    let (text, own) = (fs::read_to_string(&path).unwrap(), spd_tracker::version());
+    let other = "x".repeat(own.len());
+    fs::write(&path, text.replace(own, &other)).unwrap();
+    let file = fs::File::options().append(true).open(&path).unwrap();
+    let later = written + Duration::from_secs(1);
+    // The second answer has no head: there is nothing new in it.
+    for (at, versions) in [
+        (written, json!([own])),
+        (written, Value::Null),
+        (later, json!([other])),
+    ] {
+        file.set_modified(at).unwrap();
+        assert_eq!(page.ask()["runs"][0]["head"]["versions"], versions);
+    }
+}
+
+#[test]
 fn another_server_sends_all_data() {
     let (_dir, run) = run("x");
     let mut page = Page::of(std::slice::from_ref(&run));
     let first = page.ask();
-    std::thread::sleep(std::time::Duration::from_millis(2));
+    std::thread::sleep(Duration::from_millis(2));
     page.book = Book::open(&[run]).unwrap();
     let again = page.ask();
     assert_eq!(again["runs"][0]["reset"], true);
