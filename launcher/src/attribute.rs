@@ -1,8 +1,10 @@
 //! `spd-launch attribute RUN`: what components and logits come from, as a table.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::HumanDuration;
+use spd_report::newest_harvest;
 use spd_trainer::Fault;
 use spd_trainer::harvest::{Attribute, Attributions, SAVE_EVERY, attribute as measure};
 
@@ -17,15 +19,16 @@ use crate::{memory, screen};
 ///
 /// # Errors
 ///
-/// Bad input: no run, no harvest of its newest checkpoint, no such component, a directory with
-/// something else, too little memory; failures of this machine.
+/// Bad input: no run of a language model, no harvest of its newest checkpoint, no such component, a
+/// directory with something else, too little memory; failures of this machine.
 pub(crate) fn attribute(asked: &AttributeArgs) -> Result<Exit, Fault> {
     existing(&asked.run)?;
+    let harvest = asked.harvest.clone().or_else(|| newest(&asked.run));
     let (lines, begun) = (Lines::default(), Instant::now());
     let found = measure(
         &Attribute {
             run_dir: &asked.run,
-            harvest: asked.harvest.as_deref(),
+            harvest: harvest.as_deref(),
             out: asked.out.as_deref(),
             to: &asked.to,
             positions: asked.positions,
@@ -40,6 +43,18 @@ pub(crate) fn attribute(asked: &AttributeArgs) -> Result<Exit, Fault> {
     tell_damaged(&found.damaged, found.step);
     screen::result(&said(&found));
     Ok(Exit::Done)
+}
+
+/// The newest harvest of a run, which is named if there are others.
+fn newest(run: &Path) -> Option<PathBuf> {
+    let (dir, count) = newest_harvest(run)?;
+    if count > 1 {
+        screen::note(&format!(
+            "the newest of {count} harvests is {}; --harvest takes another",
+            dir.display()
+        ));
+    }
+    Some(dir)
 }
 
 fn said(found: &Attributions) -> String {

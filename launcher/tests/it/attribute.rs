@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::scratch::{Scratch, end, launch, names, send, start, wait_until};
-use crate::small_run::language_model;
+use crate::small_run::{language_model, toy};
 
 fn done(scratch: &Scratch, arguments: &[&str]) -> String {
     let ended = launch(scratch.launcher(arguments));
@@ -128,6 +128,7 @@ fn what_cannot_be_attributed_is_refused() {
     );
     let none = ["--examples", "0", "--removals", "0", "--no-pairs"];
     done(&scratch, &[&["harvest", "runs/x"], &none[..]].concat());
+    let first = names(&scratch.run_dir().join("harvests")).remove(0);
     let out = ["runs/x", "--out", "other"];
     for (more, expected) in [
         (
@@ -162,13 +163,27 @@ fn what_cannot_be_attributed_is_refused() {
         &scratch,
         &["harvest", "runs/x", "--tokens", "64", "--removals", "0"],
     );
-    let harvests = names(&scratch.run_dir().join("harvests"));
+    let mut harvests = names(&scratch.run_dir().join("harvests"));
+    harvests.retain(|name| *name != first);
+    let [first, newest] = [&first, &harvests[0]].map(|name| format!("runs/x/harvests/{name}"));
+    let of_logits = ["attribute", "runs/x", "--to", "logits", "--positions", "1"];
+    let table =
+        |dir: &str| format!("0 components and the logits are attributed; the table is in {dir}\n");
+    let ended = launch(scratch.launcher(&of_logits));
+    assert_eq!((ended.code, ended.stdout), (Some(0), table(&newest)));
+    let line = format!("the newest of 2 harvests is {newest}; --harvest takes another\n");
+    assert!(ended.stderr.starts_with(&line), "{}", ended.stderr);
+    let said = done(&scratch, &[&of_logits[..], &["--harvest", &first]].concat());
+    assert_eq!(said, table(&first));
+}
+
+#[test]
+fn a_toy_has_no_attributions() {
+    let scratch = Scratch::new();
+    toy(&scratch, &[]);
     refused(
         &scratch,
         &["runs/x"],
-        &format!(
-            "runs/x/harvests: expected one harvest, found {}; give one with --harvest",
-            harvests.join(", ")
-        ),
+        "runs/x: expected a language model, found a target that reads features; its figures show all of its components",
     );
 }

@@ -18,11 +18,11 @@ use spd_files::atomic::write_file;
 use spd_harvest::{Attribution, Counts, Datasets as _, FORMAT, LOGITS, Source, write_attributions};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Harvesting;
 use super::merge::{opened, read};
-use super::place::{ATTRIBUTED, Place, SOME_ATTRIBUTED};
+use super::place::{ATTRIBUTED, HARVESTS, Place, SOME_ATTRIBUTED};
 use super::removals::Asked;
 use super::so_far::{Key, SoFar};
+use super::{Harvesting, vocabulary};
 use crate::attribution::{self, Attributed, Attributor, To};
 use crate::component_set;
 use crate::fault::Fault;
@@ -30,6 +30,7 @@ use crate::networks::LayerKind;
 use crate::prompt::On;
 use crate::rank::processor;
 use crate::removal::rows;
+use crate::run_file::Run;
 
 /// Positions of a component, and of the logits, if nothing else is asked for.
 const POSITIONS: [usize; 2] = [32, 1024];
@@ -39,7 +40,7 @@ const POSITIONS: [usize; 2] = [32, 1024];
 pub struct Attribute<'a> {
     /// The run directory.
     pub run_dir: &'a Path,
-    /// The harvest, in place of the one in the run directory.
+    /// The harvest; `None` where the run has none.
     pub harvest: Option<&'a Path>,
     /// The directory of the table, in place of that of the harvest.
     pub out: Option<&'a Path>,
@@ -78,18 +79,23 @@ pub struct Attributions {
 ///
 /// # Errors
 ///
-/// Bad input, when there is no harvest of the newest checkpoint, a target is none of its components,
-/// the directory has other attributions, or there is too little memory; when the disk or a GPU
-/// refuses.
+/// Bad input, when the run is none of a language model, there is no harvest of its newest
+/// checkpoint, a target is none of its components, the directory has other attributions, or there
+/// is too little memory; when the disk or a GPU refuses.
 pub fn attribute(asked: &Attribute<'_>, told: &dyn Fn(u64, u64)) -> Result<Attributions, Fault> {
-    let harvest = match asked.harvest {
-        Some(dir) => dir.to_owned(),
-        None => Place::only(asked.run_dir)?,
-    };
-    let (counts, mut about) = read(&harvest)?;
+    let run = Run::load_resolved(&asked.run_dir.join("config.toml"))?;
+    vocabulary(asked.run_dir, run.target.model.input())?;
+    let harvest = asked.harvest.ok_or_else(|| {
+        Fault::BadInput(format!(
+            "{}: expected a harvest, found none; `spd-launch harvest {}` makes one",
+            asked.run_dir.join(HARVESTS).display(),
+            asked.run_dir.display()
+        ))
+    })?;
+    let (counts, mut about) = read(harvest)?;
     about.run = asked.run_dir.to_owned();
     let place = Place {
-        dir: asked.out.unwrap_or(&harvest).to_owned(),
+        dir: asked.out.unwrap_or(harvest).to_owned(),
     };
     if asked.out.is_some() {
         place.check(&about, &counts.setup)?;

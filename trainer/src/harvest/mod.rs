@@ -147,12 +147,7 @@ impl Harvesting {
             newest,
             sources,
         } = Opened::of(request.run_dir, request.data)?;
-        let Input::Tokens { vocab, .. } = decomposition.target.input() else {
-            return Err(Fault::BadInput(format!(
-                "{}: expected a language model, found a target that reads features; its figures show all of its components",
-                request.run_dir.display()
-            )));
-        };
+        let vocab = vocabulary(request.run_dir, decomposition.target.input())?;
         let positions = decomposition.shape(1).positions;
         let rows = settings.tokens.div_ceil(positions as u64);
         let dataset = Dataset::of(&run, request.data, &sources, rows)?;
@@ -401,6 +396,17 @@ impl Opened {
             newest,
             sources,
         })
+    }
+}
+
+/// The vocabulary of the target of a run, which has to read tokens.
+fn vocabulary(run_dir: &Path, input: Input) -> Result<usize, Fault> {
+    match input {
+        Input::Tokens { vocab, .. } => Ok(vocab),
+        Input::Features(_) => Err(Fault::BadInput(format!(
+            "{}: expected a language model, found a target that reads features; its figures show all of its components",
+            run_dir.display()
+        ))),
     }
 }
 

@@ -19,7 +19,7 @@ use super::{Request, Settings};
 use crate::fault::Fault;
 
 /// Harvests of a run directory.
-const HARVESTS: &str = "harvests";
+pub(super) const HARVESTS: &str = "harvests";
 
 /// The file that is written last.
 const DONE: &str = "harvest.json";
@@ -50,30 +50,6 @@ impl Place {
         };
         place.check(about, setup)?;
         Ok(place)
-    }
-
-    /// The one harvest of a run directory.
-    pub(super) fn only(run_dir: &Path) -> Result<PathBuf, Fault> {
-        let root = run_dir.join(HARVESTS);
-        let names = names(&root)
-            .map_err(|error| Fault::BadInput(format!("{}: {error}", root.display())))?;
-        let done = names
-            .iter()
-            .filter(|name| root.join(name).join(DONE).is_file());
-        let names: Vec<String> = done.map(|name| name.display().to_string()).collect();
-        match &*names {
-            [one] => Ok(root.join(one)),
-            [] => Err(Fault::BadInput(format!(
-                "{}: expected a harvest, found none; `spd-launch harvest {}` makes one",
-                root.display(),
-                run_dir.display()
-            ))),
-            several => Err(Fault::BadInput(format!(
-                "{}: expected one harvest, found {}; give one with --harvest",
-                root.display(),
-                several.join(", ")
-            ))),
-        }
     }
 
     /// Refuses a directory that holds something else, or another harvest.
@@ -292,7 +268,11 @@ mod tests {
             (usual, None, "step-00000012"),
             (shard(usual), None, "step-00000012-shard-1-of-4"),
             (few, None, "step-00000012-e87ed01c62695374"),
-            (shard(few), None, "step-00000012-e87ed01c62695374-shard-1-of-4"),
+            (
+                shard(few),
+                None,
+                "step-00000012-e87ed01c62695374-shard-1-of-4",
+            ),
             (usual, data, "step-00000012-b67bd5c6a0bffc59"),
         ] {
             assert_eq!(name(settings, data, 12).unwrap(), expected);
