@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use spd_checkpoint::Lock;
-use spd_report::{LastWord, State, Status};
+use spd_report::{Book, LastWord, State, Status};
 use spd_trainer::Fault;
 
 use crate::exit::Exit;
@@ -28,8 +28,13 @@ impl Launched {
     }
 
     /// Records the result and the first line about it in the lock file, then ends trackers and
-    /// makes the last page, which reads it. The directory is held until then.
-    pub(crate) fn leave(self, ended: &Result<(Exit, String), Fault>, track: Option<Track>) {
+    /// makes the last page, which reads it. The directory is held until then. Returns the data of
+    /// that page, if there is one.
+    pub(crate) fn leave(
+        self,
+        ended: &Result<(Exit, String), Fault>,
+        track: Option<Track>,
+    ) -> Option<Book> {
         let (state, note) = match ended {
             Ok((exit, said)) => (state(*exit), said.clone()),
             Err(fault) => (State::Failed, fault.to_string()),
@@ -42,9 +47,7 @@ impl Launched {
         };
         // If the disk refuses, the launcher counts as killed.
         let _ = self.lock.leave(&word.line());
-        if let Some(track) = track {
-            track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
-        }
+        track?.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit))
     }
 }
 

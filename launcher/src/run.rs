@@ -103,10 +103,10 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let launched = Launched::now(hold);
     let mut track = None;
     let ended = launch(asked, &node, (&run, &run_dir), &run_plan, &mut track);
-    launched.leave(&ended, track);
+    let book = launched.leave(&ended, track);
     let (exit, _) = ended?;
     if exit == Exit::Done {
-        show_end(&run_dir).map_err(Fault::Failed)?;
+        show_end(&run_dir, book).map_err(Fault::Failed)?;
     }
     Ok(exit)
 }
@@ -221,7 +221,7 @@ fn joins_within(asked: &RunArgs) -> Duration {
 }
 
 fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
-    show_end(run_dir).map_err(Fault::Failed)?;
+    show_end(run_dir, None).map_err(Fault::Failed)?;
     screen::note(&format!(
         "{} is finished; --fresh runs it again (the old directory is moved aside), --out elsewhere",
         run_dir.path().display()
@@ -229,9 +229,12 @@ fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-fn show_end(run_dir: &RunDir) -> anyhow::Result<()> {
+/// Shows the verdict and the results.
+///
+/// - `book`: what the page of the run has read, if it was just made
+fn show_end(run_dir: &RunDir, book: Option<Book>) -> anyhow::Result<()> {
     let (text, summary) = summary::read(&run_dir.summary())?;
-    let book = Book::open(&[run_dir.path().to_owned()]).ok();
+    let book = book.or_else(|| Book::open(&[run_dir.path().to_owned()]).ok());
     let verdict = book.as_ref().and_then(Book::verdict);
     let verdict = verdict.map_or(String::new(), |verdict| format!("{verdict}\n\n"));
     let place = format!("results are in {}\n", run_dir.path().display());

@@ -47,7 +47,7 @@ pub(crate) struct Track {
     dir: PathBuf,
     shipper: Option<Shipper>,
     is_over: Arc<AtomicBool>,
-    watcher: Option<JoinHandle<()>>,
+    watcher: Option<JoinHandle<Option<Book>>>,
 }
 
 impl Track {
@@ -104,12 +104,18 @@ impl Track {
         self.shipper.as_ref().map(Shipper::stop)
     }
 
-    /// Ends the tasks; rows that trackers have not received by then are shipped later.
-    pub(crate) fn finish(self, exit: Exit) {
+    /// Ends the tasks; rows that trackers have not received by then are shipped later. Returns the
+    /// data of the last page, if there is one.
+    pub(crate) fn finish(self, exit: Exit) -> Option<Book> {
         self.is_over.store(true, Ordering::Release);
+        let mut book = None;
         if let Some(watcher) = self.watcher {
             watcher.thread().unpark();
             wait_until(OWN, || watcher.is_finished());
+            // One that a disk blocks is not waited for.
+            if watcher.is_finished() {
+                book = watcher.join().ok().flatten();
+            }
         }
         if let Some(shipper) = self.shipper {
             let patience = match exit {
@@ -123,6 +129,7 @@ impl Track {
         if self.dir.join(PAGE).is_file() {
             screen::detail(&format!("its page is {}", self.dir.join(PAGE).display()));
         }
+        book
     }
 }
 
@@ -137,10 +144,12 @@ struct Tasks {
 }
 
 impl Tasks {
-    fn watch(mut self, is_over: &AtomicBool) {
+    /// Works until it is over; returns the data of the last page, if it was made then.
+    fn watch(mut self, is_over: &AtomicBool) -> Option<Book> {
         loop {
             let is_last = is_over.load(Ordering::Acquire);
-            if self.has_its_directory() {
+            let is_there = self.has_its_directory();
+            if is_there {
                 if let Some(machine) = &mut self.machine {
                     machine.look(is_last);
                 }
@@ -149,7 +158,7 @@ impl Tasks {
                 }
             }
             if is_last {
-                return;
+                return self.page.filter(|_| is_there)?.book;
             }
             thread::park_timeout(Duration::from_secs(1));
         }
@@ -276,4 +285,26 @@ fn ranks() -> BTreeMap<usize, u32> {
         }
     }
     ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use spd_checkpoint::atomic::write_file;
+
+    use super::*;
+
+    #[test]
+    fn the_last_page_hands_on_what_it_has_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_owned();
+        write_file(&path.join("config.toml"), b"name = \"x\"").unwrap();
+        let track = |page| Track::start(&path, None, None, page);
+        assert!(track(None).finish(Exit::Done).is_none());
+        let page = || Some(PageWriter::of(&path));
+        assert!(track(page()).finish(Exit::Done).is_some());
+        assert!(path.join(PAGE).is_file());
+        let track = track(page());
+        drop(dir);
+        assert!(track.finish(Exit::Done).is_none());
+    }
 }
