@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use indicatif::HumanDuration;
 use spd_report::newest_harvest;
 use spd_trainer::Fault;
 use spd_trainer::harvest::{Attribute, Attributions, SAVE_EVERY, attribute as measure};
@@ -12,7 +11,7 @@ use crate::again::{existing, tell_damaged};
 use crate::cli::{self, AttributeArgs};
 use crate::exit::Exit;
 use crate::gpus::gpu;
-use crate::progress::Lines;
+use crate::progress::{Lines, left};
 use crate::{memory, screen};
 
 /// Attributes the components of a harvest.
@@ -72,11 +71,8 @@ fn said(found: &Attributions) -> String {
 }
 
 fn line((done, all): (u64, u64), elapsed: Duration) -> String {
-    let left = elapsed.mul_f64((all - done) as f64 / done.max(1) as f64);
-    format!(
-        "attributing: target {done} of {all}, {} left",
-        HumanDuration(left)
-    )
+    let left = left((done, all), elapsed);
+    format!("attributing: target {done} of {all}, {left}")
 }
 
 fn fits(need: usize, there: Option<usize>) -> Result<(), String> {

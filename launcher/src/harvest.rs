@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use indicatif::HumanDuration;
 use spd_trainer::Fault;
 use spd_trainer::harvest::{Harvesting, Request, SAVE_EVERY, Settings, Step, merge};
 
@@ -13,7 +12,7 @@ use crate::cli::{self, HarvestArgs};
 use crate::exit::Exit;
 use crate::gpus::gpus;
 use crate::memory;
-use crate::progress::Lines;
+use crate::progress::{Lines, left};
 use crate::ranks::{command, own_program};
 use crate::run_dir::RunDir;
 use crate::screen;
@@ -140,11 +139,8 @@ fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
 fn line(step: Step, elapsed: Duration) -> String {
     match step {
         Step::Counted(parts, of, positions) => {
-            let left = elapsed.mul_f64((of - parts) as f64 / parts.max(1) as f64);
-            format!(
-                "counting: part {parts} of {of}, {positions} tokens, {} left",
-                HumanDuration(left)
-            )
+            let left = left((parts, of), elapsed);
+            format!("counting: part {parts} of {of}, {positions} tokens, {left}")
         }
         Step::Removed(components, of) => format!("removing: component {components} of {of}"),
     }

@@ -39,6 +39,12 @@ impl Lines {
     }
 }
 
+/// The time that work still takes of which so much is done, of so much, in words.
+pub(crate) fn left((done, all): (u64, u64), elapsed: Duration) -> String {
+    let left = elapsed.mul_f64((all - done) as f64 / done.max(1) as f64);
+    format!("{} left", HumanDuration(left))
+}
+
 /// The latest known state of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Progress {
