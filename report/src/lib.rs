@@ -18,9 +18,8 @@
 //! # let run = tempfile::tempdir()?;
 //! # let run = run.path();
 //! # spd_files::atomic::write_file(&run.join("config.toml"), &[b"name = \"x\""])?;
-//! spd_report::write(run)?; // makes report.html in the run directory
-//!
 //! let mut book = spd_report::Book::open(&[run.to_path_buf()])?;
+//! book.write(&run.join(spd_report::PAGE))?; // makes report.html in the run directory
 //! let page = book.page();
 //! book.poll(); // some time later
 //! let json = book.news("");
@@ -49,8 +48,6 @@ mod source;
 mod status;
 mod verdict;
 
-use std::path::{Path, PathBuf};
-
 pub use book::Book;
 pub use components::newest_harvest;
 pub use error::ReportError;
@@ -60,22 +57,3 @@ pub use status::{LastWord, State, Status, lasting};
 
 /// Name of the page in a run directory, or in the directory of a sweep.
 pub const PAGE: &str = "report.html";
-
-/// The page of some runs and sweeps beside each other, as one self-contained file.
-///
-/// # Errors
-///
-/// When one of the paths is neither a run directory nor the directory of a sweep.
-pub fn page(runs: &[PathBuf]) -> Result<String, ReportError> {
-    Ok(Book::open(runs)?.page())
-}
-
-/// Writes [`PAGE`] of a run or a sweep into its directory. For repeated writing keep a [`Book`],
-/// which reads only new rows.
-///
-/// # Errors
-///
-/// When the path is neither, and when the disk refuses.
-pub fn write(dir: &Path) -> Result<(), ReportError> {
-    Book::open(&[dir.to_path_buf()])?.write(&dir.join(PAGE))
-}

@@ -16,7 +16,7 @@ const PROBLEMS: usize = 20;
 const EVENTS: usize = 2000;
 
 /// The phase whose steps are those of the run.
-const TRAIN: &str = "train";
+pub(crate) const TRAIN: &str = "train";
 
 /// Prefix of the names of measurements of a machine. These samples have no step.
 const MACHINE: &str = "system/";

@@ -10,7 +10,7 @@ use spd_checkpoint::{Holder, Lock, newest_step};
 use spd_tracker::{Kind, LastRows, METRICS, Row, SYSTEM, now, system_files};
 
 use crate::figures::text;
-use crate::run::whole;
+use crate::run::{TRAIN, whole};
 use crate::settings::settings;
 
 /// Most bytes of a run file.
@@ -28,9 +28,6 @@ const WHERE_IT_STOPS: usize = 32;
 
 /// Most letters of the note of a [`LastWord`]: a lock file holds little.
 const LONGEST_NOTE: usize = 600;
-
-/// The phase whose steps are those of the run.
-const TRAIN: &str = "train";
 
 /// Phases between two steps of another one.
 const LOOKS: [&str; 3] = ["eval", "figures", "saving"];

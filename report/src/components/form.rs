@@ -7,17 +7,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Component {
     pub(super) index: u64,
-    #[serde(default)]
     pub(super) mean_importance: Option<f64>,
-    #[serde(default)]
     pub(super) density: Option<f64>,
-    #[serde(default)]
     active: Option<u64>,
     /// Counts of its importances, of equal bins from 0 to 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     importance_histogram: Option<Vec<u64>>,
     /// Counts of its activations, of two bins an octave, the first of which begins at 2^-24.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     activation_histogram: Option<Vec<u64>>,
     #[serde(default)]
     pub(super) contexts: Vec<Context>,
@@ -29,7 +26,6 @@ pub(super) struct Component {
     /// Components that are active together with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     together: Vec<Other>,
-    #[serde(default)]
     pub(super) removal: Option<Removal>,
 }
 
@@ -38,17 +34,15 @@ pub(super) struct Component {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Context {
     /// The part of a sample by its logits, from 0 to 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     part: Option<[f64; 2]>,
     #[serde(flatten)]
     pub(super) text: Stretch,
-    #[serde(default)]
     logit: Option<f32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     sample_position: Option<u64>,
-    #[serde(default)]
     token: Option<u64>,
 }
 
@@ -80,15 +74,11 @@ struct Other {
 pub(super) struct Removal {
     /// Number of rows and positions of the mean. Files of earlier builds have none; they used one
     /// position.
-    #[serde(default)]
     rows: Option<u64>,
-    #[serde(default)]
     positions: Option<u64>,
-    #[serde(default)]
     pub(super) kl: Option<f64>,
     /// Length of what the component adds to the output of its site. Files of earlier builds have
     /// none.
-    #[serde(default)]
     pub(super) activation: Option<f64>,
     #[serde(default)]
     up: Vec<Change>,
@@ -99,7 +89,6 @@ pub(super) struct Removal {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Change {
     token: String,
-    #[serde(default)]
     change: Option<f64>,
 }
 

@@ -46,7 +46,7 @@ pub(super) enum Details {
 }
 
 /// A site as the page gets it: a column for each number.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Site<'a> {
     name: &'a str,
     index: Vec<u64>,
@@ -66,17 +66,12 @@ pub(super) struct Lines {
 impl Components {
     /// The numbers of all components.
     pub(super) fn sites(&self) -> Vec<Site<'_>> {
-        let mut sites: Vec<Site<'_>> = Vec::with_capacity(self.sites.len());
-        for name in &self.sites {
-            sites.push(Site {
-                name,
-                index: Vec::new(),
-                mean: Vec::new(),
-                density: Vec::new(),
-                activation: Vec::new(),
-                kl: Vec::new(),
-            });
-        }
+        let site = |name| Site {
+            name,
+            ..Site::default()
+        };
+        let names = self.sites.iter().map(String::as_str);
+        let mut sites: Vec<Site<'_>> = names.map(site).collect();
         for row in &self.rows {
             let to = &mut sites[row.site];
             to.index.push(row.index);

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use spd_checkpoint::Lock;
-use spd_report::{LastWord, State, page};
+use spd_report::{LastWord, State};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::chromium::Chromium;
-use crate::sample::{EVIL, behind, harvest, probe, run, sweep, train};
+use crate::sample::{EVIL, behind, harvest, page, probe, run, sweep, train};
 
 /// Helpers for the scripts of tests.
 const HELPERS: &str = "

@@ -4,15 +4,16 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::json;
-use spd_report::{PAGE, Status, page, write};
+use spd_report::{Book, PAGE, Status};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
-use crate::sample::{EVIL, curve, data, harvest, lines, make, probe, run, sweep};
+use crate::sample::{EVIL, curve, data, harvest, lines, make, page, probe, run, sweep};
 
 #[test]
 fn a_page_asks_no_network_for_anything() {
     let (_dir, run) = run("x");
-    write(&run).unwrap();
+    let mut book = Book::open(std::slice::from_ref(&run)).unwrap();
+    book.write(&run.join(PAGE)).unwrap();
     let page = fs::read_to_string(run.join(PAGE)).unwrap();
     for asks in [
         "src=\"",
@@ -156,8 +157,7 @@ fn a_long_run_makes_a_small_page() {
 #[test]
 fn a_sweep_is_one_page_of_its_runs() {
     let (_dir, sweep) = sweep();
-    write(&sweep).unwrap();
-    let data = data(&fs::read_to_string(sweep.join(PAGE)).unwrap());
+    let data = data(&page(&[sweep]).unwrap());
     assert_eq!(data["book"]["names"], json!(["seed=0", "seed=1"]));
     let members: Vec<_> = data["book"]["sweeps"][0]["runs"]
         .as_array()
@@ -179,7 +179,7 @@ fn path_without_run_is_refused_in_one_line() {
         (".", "found a directory without either"),
     ] {
         let path = dir.path().join(name);
-        let error = write(&path).unwrap_err().to_string();
+        let error = page(std::slice::from_ref(&path)).unwrap_err().to_string();
         assert!(
             error.starts_with(&format!(
                 "{}: expected the directory of a run",

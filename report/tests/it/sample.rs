@@ -4,11 +4,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use spd_report::{Book, ReportError};
 use spd_tracker::{Cursor, Histogram, Kind, Mark, Reader, Row, Spool, Value as Held};
 use tempfile::TempDir;
 
 /// Text that would end a script, a comment or a title if it were not escaped.
 pub(crate) const EVIL: &str = "</script></title><!--<script>document.body.dataset.evil=1</script><img src=x onerror='document.body.dataset.evil=1'>";
+
+/// The page of some runs and sweeps, as a file.
+pub(crate) fn page(runs: &[PathBuf]) -> Result<String, ReportError> {
+    Ok(Book::open(runs)?.page())
+}
 
 /// A run directory with a name, in a temporary directory.
 pub(crate) fn run(name: &str) -> (TempDir, PathBuf) {
