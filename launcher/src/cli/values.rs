@@ -1,5 +1,8 @@
 //! Parsers of flag values, with their errors.
 
+use std::ops::RangeBounds;
+use std::str::FromStr;
+
 use clap::builder::PossibleValuesParser;
 use spd_configs::{Destination, Shipped};
 
@@ -27,11 +30,19 @@ pub(super) fn thread_count(text: &str) -> Result<usize, String> {
     ))
 }
 
+/// A number in a range, which `expected` describes.
+fn within<T: FromStr + PartialOrd>(
+    text: &str,
+    range: impl RangeBounds<T>,
+    expected: &str,
+) -> Result<T, String> {
+    let number = text.parse::<T>().ok();
+    let number = number.filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("expected {expected}"))
+}
+
 pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number of at least 1".to_owned()),
-        Ok(number) => Ok(number),
-    }
+    within(text, 1.., "a whole number of at least 1")
 }
 
 pub(super) fn architecture(text: &str) -> Result<String, String> {
@@ -47,10 +58,7 @@ pub(super) fn architecture(text: &str) -> Result<String, String> {
 const MOST_RANKS: usize = 256;
 
 pub(super) fn rank_count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if (1..=MOST_RANKS).contains(&number) => Ok(number),
-        _ => Err(format!("expected 1 to {MOST_RANKS} ranks")),
-    }
+    within(text, 1..=MOST_RANKS, &format!("1 to {MOST_RANKS} ranks"))
 }
 
 /// The name of a file without its directory and its ending.
@@ -77,38 +85,24 @@ pub(super) fn tracker(text: &str) -> Result<Destination, String> {
 }
 
 pub(super) fn node_count(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(number) if number > 0 => Ok(number),
-        _ => Err("expected at least 1 node".to_owned()),
-    }
+    within(text, 1.., "at least 1 node")
 }
 
 pub(super) fn gpu_count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if number <= MOST_RANKS => Ok(number),
-        _ => Err(format!("expected 0 to {MOST_RANKS} GPUs")),
-    }
+    within(text, 0..=MOST_RANKS, &format!("0 to {MOST_RANKS} GPUs"))
 }
 
 pub(super) fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
-        _ => Err("expected a number of at least 0 and below 1".to_owned()),
-    }
+    within(text, 0.0..1.0, "a number of at least 0 and below 1")
 }
 
 pub(super) fn fraction_or_one(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
-        _ => Err("expected a number from 0 to 1".to_owned()),
-    }
+    within(text, 0.0..=1.0, "a number from 0 to 1")
 }
 
 pub(super) fn not_negative(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if (0.0..f64::INFINITY).contains(&number) => Ok(number),
-        _ => Err("expected a finite number of at least 0".to_owned()),
-    }
+    let expected = "a finite number of at least 0";
+    within(text, 0.0..f64::INFINITY, expected)
 }
 
 #[cfg(test)]
