@@ -9,6 +9,7 @@ use spd_ship::{About, ExportError};
 use spd_trainer::run_file::{Run, Target};
 use spd_trainer::{Fault, exchange};
 
+use crate::again::existing;
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::exit::Exit;
 use crate::hub::RunFiles;
@@ -22,13 +23,7 @@ use crate::screen;
 ///
 /// Bad input when there is no run or no checkpoint.
 pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
-    let run_dir = RunDir::at(asked.run.clone());
-    if !run_dir.config().is_file() {
-        return Err(Fault::BadInput(format!(
-            "{}: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
-            run_dir.path().display()
-        )));
-    }
+    let run_dir = existing(&asked.run)?;
     if asked.wandb {
         return export_wandb(&run_dir, &asked.out);
     }

@@ -31,7 +31,7 @@ impl RunFiles {
         Self {
             out: asked.out.clone(),
             is_fresh: asked.fresh,
-            found: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -39,8 +39,7 @@ impl RunFiles {
     pub(crate) fn new(out: &Path) -> Self {
         Self {
             out: Some(out.to_owned()),
-            is_fresh: false,
-            found: Vec::new(),
+            ..Self::default()
         }
     }
 
