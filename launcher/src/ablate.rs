@@ -1,6 +1,5 @@
 //! `spd-launch ablate RUN`: the output without some components, or with some alone.
 
-use anyhow::Context;
 use indicatif::HumanCount;
 use spd_trainer::Fault;
 use spd_trainer::ablate::{
@@ -40,15 +39,14 @@ pub(crate) fn ablate(asked: &AblateArgs) -> Result<Exit, Fault> {
         prompt: given.as_ref().map(Given::prompt),
         generate: asked.generate,
         data: asked.data.as_deref(),
-        set: &asked.set,
-        threads: cli::threads(asked.threads),
+        set: &asked.look.set,
+        threads: cli::threads(asked.look.threads),
         fits: &|need| fits("ablation", need, memory::available()),
         told: &|made, all| lines.say(|| format!("the ablation: run {made} of {all}")),
     })?;
     tell_damaged(&found.damaged, found.step);
-    if asked.json {
-        let line = serde_json::to_string(&found).context("the ablation")?;
-        screen::result(&format!("{line}\n"));
+    if asked.look.json {
+        screen::object(&found)?;
     } else {
         screen::result(&text(&found));
     }

@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use spd_trainer::{Again, Fault, Seen, evaluate, redraw};
 
 use crate::cli::{self, EvalArgs, FiguresArgs};
@@ -41,8 +40,7 @@ pub(crate) fn eval(asked: &EvalArgs) -> Result<Exit, Fault> {
     let (seen, row) = look(&asked.of, evaluate)?;
     tell_damaged(&seen.damaged, seen.step);
     if asked.json {
-        let row = serde_json::to_string(&row).context("the row of the evaluation")?;
-        screen::result(&format!("{row}\n"));
+        screen::object(&row)?;
     } else {
         let (text, _) = summary::read(&seen.place.join("summary.json"))?;
         screen::result(&format!("{text}{}", page(&seen, &asked.of)));

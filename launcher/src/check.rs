@@ -17,7 +17,6 @@ use crate::cli::{self, CheckArgs};
 use crate::exit::Exit;
 use crate::hub::RunFiles;
 use crate::inspect::is_of_weights;
-use crate::plan::bytes;
 use crate::table::{Align, Table};
 use crate::{memory, screen};
 
@@ -58,7 +57,7 @@ pub(crate) fn check(asked: &CheckArgs) -> Result<Exit, Fault> {
     if asked.json {
         let mut line = serde_json::to_value(&found).context("what was measured")?;
         line["verdict"] = json!(found.verdict());
-        screen::result(&format!("{line}\n"));
+        screen::object(&line)?;
     } else {
         screen::result(&text(&found));
     }
@@ -98,14 +97,8 @@ fn subject(asked: &CheckArgs) -> Result<Subject, Fault> {
 }
 
 fn fits(need: usize) -> Result<(), String> {
-    match memory::available() {
-        Some(there) if need > there => Err(format!(
-            "the check needs {} of memory, and {} are available; a target of fewer layers or tokens needs less",
-            bytes(need),
-            bytes(there)
-        )),
-        _ => Ok(()),
-    }
+    let remedy = "a target of fewer layers or tokens needs less";
+    memory::fits(("the check needs", remedy), need, memory::available())
 }
 
 /// Why a check did not go well, in a line.

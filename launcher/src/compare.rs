@@ -1,6 +1,5 @@
 //! `spd-launch compare RUN RUN...`: matches the components of runs one to one.
 
-use anyhow::Context;
 use spd_trainer::Fault;
 use spd_trainer::compare::{Compare, Comparison, Pair, Score, compare as measure, letter};
 
@@ -26,17 +25,16 @@ pub(crate) fn compare(asked: &CompareArgs) -> Result<Exit, Fault> {
         runs: &asked.runs,
         above: asked.above,
         any_target: asked.any_target,
-        set: &asked.set,
+        set: &asked.look.set,
         out: asked.out.as_deref(),
-        threads: cli::threads(asked.threads),
+        threads: cli::threads(asked.look.threads),
         fits: &|need| fits("comparison", need, memory::available()),
     })?;
     for run in &found.runs {
         tell_damaged(&run.damaged, run.step);
     }
-    if asked.json {
-        let line = serde_json::to_string(&found).context("the comparison")?;
-        screen::result(&format!("{line}\n"));
+    if asked.look.json {
+        screen::object(&found)?;
         return Ok(Exit::Done);
     }
     let place = asked.out.iter();

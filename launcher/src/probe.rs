@@ -48,22 +48,22 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
         within: asked.kl,
         last: asked.last,
         delta: asked.delta,
-        set: &asked.set,
-        threads: cli::threads(asked.threads),
+        set: &asked.look.set,
+        threads: cli::threads(asked.look.threads),
         fits: &|need| fits("probe", need, memory::available()),
         told: &|passes| {
             lines.say(|| format!("the smallest set: {passes} runs of the prompt made"));
         },
     })?;
     tell_damaged(&found.damaged, found.step);
-    let line = serde_json::to_string(&found).context("the probe")?;
     if let Some((path, dir)) = saved {
+        let line = serde_json::to_string(&found).context("the probe")?;
         let made = make_dir(&dir).and_then(|()| write_shared(&path, &[line.as_bytes(), b"\n"]));
         made.map_err(|error| unwritable("--save", &path, &error))?;
         screen::note(&format!("the page of the run shows {}", path.display()));
     }
-    if asked.json {
-        screen::result(&format!("{line}\n"));
+    if asked.look.json {
+        screen::object(&found)?;
     } else {
         screen::result(&text(&found, asked.top));
     }

@@ -14,7 +14,9 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use rustix::termios::tcgetwinsize;
+use serde::Serialize;
 use serde_json::Value;
 use spd_files::foreign::is_obeyed;
 
@@ -40,6 +42,17 @@ static SCREEN: Screen = Screen::new();
 /// Writes a result: tables, summaries, reports.
 pub(crate) fn result(text: &str) {
     write(Stream::Stdout, TextKind::Result, text);
+}
+
+/// Writes a result as a JSON object on one line.
+///
+/// # Errors
+///
+/// When it cannot be serialized.
+pub(crate) fn object(object: &impl Serialize) -> anyhow::Result<()> {
+    let line = serde_json::to_string(object).context("a result as JSON")?;
+    result(&format!("{line}\n"));
+    Ok(())
 }
 
 /// Writes a result: as a table and words, or in JSON as words and an `object` with the same

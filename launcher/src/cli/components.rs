@@ -37,12 +37,19 @@ pub(crate) struct CompareArgs {
     /// Compare runs of targets with other weights too
     #[arg(long)]
     pub(crate) any_target: bool,
-    /// Print all matches as one JSON object on one line
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Directory for `compare.json` and `compare.svg`, which shows the cosines of each site
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) look: LookArgs,
+}
+
+/// How the components of a run are looked at and printed.
+#[derive(Debug, Args)]
+pub(crate) struct LookArgs {
+    /// Print everything as one JSON object on one line
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Override a setting of the evaluation, like `eval.batch_size=8`; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -108,18 +115,12 @@ pub(crate) struct ProbeArgs {
     /// Components of each site to show, the most important ones
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = at_least_one)]
     pub(crate) top: usize,
-    /// Print everything as one JSON object on one line
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write that object to probes/NAME.json in the run directory, which the page of the run shows
+    #[command(flatten)]
+    pub(crate) look: LookArgs,
+    /// Write the object of --json to probes/NAME.json in the run directory, which the page of the
+    /// run shows
     #[arg(long, value_name = "NAME", value_parser = file_name)]
     pub(crate) save: Option<String>,
-    /// Override a setting of the evaluation, like `eval.batch_size=8`; repeatable
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub(crate) set: Vec<String>,
-    /// CPU threads [default: all that this process may use]
-    #[arg(long, value_name = "N", value_parser = thread_count)]
-    pub(crate) threads: Option<usize>,
 }
 
 const ABOUT_ABLATE: &str = "\
@@ -162,13 +163,6 @@ pub(crate) struct AblateArgs {
     /// Dataset for the held-out rows instead of the run's, of the same tokenizer
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "prompt")]
     pub(crate) data: Option<PathBuf>,
-    /// Print everything as one JSON object on one line
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Override a setting of the evaluation, like `eval.batches=100`; repeatable
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub(crate) set: Vec<String>,
-    /// CPU threads [default: all that this process may use]
-    #[arg(long, value_name = "N", value_parser = thread_count)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) look: LookArgs,
 }
