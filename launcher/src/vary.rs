@@ -3,27 +3,24 @@
 use spd_trainer::bench::Overrides;
 
 /// A size of a workload, and its values.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Vary {
-    size: WorkloadSize,
+    size: &'static Size,
     values: Vec<usize>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WorkloadSize {
-    Components,
-    Batch,
-    Seq,
-    Sites,
-    Samples,
-}
+/// The key of a size, and its place among the arguments.
+type Size = (
+    &'static str,
+    for<'o, 'a> fn(&'o mut Overrides<'a>) -> &'o mut Option<usize>,
+);
 
-const SIZES: [(&str, WorkloadSize); 5] = [
-    ("C", WorkloadSize::Components),
-    ("batch", WorkloadSize::Batch),
-    ("seq", WorkloadSize::Seq),
-    ("sites", WorkloadSize::Sites),
-    ("samples", WorkloadSize::Samples),
+static SIZES: [Size; 5] = [
+    ("C", |to| &mut to.components),
+    ("batch", |to| &mut to.batch),
+    ("seq", |to| &mut to.seq),
+    ("sites", |to| &mut to.sites),
+    ("samples", |to| &mut to.samples),
 ];
 
 impl Vary {
@@ -33,8 +30,8 @@ impl Vary {
         let (key, values) = text
             .split_once('=')
             .ok_or_else(|| format!("expected KEY=A,B,C, such as C=50,100,200; keys: {known}"))?;
-        let (_, size) = SIZES
-            .into_iter()
+        let size = SIZES
+            .iter()
             .find(|(name, _)| *name == key)
             .ok_or_else(|| format!("unknown size `{key}`; known are {known}"))?;
         let values = values
@@ -49,10 +46,7 @@ impl Vary {
 
     /// The varied key.
     pub(crate) fn key(&self) -> &'static str {
-        SIZES
-            .into_iter()
-            .find(|(_, size)| *size == self.size)
-            .map_or("", |(key, _)| key)
+        self.size.0
     }
 
     /// Each value, with the arguments for it.
@@ -62,14 +56,7 @@ impl Vary {
     ) -> impl Iterator<Item = (usize, Overrides<'a>)> {
         self.values.iter().map(move |&value| {
             let mut varied = overrides;
-            let size = match self.size {
-                WorkloadSize::Components => &mut varied.components,
-                WorkloadSize::Batch => &mut varied.batch,
-                WorkloadSize::Seq => &mut varied.seq,
-                WorkloadSize::Sites => &mut varied.sites,
-                WorkloadSize::Samples => &mut varied.samples,
-            };
-            *size = Some(value);
+            *(self.size.1)(&mut varied) = Some(value);
             (value, varied)
         })
     }
