@@ -411,9 +411,8 @@ mod tests {
         progress
     }
 
-    #[test]
-    fn a_line_has_phase_step_and_numbers() {
-        let progress = taken(&[
+    fn training() -> Progress {
+        taken(&[
             phase("train", 400)
                 .with("steps", 10_000.0)
                 .with("steps_per_s", 40.0),
@@ -421,7 +420,12 @@ mod tests {
                 .with("loss/total", 0.0123)
                 .with("l0/linear1", 1.25)
                 .with("l0/linear2", 0.5),
-        ]);
+        ])
+    }
+
+    #[test]
+    fn a_line_has_phase_step_and_numbers() {
+        let progress = training();
         assert_eq!(
             progress.line(),
             "decomposing  step 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left"
@@ -444,14 +448,7 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_drops_the_bar_first_and_keeps_loss_and_speed() {
-        let progress = taken(&[
-            phase("train", 400)
-                .with("steps", 10_000.0)
-                .with("steps_per_s", 40.0),
-            Row::new(400, Kind::Train)
-                .with("loss/total", 0.0123)
-                .with("l0/linear1", 1.75),
-        ]);
+        let progress = training();
         let whole = "    decomposing [>                       ] 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left";
         for (columns, expected) in [
             (200, whole),

@@ -45,30 +45,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_loop_with_progress_ends_at_the_limit() {
-        let mut restarts = Restarts::new(2);
-        assert_eq!(restarts.again(None), Ok(()));
-        assert_eq!(restarts.again(Some(100)), Ok(()));
-        assert_eq!(
-            restarts.again(Some(200)),
-            Err(Some("not started again: --restarts is used up"))
-        );
-    }
-
-    #[test]
-    fn a_crash_loop_without_progress_ends() {
-        let mut restarts = Restarts::new(9);
-        assert_eq!(restarts.again(Some(100)), Ok(()));
-        assert_eq!(
-            restarts.again(Some(100)),
-            Err(Some(
-                "not started again: no new checkpoint since it died before"
-            ))
-        );
-    }
-
-    #[test]
-    fn without_restarts_there_is_no_reason() {
-        assert_eq!(Restarts::new(0).again(None), Err(None));
+    fn restarts_end_at_the_limit_and_without_progress() {
+        let used_up = "not started again: --restarts is used up";
+        let no_progress = "not started again: no new checkpoint since it died before";
+        for (limit, newest, reason) in [
+            (2, &[None, Some(100), Some(200)][..], Some(used_up)),
+            (9, &[Some(100), Some(100)], Some(no_progress)),
+            (0, &[None], None),
+        ] {
+            let mut restarts = Restarts::new(limit);
+            let (last, others) = newest.split_last().unwrap();
+            for newest in others {
+                assert_eq!(restarts.again(*newest), Ok(()));
+            }
+            assert_eq!(restarts.again(*last), Err(reason));
+        }
     }
 }

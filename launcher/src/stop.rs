@@ -253,27 +253,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_signal_exits_now() {
+    fn a_second_signal_exits_now_unless_it_is_an_echo_or_a_repeated_warning() {
+        use StopRequest::{Leave, LeaveNow};
         let first = Instant::now();
-        assert_eq!(after(None, first, SIGINT), Some(StopRequest::Leave(SIGINT)));
-        assert_eq!(
-            after(Some(first), first + ECHO, SIGTERM),
-            Some(StopRequest::LeaveNow(SIGTERM))
-        );
-    }
-
-    #[test]
-    fn an_echo_of_the_first_signal_is_not_a_second_one() {
-        let first = Instant::now();
-        assert_eq!(after(Some(first), first + ECHO / 2, SIGTERM), None);
-    }
-
-    #[test]
-    fn repeated_usr1_and_late_hup_do_not_kill() {
-        let first = Instant::now();
-        for signal in [SIGUSR1, SIGHUP] {
-            assert_eq!(after(None, first, signal), Some(StopRequest::Leave(signal)));
-            assert_eq!(after(Some(first), first + 4 * ECHO, signal), None);
+        for (signal, later, expected) in [
+            (SIGINT, None, Some(Leave(SIGINT))),
+            (SIGUSR1, None, Some(Leave(SIGUSR1))),
+            (SIGHUP, None, Some(Leave(SIGHUP))),
+            (SIGTERM, Some(ECHO), Some(LeaveNow(SIGTERM))),
+            (SIGTERM, Some(ECHO / 2), None),
+            (SIGUSR1, Some(4 * ECHO), None),
+            (SIGHUP, Some(4 * ECHO), None),
+        ] {
+            let asked = later.map(|_| first);
+            let now = first + later.unwrap_or_default();
+            assert_eq!(after(asked, now, signal), expected, "{signal} {later:?}");
         }
     }
 

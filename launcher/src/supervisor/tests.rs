@@ -59,6 +59,14 @@ fn signal(rank: usize, signal: i32) -> Event {
     Event::Ended(rank, ProcessEnd::Signal(signal))
 }
 
+fn failed(rank: usize, cause: Cause, consequences: &[usize]) -> Verdict {
+    Verdict::Failed {
+        rank,
+        cause,
+        consequences: consequences.to_vec(),
+    }
+}
+
 /// All killed ranks die.
 fn buried(supervisor: &mut Supervisor, now: Duration) -> Verdict {
     for rank in 0..supervisor.ranks.len() {
@@ -84,13 +92,10 @@ fn a_death_kills_the_others_and_is_the_cause() {
     let mut s = Supervisor::new(4, TIMEOUTS, ms(0));
     let kills = [0, 1, 3].map(Action::Kill);
     assert_eq!(s.on(ms(5), signal(2, SIGABRT)), kills);
-    let verdict = buried(&mut s, ms(6));
-    let expected = Verdict::Failed {
-        rank: 2,
-        cause: Cause::Signal(SIGABRT),
-        consequences: Vec::new(),
-    };
-    assert_eq!(verdict, expected);
+    assert_eq!(
+        buried(&mut s, ms(6)),
+        failed(2, Cause::Signal(SIGABRT), &[])
+    );
 }
 
 #[test]
@@ -117,12 +122,7 @@ fn the_cause_is_found_even_if_its_victim_reports_first() {
             signal(1, SIGKILL)
         };
         assert_eq!(s.on(ms(8), end), [Action::Kill(2)]);
-        let expected = Verdict::Failed {
-            rank: 1,
-            cause,
-            consequences: vec![0],
-        };
-        assert_eq!(buried(&mut s, ms(9)), expected);
+        assert_eq!(buried(&mut s, ms(9)), failed(1, cause, &[0]));
     }
 }
 
@@ -136,12 +136,10 @@ fn a_cause_that_is_reported_late_is_waited_for() {
     s.on(ms(7), Event::Said(2, Message::Failure(lost)));
     assert_eq!(waits(&mut s, 200, 4800), []);
     assert_eq!(s.on(ms(4900), signal(1, SIGKILL)), [Action::Kill(2)]);
-    let expected = Verdict::Failed {
-        rank: 1,
-        cause: Cause::Signal(SIGKILL),
-        consequences: vec![0, 2],
-    };
-    assert_eq!(buried(&mut s, ms(4901)), expected);
+    assert_eq!(
+        buried(&mut s, ms(4901)),
+        failed(1, Cause::Signal(SIGKILL), &[0, 2])
+    );
 }
 
 #[test]
@@ -151,12 +149,10 @@ fn the_earlier_of_two_failures_is_the_cause() {
     s.on(ms(10), Event::Said(0, Message::Failure(late)));
     s.on(ms(11), Event::Said(1, Message::Failure(early.clone())));
     s.on(ms(12), code(0, 1));
-    let expected = Verdict::Failed {
-        rank: 1,
-        cause: Cause::Failure(early),
-        consequences: vec![0],
-    };
-    assert_eq!(buried(&mut s, ms(13)), expected);
+    assert_eq!(
+        buried(&mut s, ms(13)),
+        failed(1, Cause::Failure(early), &[0])
+    );
 }
 
 #[test]
@@ -169,12 +165,10 @@ fn a_failure_common_to_all_is_reported_by_the_first() {
     }
     s.on(ms(11), code(0, 1));
     s.on(ms(11), code(1, 1));
-    let expected = Verdict::Failed {
-        rank: 1,
-        cause: Cause::Failure(refused[0].clone()),
-        consequences: vec![0],
-    };
-    assert_eq!(buried(&mut s, ms(13)), expected);
+    assert_eq!(
+        buried(&mut s, ms(13)),
+        failed(1, Cause::Failure(refused[0].clone()), &[0])
+    );
 }
 
 #[test]
@@ -206,12 +200,10 @@ fn a_request_to_stop_goes_to_all_with_the_grace_period() {
         assert_eq!(other.on(ms(time), Event::Tick), []);
     }
     assert_eq!(other.on(ms(25_001), Event::Tick), [Action::Kill(1)]);
-    let expected = Verdict::Failed {
-        rank: 1,
-        cause: Cause::GraceExpired,
-        consequences: Vec::new(),
-    };
-    assert_eq!(buried(&mut other, ms(25_002)), expected);
+    assert_eq!(
+        buried(&mut other, ms(25_002)),
+        failed(1, Cause::GraceExpired, &[])
+    );
 }
 
 #[test]
@@ -274,12 +266,7 @@ fn ranks_of_a_lost_node_are_the_cause_not_their_peers() {
     s.on(ms(5), Event::Said(0, Message::Failure(lost)));
     s.on(ms(6), Event::Ended(2, ProcessEnd::Lost));
     s.on(ms(6), Event::Ended(3, ProcessEnd::Lost));
-    let expected = Verdict::Failed {
-        rank: 2,
-        cause: Cause::Lost,
-        consequences: vec![0],
-    };
-    assert_eq!(buried(&mut s, ms(7)), expected);
+    assert_eq!(buried(&mut s, ms(7)), failed(2, Cause::Lost, &[0]));
 }
 
 #[test]
@@ -298,12 +285,7 @@ fn silent_ranks_do_not_count_as_hung() {
     s.on(ms(69_100), signal(0, SIGKILL));
     waits(&mut s, 69_300, 74_300);
     assert!(s.is_over());
-    let expected = Verdict::Failed {
-        rank: 0,
-        cause: Cause::Failure(lost),
-        consequences: Vec::new(),
-    };
-    assert_eq!(s.verdict(), expected);
+    assert_eq!(s.verdict(), failed(0, Cause::Failure(lost), &[]));
 }
 
 #[test]
@@ -353,13 +335,10 @@ fn hang_limits_are_learned_from_the_run() {
     let mut expected = vec![(18_000, slow), (28_000, slower)];
     expected.extend(kills);
     assert_eq!(done, expected);
-    let verdict = buried(&mut s, ms(68_800));
-    let expected = Verdict::Failed {
-        rank: 1,
-        cause: Cause::Hung(KILL),
-        consequences: Vec::new(),
-    };
-    assert_eq!(verdict, expected);
+    assert_eq!(
+        buried(&mut s, ms(68_800)),
+        failed(1, Cause::Hung(KILL), &[])
+    );
 }
 
 #[test]
@@ -447,12 +426,10 @@ fn ranks_that_wait_for_a_dead_one_get_no_grace_period() {
     assert_eq!(s.on(ms(4), signal(1, SIGKILL)), []);
     let forsaken = waiting(2, "train", 1, Some(1));
     assert_eq!(s.on(ms(5), forsaken), [Action::Kill(2)]);
-    let expected = Verdict::Failed {
-        rank: 1,
-        cause: Cause::Signal(SIGKILL),
-        consequences: Vec::new(),
-    };
-    assert_eq!(buried(&mut s, ms(6)), expected);
+    assert_eq!(
+        buried(&mut s, ms(6)),
+        failed(1, Cause::Signal(SIGKILL), &[])
+    );
 }
 
 #[test]
