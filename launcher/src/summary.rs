@@ -15,9 +15,7 @@ use crate::table::{Align, Table};
 /// When the file cannot be read, or does not have the form
 /// `{"title": text, "tables": [{"title", "columns", "rows"}], "lines": [[label, value]]}`.
 pub(crate) fn read(path: &Path) -> Result<(String, Value)> {
-    let bytes = spd_files::read(path).with_context(|| path.display().to_string())?;
-    let summary: Value = serde_json::from_slice(&bytes)
-        .with_context(|| format!("{}: is not JSON", path.display()))?;
+    let summary = json(path)?;
     let text = text(&summary).ok_or_else(|| {
         anyhow!(
             "{}: does not have the form of a summary; was it edited?",
@@ -25,6 +23,16 @@ pub(crate) fn read(path: &Path) -> Result<(String, Value)> {
         )
     })?;
     Ok((text, summary))
+}
+
+/// The JSON of a summary file, of whichever form.
+///
+/// # Errors
+///
+/// When the file cannot be read, or is not JSON.
+pub(crate) fn json(path: &Path) -> Result<Value> {
+    let bytes = spd_files::read(path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&bytes).with_context(|| format!("{}: is not JSON", path.display()))
 }
 
 fn text(summary: &Value) -> Option<String> {

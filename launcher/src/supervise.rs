@@ -36,6 +36,9 @@ const LOOK_SOON: Duration = Duration::from_millis(10);
 /// Only W&B has such a button.
 const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
 
+/// The message of an attempt that was stopped before its start.
+const NOT_BEGUN: &str = "stopped before the ranks of all nodes were started; nothing new is saved, and the same command goes on";
+
 /// The result of an attempt.
 #[derive(Debug)]
 pub(crate) struct Attempt {
@@ -48,12 +51,11 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// An attempt that was stopped before its start.
-    fn not_begun() -> Self {
-        let line = "stopped before the ranks of all nodes were started; nothing new is saved, and the same command goes on";
+    /// The last one.
+    fn last(exit: Exit, message: Vec<String>) -> Self {
         Self {
-            exit: Exit::Stopped,
-            message: vec![line.to_owned()],
+            exit,
+            message,
             may_restart: false,
         }
     }
@@ -82,7 +84,7 @@ pub(crate) fn attempt(
     let meeting = match &mut others {
         Some(others) => match others.start(stop)? {
             Some(meeting) => meeting,
-            None => return Ok(Attempt::not_begun()),
+            None => return Ok(Attempt::last(Exit::Stopped, vec![NOT_BEGUN.to_owned()])),
         },
         None => Transport::of(program).context("memory for ranks to share")?,
     };
@@ -113,11 +115,7 @@ pub(crate) fn attempt(
     let attempt = report.attempt();
     let gone = gone.filter(|_| attempt.exit == Exit::Failed);
     Ok(match killed_for.or(gone) {
-        Some(line) => Attempt {
-            exit: Exit::Failed,
-            message: vec![line],
-            may_restart: false,
-        },
+        Some(line) => Attempt::last(Exit::Failed, vec![line]),
         None => attempt,
     })
 }

@@ -27,17 +27,9 @@ pub(super) struct AttemptReport<'a> {
 
 impl AttemptReport<'_> {
     pub(super) fn attempt(&self) -> Attempt {
-        let said = |exit, line: String| Attempt {
-            exit,
-            message: vec![line],
-            may_restart: false,
-        };
+        let said = |exit, line: String| Attempt::last(exit, vec![line]);
         match self.supervisor.verdict() {
-            Verdict::Done => Attempt {
-                exit: Exit::Done,
-                message: Vec::new(),
-                may_restart: false,
-            },
+            Verdict::Done => Attempt::last(Exit::Done, Vec::new()),
             // Only the rank knows what is saved, and of which step.
             Verdict::Stopped(Some(words)) => said(Exit::Stopped, words),
             Verdict::Stopped(None) => said(

@@ -20,7 +20,7 @@ use crate::output::{Output, last_words};
 use crate::progress::{Progress, SpoolReader, l0};
 use crate::ranks::{Process, command, own_program};
 use crate::run_dir::RunDir;
-use crate::stop;
+use crate::{stop, summary};
 
 /// The state of a run of a sweep.
 #[derive(Debug, Clone, PartialEq)]
@@ -217,10 +217,7 @@ impl Member {
     ///
     /// When there is none, or its form is unknown.
     pub(crate) fn read_results(&mut self) -> Result<()> {
-        let path = self.dir.summary();
-        let bytes = spd_files::read(&path).with_context(|| path.display().to_string())?;
-        let summary: Value = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: is not JSON", path.display()))?;
+        let summary = summary::json(&self.dir.summary())?;
         let values = summary.get("values").and_then(Value::as_object);
         self.results = values.cloned().unwrap_or_default();
         self.solved = summary.get("solved").and_then(|solved| {

@@ -499,14 +499,12 @@ impl Sweep<'_> {
     }
 
     fn show(&self, members: &mut [Member], status: &mut StatusLines) {
-        let over = |member: &&mut Member| {
-            matches!(member.state, MemberState::Done | MemberState::Failed(_))
-        };
-        let failed = |member: &&mut Member| matches!(member.state, MemberState::Failed(_));
-        let (over, failed) = (
-            members.iter_mut().filter(over).count(),
-            members.iter_mut().filter(failed).count(),
-        );
+        let states = || members.iter().map(|member| &member.state);
+        let done = states()
+            .filter(|state| **state == MemberState::Done)
+            .count();
+        let failed = states().filter(|state| matches!(state, MemberState::Failed(_)));
+        let failed = failed.count();
         let (mut running, mut events) = (Vec::new(), Vec::new());
         for member in members.iter_mut() {
             let name = member.name.clone();
@@ -520,7 +518,7 @@ impl Sweep<'_> {
             .iter()
             .map(|(name, progress)| (name.as_str(), *progress))
             .collect();
-        status.show(&running, over, failed);
+        status.show(&running, done + failed, failed);
     }
 
     /// Writes the state of the members.
