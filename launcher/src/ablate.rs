@@ -11,7 +11,7 @@ use crate::again::{existing, fits, tell_damaged};
 use crate::cli::{self, AblateArgs};
 use crate::exit::Exit;
 use crate::progress::Lines;
-use crate::prompt::{Given, shown};
+use crate::prompt::{prompt, shown};
 use crate::table::{Align, Table};
 use crate::{memory, screen};
 
@@ -23,7 +23,8 @@ use crate::{memory, screen};
 /// little memory.
 pub(crate) fn ablate(asked: &AblateArgs) -> Result<Exit, Fault> {
     existing(&asked.run)?;
-    let given = Given::of(&asked.prompt)?;
+    let mut file = Vec::new();
+    let prompt = prompt(&asked.prompt, &mut file)?;
     let lines = Lines::default();
     let edit = if asked.keep.is_empty() {
         Edit::Remove(&asked.remove)
@@ -36,7 +37,7 @@ pub(crate) fn ablate(asked: &AblateArgs) -> Result<Exit, Fault> {
     let found = measure(&Ablate {
         run_dir: &asked.run,
         edit,
-        prompt: given.as_ref().map(Given::prompt),
+        prompt,
         generate: asked.generate,
         data: asked.data.as_deref(),
         set: &asked.look.set,

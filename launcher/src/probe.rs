@@ -14,7 +14,7 @@ use crate::bench::unwritable;
 use crate::cli::{self, ProbeArgs};
 use crate::exit::Exit;
 use crate::progress::Lines;
-use crate::prompt::{Given, shown};
+use crate::prompt::{prompt, shown};
 use crate::table::{Align, Table};
 use crate::{memory, screen};
 
@@ -29,7 +29,8 @@ const COLUMNS: usize = 16;
 /// directory that cannot be written.
 pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
     existing(&asked.run)?;
-    let Some(given) = Given::of(&asked.prompt)? else {
+    let mut file = Vec::new();
+    let Some(prompt) = prompt(&asked.prompt, &mut file)? else {
         return Err(Fault::BadInput(
             "expected a prompt, found none; give a text, --file, --ids or --feature".to_owned(),
         ));
@@ -44,7 +45,7 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
     }
     let found = measure(&Probe {
         run_dir: &asked.run,
-        prompt: given.prompt(),
+        prompt,
         within: asked.kl,
         last: asked.last,
         delta: asked.delta,
