@@ -208,56 +208,48 @@ mod tests {
     }
 
     #[test]
-    fn the_outcome_of_a_process_has_its_last_output() {
-        let long = Duration::from_secs(60);
-        let told = |script| watched(&[script], long);
-        assert_eq!(
-            told("echo a; echo found; echo"),
-            (ProbeOutcome::Passed, "found".to_owned())
-        );
-        assert_eq!(
-            told("echo 'error: wrong'; echo a note; exit 1"),
-            (ProbeOutcome::Failed, "wrong".to_owned())
-        );
-        assert_eq!(
-            told("exit 7"),
-            (ProbeOutcome::Failed, "no output".to_owned())
-        );
-        assert_eq!(
-            told("echo here; kill -SEGV $$"),
+    fn the_process_that_decides_is_named_with_its_last_output() {
+        use ProbeOutcome::{Crashed, Failed, Hung, Passed};
+        let [long, short] = [60, 5].map(Duration::from_secs);
+        for (scripts, limit, outcome, said) in [
+            (&["echo a; echo found; echo"][..], long, Passed, "found"),
             (
-                ProbeOutcome::Crashed,
-                "SIGSEGV; last output: here".to_owned()
-            )
-        );
-        assert_eq!(
-            watched(
-                &["echo here; sleep 600 & sleep 600"],
-                Duration::from_secs(5)
+                &["echo 'error: wrong'; echo a note; exit 1"],
+                long,
+                Failed,
+                "wrong",
+            ),
+            (&["exit 7"], long, Failed, "no output"),
+            (
+                &["echo here; kill -SEGV $$"],
+                long,
+                Crashed,
+                "SIGSEGV; last output: here",
             ),
             (
-                ProbeOutcome::Hung,
-                "killed after 5 s; last output: here".to_owned()
-            )
-        );
-    }
-
-    // The failing process is named, and the others are not waited for.
-    #[test]
-    fn the_first_failing_process_decides() {
-        let long = Duration::from_secs(60);
-        assert_eq!(
-            watched(&["sleep 600", "echo no; exit 1"], long),
-            (ProbeOutcome::Failed, "rank 1: no".to_owned())
-        );
-        assert_eq!(
-            watched(&["echo one", "echo other"], long),
-            (ProbeOutcome::Passed, "one".to_owned())
-        );
-        assert_eq!(
-            watched(&["true", "sleep 600"], Duration::from_secs(5)),
-            (ProbeOutcome::Hung, "rank 1: killed after 5 s".to_owned())
-        );
+                &["echo here; sleep 600 & sleep 600"],
+                short,
+                Hung,
+                "killed after 5 s; last output: here",
+            ),
+            // The others are not waited for.
+            (
+                &["sleep 600", "echo no; exit 1"],
+                long,
+                Failed,
+                "rank 1: no",
+            ),
+            (&["echo one", "echo other"], long, Passed, "one"),
+            (
+                &["true", "sleep 600"],
+                short,
+                Hung,
+                "rank 1: killed after 5 s",
+            ),
+        ] {
+            let expected = (outcome, said.to_owned());
+            assert_eq!(watched(scripts, limit), expected, "{scripts:?}");
+        }
     }
 
     #[test]
