@@ -40,8 +40,7 @@ pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
 
 /// Writes a run, which may go on, as W&B's client stores an offline run.
 fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
-    let run = Run::load_resolved(&run_dir.config());
-    let run = run?;
+    let run = Run::load_resolved(&run_dir.config())?;
     let end = ended(run_dir.path());
     let code = end.map(Exit::code);
     let about = About::run(run_dir.path(), &run.name, &run.tracker, &run);

@@ -78,7 +78,7 @@ pub(crate) fn harvest(asked: &HarvestArgs) -> Result<Exit, Fault> {
     if ranks == 1 {
         harvesting.count((0, 1), &told)?;
     } else {
-        by_ranks(asked, ranks).map_err(Fault::Failed)?;
+        by_ranks(asked, ranks)?;
     }
     let words = harvesting.finish(&told)?;
     say(&words, harvesting.dir());

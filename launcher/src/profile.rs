@@ -25,8 +25,7 @@ const STEPS: usize = 20;
 /// the trace cannot be written.
 pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     let path = spd_configs::locate(&asked.config)?;
-    let run = RunFiles::default().load(&path, &asked.set);
-    let run = run?;
+    let run = RunFiles::default().load(&path, &asked.set)?;
     spd_trainer::check_precision(&run, asked.gpus > 0)?;
     if let Some(trace) = &asked.trace {
         try_to_write(trace).map_err(|error| bench::unwritable("--trace", trace, &error))?;

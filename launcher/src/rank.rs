@@ -35,8 +35,7 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
         let (rank, ranks) = (asked.rank, asked.ranks);
         supervision.world = World::in_memory(rank, ranks, memory, &supervision.heartbeat)?;
     }
-    let channel = Channel::open().context("the channel to the launcher");
-    let Some(channel) = channel.map_err(Fault::Failed)? else {
+    let Some(channel) = Channel::open().context("the channel to the launcher")? else {
         return go(asked, &supervision);
     };
     let heartbeat = Arc::clone(&supervision.heartbeat);
@@ -45,8 +44,7 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     channel
         .end_with_launcher()
         .and_then(|()| channel.beat(Arc::clone(&heartbeat)))
-        .context("a thread for the heartbeat")
-        .map_err(Fault::Failed)?;
+        .context("a thread for the heartbeat")?;
     if let (Some(peers), Some(fd)) = (peers, asked.listener_fd) {
         let world = far_world(asked.rank, (fd, peers), &channel, &supervision)?;
         let Some(world) = world else {

@@ -74,7 +74,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let plan = plan::text(&run.name, &destination, &run_plan);
     if asked.slurm.is_some() {
         screen::note(plan.trim_end());
-        let command = own_command().map_err(Fault::Failed)?;
+        let command = own_command()?;
         let job = Job {
             name: &run.name,
             nodes: node.count,
@@ -106,7 +106,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let book = launched.leave(&ended, track);
     let (exit, _) = ended?;
     if exit == Exit::Done {
-        show_end(&run_dir, book).map_err(Fault::Failed)?;
+        show_end(&run_dir, book)?;
     }
     Ok(exit)
 }
@@ -123,14 +123,14 @@ fn launch(
     let mut stop = Stop::listen().context("cannot install signal handlers")?;
     let mut others = None;
     if node.count > 1 {
-        let joining = Joining::open(run_dir, node, here(asked)).map_err(Fault::Failed)?;
+        let joining = Joining::open(run_dir, node, here(asked))?;
         others = joining.join(run, joins_within(asked), &mut stop)?;
         if others.is_none() {
             let said = "stopped before the launchers of all nodes were there";
             return Ok((Exit::Stopped, said.to_owned()));
         }
     }
-    let program = program(asked, node, run_dir).map_err(Fault::Failed)?;
+    let program = program(asked, node, run_dir)?;
     let memory = plan::memory(&run_plan.memory);
     let restarts = Restarts::new(asked.restarts);
     let ranks = Attempts {
@@ -185,8 +185,7 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, F
         )),
         (Err(_), Some(aside)) => run_dir
             .put_back(aside)
-            .with_context(|| format!("{}: cannot be moved back", aside.path().display()))
-            .map_err(Fault::Failed)?,
+            .with_context(|| format!("{}: cannot be moved back", aside.path().display()))?,
         (_, None) => {}
     }
     prepared
@@ -200,7 +199,7 @@ fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exi
     let Some(member) = member else {
         return Ok(Exit::Stopped);
     };
-    let program = program(asked, node, run_dir).map_err(Fault::Failed)?;
+    let program = program(asked, node, run_dir)?;
     let track = Track::of_node(run_dir.path(), node);
     let served = member.serve(&program, run_dir, &mut stop);
     track.finish(served.as_ref().map_or(Exit::Failed, |exit| *exit));
@@ -221,7 +220,7 @@ fn joins_within(asked: &RunArgs) -> Duration {
 }
 
 fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
-    show_end(run_dir, None).map_err(Fault::Failed)?;
+    show_end(run_dir, None)?;
     screen::note(&format!(
         "{} is finished; --fresh runs it again (the old directory is moved aside), --out elsewhere",
         run_dir.path().display()

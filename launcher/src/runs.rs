@@ -41,11 +41,10 @@ pub(crate) fn runs(asked: &RunsArgs) -> Result<Exit, Fault> {
         }
         dirs.push(PathBuf::from(RUNS));
     }
-    let listings: Result<Vec<Listing>, Fault> = dirs
+    let listings = dirs
         .iter()
         .map(|dir| Listing::of(dir).map_err(|error| fault(&error)))
-        .collect();
-    let listings = listings?;
+        .collect::<Result<Vec<Listing>, Fault>>()?;
     let found: Vec<&Listed> = listings.iter().flat_map(|listing| &listing.found).collect();
     if asked.json {
         let lines = found.iter().flat_map(|listed| objects(listed));

@@ -70,9 +70,7 @@ pub(crate) fn watch(asked: &WatchArgs) -> Result<Exit, Fault> {
         })?;
         Ok(())
     };
-    served()
-        .context("cannot serve the page")
-        .map_err(Fault::Failed)?;
+    served().context("cannot serve the page")?;
     Ok(Exit::Done)
 }
 

@@ -130,7 +130,7 @@ impl OtherLauncher {
             said,
             listeners: Vec::new(),
         };
-        member.get_ready(here.ranks).map_err(Fault::Failed)?;
+        member.get_ready(here.ranks)?;
         Ok(Some(member))
     }
 

@@ -29,8 +29,7 @@ pub(super) struct Checked {
 pub(super) fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<Checked, Fault> {
     let path = spd_configs::locate(&asked.config)?;
     let mut files = RunFiles::of(asked);
-    let run = files.load(&path, &asked.set);
-    let mut run = run?;
+    let mut run = files.load(&path, &asked.set)?;
     if !asked.tracker.is_empty() {
         run.tracker.to.clone_from(&asked.tracker);
     }

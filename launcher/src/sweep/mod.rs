@@ -145,7 +145,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     for (member, found) in members.iter_mut().zip(&found) {
         if *found == DirState::Finished {
             member.state = MemberState::Done;
-            member.read_results().map_err(Fault::Failed)?;
+            member.read_results()?;
         }
     }
     if asked.dry_run {
@@ -161,7 +161,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     };
     let launched = Launched::now(hold.map_err(Fault::BadInput)?);
     sweep.rows = SweepRows::start(&sweep.root);
-    sweep.write(&members).map_err(Fault::Failed)?;
+    sweep.write(&members)?;
     let about = rows::about(&sweep.name, &members);
     let track = about.map(|about| Track::of_sweep(sweep.root.path(), about));
     let ended = sweep.run(&mut members, &found);
@@ -176,7 +176,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         exit => (exit, String::new()),
     });
     launched.leave(&ended, track);
-    written.map_err(Fault::Failed)?;
+    written?;
     let (table, dir) = (report::text(&sweep.name, &members), sweep.root.path());
     let page = dir.join(PAGE);
     let page = if page.is_file() {
