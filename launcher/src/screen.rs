@@ -60,7 +60,7 @@ pub(crate) fn object(object: &impl Serialize) -> anyhow::Result<()> {
 pub(crate) fn result_of(table: &str, words: &str, object: Value) {
     if Style::chosen().json {
         let line = Style::result_of(&steady(words), object);
-        SCREEN.write(Stream::Stdout, line);
+        SCREEN.change(|state| state.push(Stream::Stdout, line));
     } else {
         result(&format!("{table}{words}"));
     }
@@ -88,7 +88,7 @@ pub(crate) fn detail(line: &str) {
 
 fn write(to: Stream, kind: TextKind, text: &str) {
     if let Some(text) = Style::chosen().text(kind, &steady(text)) {
-        SCREEN.write(to, text);
+        SCREEN.change(|state| state.push(to, text));
     }
 }
 
@@ -111,13 +111,17 @@ pub(crate) fn first_error() -> Option<&'static str> {
 /// Writes a progress line, which is omitted when the terminal accepts no more.
 pub(crate) fn progress(line: &str) {
     if let Some(line) = Style::chosen().text(TextKind::Note, &steady(&format!("{line}\n"))) {
-        SCREEN.progress(line);
+        SCREEN.change(|state| state.push_if_room(line));
     }
 }
 
 /// Replaces the live lines, which are below everything else.
 pub(crate) fn live(lines: Vec<String>) {
-    SCREEN.live(lines.iter().map(|line| steady(line)).collect());
+    let lines: Vec<String> = lines.iter().map(|line| steady(line)).collect();
+    SCREEN.change(|state| {
+        state.live_is_new |= state.live != lines;
+        state.live = lines;
+    });
 }
 
 /// Whether there is a terminal for live lines.
@@ -221,21 +225,6 @@ impl Screen {
 
     fn state(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&'static self, to: Stream, text: String) {
-        self.change(|state| state.push(to, text));
-    }
-
-    fn progress(&'static self, line: String) {
-        self.change(|state| state.push_if_room(line));
-    }
-
-    fn live(&'static self, lines: Vec<String>) {
-        self.change(|state| {
-            state.live_is_new |= state.live != lines;
-            state.live = lines;
-        });
     }
 
     /// Changes the queue and wakes the thread.

@@ -5,10 +5,12 @@ use std::io::IsTerminal;
 use std::sync::OnceLock;
 
 use jiff::{Timestamp, Unit};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// The kind of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum TextKind {
     /// A requested result.
     Result,
@@ -22,19 +24,6 @@ pub(super) enum TextKind {
     Error,
     /// How the command ended, if not by an error.
     End,
-}
-
-impl TextKind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Result => "result",
-            Self::Plan => "plan",
-            Self::Note => "note",
-            Self::Detail => "detail",
-            Self::Error => "error",
-            Self::End => "end",
-        }
-    }
 }
 
 /// The selected style.
@@ -86,7 +75,7 @@ impl Style {
     pub(super) fn result_of(words: &str, object: Value) -> String {
         let now = Timestamp::now();
         let now = now.round(Unit::Second).unwrap_or(now).to_string();
-        let (kind, words) = (TextKind::Result.name(), words.trim_end());
+        let (kind, words) = (TextKind::Result, words.trim_end());
         let line = json!({"time": now, "kind": kind, "text": words, "result": object});
         format!("{line}\n")
     }
@@ -101,7 +90,7 @@ impl Style {
         shown.then(|| match kind {
             _ if self.json => {
                 let text = text.trim_end();
-                let line = json!({"time": now.to_string(), "kind": kind.name(), "text": text});
+                let line = json!({"time": now.to_string(), "kind": kind, "text": text});
                 format!("{line}\n")
             }
             TextKind::Note | TextKind::Detail | TextKind::Error | TextKind::End if self.stamped => {
