@@ -6,12 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use spd_checkpoint::Lock;
 
 use super::handshake::{SILENCE, Secret};
 use super::mesh::Peers;
 use super::rendezvous::Posted;
 use super::wire::Wire;
-use super::{NodeResources, ToFirst, ToOther, host, listeners};
+use super::{NodeResources, ToFirst, ToOther, listeners};
 use crate::exit::Exit;
 use crate::failure::monotonic;
 use crate::ranks::Transport;
@@ -171,7 +172,7 @@ impl FirstLauncher {
         let mut peers = Peers {
             secret: self.secret.hex(),
             attempt: self.attempts,
-            hosts: vec![host(); addresses.len()],
+            hosts: vec![Lock::host(); addresses.len()],
             addresses,
         };
         for other in &mut self.others {

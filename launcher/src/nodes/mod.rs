@@ -112,14 +112,6 @@ const FIRST: &str = "node 0";
 /// Interval of [`ToFirst::Alive`].
 const ALIVE: Duration = Duration::from_secs(1);
 
-/// The name of this machine.
-fn host() -> String {
-    rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned()
-}
-
 /// A listener for each of `ranks` ranks, and their addresses.
 ///
 /// - `network`: the address of this node in the run's network, if known

@@ -9,13 +9,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use spd_checkpoint::Lock;
 use spd_trainer::Fault;
 use spd_trainer::run_file::Run;
 
 use super::handshake;
 use super::rendezvous::{self, Rendezvous};
 use super::wire::Wire;
-use super::{ALIVE, FIRST, Hello, NodeResources, ToFirst, ToOther, VERSION, host, listeners};
+use super::{ALIVE, FIRST, Hello, NodeResources, ToFirst, ToOther, VERSION, listeners};
 use crate::channel::Message;
 use crate::exit::Exit;
 use crate::failure::monotonic;
@@ -99,7 +100,7 @@ impl OtherLauncher {
             node: node.index,
             nodes: node.count,
             ranks: here.ranks,
-            host: host(),
+            host: Lock::host(),
             computed_by: here.computed_by,
             run: run.to_toml(),
         }));
