@@ -119,23 +119,17 @@ const LEGACY: CgroupFiles = CgroupFiles {
 };
 
 fn left(group: &Path, files: &CgroupFiles) -> Option<usize> {
-    let &CgroupFiles {
-        limit,
-        used,
-        reclaimable,
-        ..
-    } = files;
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<usize>().ok();
     let cache = read("memory.stat").and_then(|text| {
         let line = text
             .lines()
-            .find_map(|line| line.strip_prefix(reclaimable))?;
+            .find_map(|line| line.strip_prefix(files.reclaimable))?;
         line.trim().parse::<usize>().ok()
     });
     // "max" is not a number and means no limit.
-    let used = number(used)?.saturating_sub(cache.unwrap_or(0));
-    Some(number(limit)?.saturating_sub(used))
+    let used = number(files.used)?.saturating_sub(cache.unwrap_or(0));
+    Some(number(files.limit)?.saturating_sub(used))
 }
 
 /// Parses a size: `1500000`, `512MiB`, `4GiB`, `4G`.

@@ -226,12 +226,10 @@ fn text(row: &Row, time: f64, (asked, run): (&TailArgs, Option<&Run>)) -> Option
 /// A row in words, with as many values as fit into `columns`.
 fn words(row: &Row, run: Option<&Run>, columns: Option<usize>) -> String {
     let step = row.step;
+    let event = || happened(row).unwrap_or_else(|| format!("step {step}"));
     match row.kind {
-        Kind::Event => happened(row).unwrap_or_else(|| format!("step {step}")),
-        Kind::Alert => format!(
-            "alert  {}",
-            happened(row).unwrap_or_else(|| format!("step {step}"))
-        ),
+        Kind::Event => event(),
+        Kind::Alert => format!("alert  {}", event()),
         Kind::Train | Kind::Eval => {
             let kind = if row.kind == Kind::Train {
                 "train"

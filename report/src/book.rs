@@ -81,7 +81,7 @@ pub struct Book {
     version: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Run {
     dir: PathBuf,
     rows: Rows,
@@ -170,13 +170,8 @@ impl Book {
                 self.runs.push(Run {
                     rows: Rows::of(&dir, started()),
                     dir,
-                    components: Kept::default(),
-                    probes: Vec::new(),
-                    starts: None,
-                    versions: Vec::new(),
-                    counts: None,
-                    head: Value::Null,
                     version: started(),
+                    ..Run::default()
                 });
             }
         }

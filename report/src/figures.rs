@@ -88,31 +88,21 @@ pub(crate) fn text(path: &Path, most: u64) -> Option<String> {
 /// The figures of the first and the last step, and of as many evenly spaced steps between them as
 /// fit into `budget` bytes; and the number of figures that are left out.
 pub(crate) fn that_fit(run: &Path, listing: &Listing, budget: u64) -> (Figures, usize) {
-    let bytes: Vec<u64> = listing
-        .values()
-        .map(|of_step| of_step.values().sum())
-        .collect();
-    let fits = |count: usize| {
-        spaced(bytes.len(), count)
-            .map(|index| bytes[index])
-            .sum::<u64>()
-            <= budget
+    let steps = listing.values();
+    let bytes: Vec<u64> = steps.map(|of_step| of_step.values().sum()).collect();
+    let fits = |count: &usize| {
+        let kept = spaced(bytes.len(), *count);
+        kept.map(|index| bytes[index]).sum::<u64>() <= budget
     };
-    let count = (1..=bytes.len())
-        .rev()
-        .find(|&count| fits(count))
-        .unwrap_or(0);
+    let count = (1..=bytes.len()).rev().find(fits).unwrap_or(0);
     let kept: Vec<usize> = spaced(bytes.len(), count).collect();
     let mut found = Figures::new();
     let mut left_out = 0;
     for (index, (step, of_step)) in listing.iter().enumerate() {
         let mut texts = BTreeMap::new();
         for name in of_step.keys() {
-            match kept
-                .contains(&index)
-                .then(|| read(run, *step, name))
-                .flatten()
-            {
+            let text = kept.contains(&index).then(|| read(run, *step, name));
+            match text.flatten() {
                 Some(text) => drop(texts.insert(name.clone(), text)),
                 None => left_out += 1,
             }

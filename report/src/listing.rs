@@ -163,46 +163,35 @@ impl Sweep {
     }
 
     fn decide(&mut self) {
+        use State::{Done, Failed, Killed, Running, Stopped, Waiting};
         let all = |state: State| self.members.iter().all(|member| member.state == state);
         let any = |state: State| self.members.iter().any(|member| member.state == state);
         let holder = self.holder.clone().unwrap_or_default();
         let word = LastWord::of(&holder);
         self.state = if holder.is_held && word.is_none() {
-            State::Running
-        } else if !self.members.is_empty() && all(State::Done) {
-            State::Done
+            Running
+        } else if !self.members.is_empty() && all(Done) {
+            Done
         } else if let Some(word) = word {
             self.note = Some(word.note).filter(|note| !note.is_empty());
             word.state
-        } else if all(State::Waiting) {
-            State::Waiting
-        } else if any(State::Running) {
+        } else if all(Waiting) {
+            Waiting
+        } else if any(Running) {
             // One of them was started outside of the sweep.
-            State::Stopped
+            Stopped
         } else {
             let note = "its launcher exited without a message: it was killed, or its machine went down; the same command goes on";
             self.note = Some(note.to_owned());
-            State::Killed
+            Killed
         };
-        let counted = [
-            State::Done,
-            State::Running,
-            State::Failed,
-            State::Stopped,
-            State::Killed,
-            State::Waiting,
-        ];
-        let counts = counted.map(|state| {
+        let counted = [Done, Running, Failed, Stopped, Killed, Waiting];
+        let counts = counted.into_iter().filter_map(|state| {
             let members = self.members.iter();
-            (
-                members.filter(|member| member.state == state).count(),
-                state.name(),
-            )
+            let count = members.filter(|member| member.state == state).count();
+            (count > 0).then(|| format!("{count} {}", state.name()))
         });
-        let counts = counts.iter().filter(|(count, _)| *count > 0);
-        let counts: Vec<String> = counts
-            .map(|(count, name)| format!("{count} {name}"))
-            .collect();
+        let counts: Vec<String> = counts.collect();
         let note = self.note.take();
         let all = (!counts.is_empty()).then(|| counts.join(", "));
         let notes: Vec<String> = all.into_iter().chain(note).collect();

@@ -1,35 +1,27 @@
 //! The page as one text: HTML, styles and scripts of `page/`, uPlot, and the data.
 
-/// The contents of the places in `index.html`, in their order.
-const PARTS: [(&str, &[&str]); 2] = [
-    (
-        "/* styles */",
-        &[
-            include_str!("../vendor/uPlot.min.css"),
-            include_str!("../page/style.css"),
-        ],
-    ),
-    (
-        "/* scripts */",
-        &[
-            include_str!("../vendor/uPlot.iife.min.js"),
-            include_str!("../page/runs.js"),
-            include_str!("../page/scales.js"),
-            include_str!("../page/names.js"),
-            include_str!("../page/chart.js"),
-            include_str!("../page/curves.js"),
-            include_str!("../page/histograms.js"),
-            include_str!("../page/figures.js"),
-            include_str!("../page/components.js"),
-            include_str!("../page/component.js"),
-            include_str!("../page/probes.js"),
-            include_str!("../page/scatter.js"),
-            include_str!("../page/verdict.js"),
-            include_str!("../page/tables.js"),
-            include_str!("../page/address.js"),
-            include_str!("../page/main.js"),
-        ],
-    ),
+const STYLES: [&str; 2] = [
+    include_str!("../vendor/uPlot.min.css"),
+    include_str!("../page/style.css"),
+];
+
+const SCRIPTS: [&str; 16] = [
+    include_str!("../vendor/uPlot.iife.min.js"),
+    include_str!("../page/runs.js"),
+    include_str!("../page/scales.js"),
+    include_str!("../page/names.js"),
+    include_str!("../page/chart.js"),
+    include_str!("../page/curves.js"),
+    include_str!("../page/histograms.js"),
+    include_str!("../page/figures.js"),
+    include_str!("../page/components.js"),
+    include_str!("../page/component.js"),
+    include_str!("../page/probes.js"),
+    include_str!("../page/scatter.js"),
+    include_str!("../page/verdict.js"),
+    include_str!("../page/tables.js"),
+    include_str!("../page/address.js"),
+    include_str!("../page/main.js"),
 ];
 
 const TEMPLATE: &str = include_str!("../page/index.html");
@@ -59,27 +51,18 @@ pub(crate) fn page(title: &str, data: &str, lines: &[(String, String)]) -> Strin
         }
     };
     fill("<!-- title -->", &[&title]);
-    fill(PARTS[0].0, PARTS[0].1);
+    fill("/* styles */", &STYLES);
     fill("/* data */", &[&data]);
     fill("<!-- lines -->", &[&lines]);
-    fill(PARTS[1].0, PARTS[1].1);
+    fill("/* scripts */", &SCRIPTS);
     page.push_str(rest);
     page
 }
 
 /// A text as HTML that shows it.
 fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '&' => escaped.push_str("&amp;"),
-            '"' => escaped.push_str("&quot;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

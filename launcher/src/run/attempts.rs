@@ -33,15 +33,11 @@ impl Attempts<'_> {
         stop: &mut Stop,
         mut others: Option<&mut FirstLauncher>,
     ) -> anyhow::Result<(Exit, String)> {
-        let Self {
-            program,
-            run_dir,
-            timeouts,
-            memory,
-        } = self;
+        let (program, run_dir) = (&self.program, self.run_dir);
+        let (timeouts, memory) = (self.timeouts, self.memory);
         loop {
             let of_others = others.as_deref_mut();
-            let attempt = supervise::attempt(program, run_dir, *timeouts, stop, of_others, memory)?;
+            let attempt = supervise::attempt(program, run_dir, timeouts, stop, of_others, memory)?;
             let mut lines = attempt.message.iter();
             let first = lines.next();
             let said = first.cloned().unwrap_or_default();
