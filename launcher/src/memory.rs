@@ -51,12 +51,10 @@ pub(crate) fn oom_kills() -> u64 {
 }
 
 fn counted_kills(events: &str) -> u64 {
-    let count = events
-        .lines()
-        .find_map(|line| line.strip_prefix("oom_kill "));
-    count
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or(0)
+    let mut lines = events.lines();
+    let count = lines.find_map(|line| line.strip_prefix("oom_kill "));
+    let count = count.and_then(|count| count.trim().parse().ok());
+    count.unwrap_or(0)
 }
 
 fn kilobytes(text: &str, label: &str) -> Option<usize> {

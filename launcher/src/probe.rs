@@ -123,19 +123,10 @@ fn sites(found: &Probed) -> String {
 
 /// The importance of each component at each token, if there are few, or where it is largest.
 fn components(found: &Probed, top: usize) -> String {
-    let names: Vec<String> = if found.features.is_empty() {
-        found
-            .tokens
-            .iter()
-            .map(|token| shown(&token.text))
-            .collect()
-    } else {
-        found
-            .features
-            .iter()
-            .map(|n| format!("feature {n}"))
-            .collect()
-    };
+    // There are only one or the other.
+    let tokens = found.tokens.iter().map(|token| shown(&token.text));
+    let features = found.features.iter().map(|n| format!("feature {n}"));
+    let names: Vec<String> = tokens.chain(features).collect();
     let is_short = names.len() <= COLUMNS;
     let mut alignments = vec![Align::Left, Align::Right];
     alignments.resize(2 + names.len().max(3), Align::Right);

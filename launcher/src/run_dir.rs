@@ -414,12 +414,7 @@ fn check_free(place: &str, free: u64, bytes: u64) -> Result<(), String> {
 
 fn listed(differences: &[String]) -> String {
     const SHOWN: usize = 3;
-    let shown = differences
-        .iter()
-        .take(SHOWN)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
+    let shown = differences[..differences.len().min(SHOWN)].join(", ");
     match differences.len().checked_sub(SHOWN) {
         None | Some(0) => shown,
         Some(more) => format!("{shown}, and {more} more"),

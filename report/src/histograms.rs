@@ -27,23 +27,17 @@ impl<'a> Bars<'a> {
         let kept: Vec<usize> = spaced(count, count.min(most))
             .map(|index| begin + index)
             .collect();
-        let one = &found.all.get(*kept.first()?)?.edges;
-        let is_one = kept.iter().all(|&index| found.all[index].edges == *one);
+        let first = &found.all.get(*kept.first()?)?.edges;
+        let all = || kept.iter().map(|&index| &found.all[index]);
+        let is_one = all().all(|histogram| histogram.edges == *first);
         let numbers = |values: &[f64]| values.iter().copied().map(Number).collect();
-        let edges = kept.iter().take(if is_one { 1 } else { usize::MAX });
+        let edges = all().take(if is_one { 1 } else { usize::MAX });
+        let steps = kept.iter().map(|&index| found.rows[index]);
         Some(Self {
             name: &found.name,
-            x: kept
-                .iter()
-                .map(|&index| rows.at[found.rows[index] as usize].0)
-                .collect(),
-            edges: edges
-                .map(|&index| numbers(&found.all[index].edges))
-                .collect(),
-            counts: kept
-                .iter()
-                .map(|&index| numbers(&found.all[index].counts))
-                .collect(),
+            x: steps.map(|row| rows.at[row as usize].0).collect(),
+            edges: edges.map(|of| numbers(&of.edges)).collect(),
+            counts: all().map(|of| numbers(&of.counts)).collect(),
         })
     }
 }

@@ -365,19 +365,12 @@ impl Sweep<'_> {
 
     /// Describes all members in the plan of one.
     fn described(&self, run_plan: RunPlan, members: &[Member], found: &[DirState]) -> RunPlan {
-        let keys: Vec<&str> = members
-            .first()
-            .map(|member| member.values.iter().map(|(key, _)| key.as_str()).collect())
-            .unwrap_or_default();
-        let (first, last) = (members.first(), members.last());
-        let ends = first
-            .zip(last)
-            .map(|(first, last)| format!("{} to {}", first.name, last.name));
-        let finished = found
-            .iter()
-            .filter(|found| **found == DirState::Finished)
-            .count();
-        let done = match finished {
+        let values = members.first().into_iter().flat_map(|first| &first.values);
+        let keys: Vec<&str> = values.map(|(key, _)| key.as_str()).collect();
+        let ends = members.first().zip(members.last());
+        let ends = ends.map(|(first, last)| format!("{} to {}", first.name, last.name));
+        let finished = found.iter().filter(|of| **of == DirState::Finished);
+        let done = match finished.count() {
             0 => String::new(),
             finished => format!(", {finished} of them finished before"),
         };
