@@ -50,7 +50,5 @@ impl Failure {
 
 /// The machine's monotonic clock, which all its processes share.
 pub(crate) fn monotonic() -> Duration {
-    let now = clock_gettime(ClockId::Monotonic);
-    let whole = u64::try_from(now.tv_sec).unwrap_or(0);
-    Duration::new(whole, u32::try_from(now.tv_nsec).unwrap_or(0))
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }

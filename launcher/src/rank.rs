@@ -1,6 +1,5 @@
 //! `spd-launch rank`: runs one rank of a prepared run, started by the launcher.
 
-use std::any::Any;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -153,16 +152,8 @@ fn remember_panics() -> Arc<Mutex<Option<String>>> {
 
 /// A panic's message and location.
 fn words(info: &PanicHookInfo<'_>) -> String {
-    let payload: &dyn Any = info.payload();
-    let said = payload
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| payload.downcast_ref::<&str>().copied());
-    let said = said
-        .unwrap_or("no message")
-        .lines()
-        .next()
-        .unwrap_or_default();
+    let said = info.payload_as_str().unwrap_or("no message");
+    let said = said.lines().next().unwrap_or_default();
     match info.location() {
         Some(place) => format!("{said} ({}:{})", place.file(), place.line()),
         None => said.to_owned(),

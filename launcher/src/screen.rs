@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::env;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -37,7 +37,7 @@ const PIECE: usize = 1 << 10;
 /// How long to wait at the end for a stopped terminal, once a stop was requested.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-static SCREEN: Screen = Screen::new();
+static SCREEN: LazyLock<Screen> = LazyLock::new(Screen::default);
 
 /// Writes a result: tables, summaries, reports.
 pub(crate) fn result(text: &str) {
@@ -181,11 +181,13 @@ enum Stream {
 }
 
 /// The queue of the writing thread.
+#[derive(Default)]
 struct Screen {
     state: Mutex<Queue>,
     changed: Condvar,
 }
 
+#[derive(Default)]
 struct Queue {
     /// In the order of writing.
     waiting: VecDeque<(Stream, String)>,
@@ -206,23 +208,6 @@ struct Queue {
 }
 
 impl Screen {
-    const fn new() -> Self {
-        Self {
-            state: Mutex::new(Queue {
-                waiting: VecDeque::new(),
-                bytes: 0,
-                left_out: 0,
-                live: Vec::new(),
-                live_is_new: false,
-                drawn: 0,
-                is_writing: false,
-                taken: 0,
-                has_thread: false,
-            }),
-            changed: Condvar::new(),
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -394,7 +379,7 @@ mod tests {
 
     #[test]
     fn omitted_progress_lines_are_counted() {
-        let screen = Screen::new();
+        let screen = Screen::default();
         let line = "x".repeat(MOST_WAITING / 4 - 1) + "\n";
         for _ in 0..7 {
             screen.state().push_if_room(line.clone());
@@ -408,7 +393,7 @@ mod tests {
 
     #[test]
     fn live_lines_stay_below_the_others() {
-        let screen = Screen::new();
+        let screen = Screen::default();
         let live = |lines: &[&str]| {
             let mut state = screen.state();
             state.live = lines.iter().map(|line| (*line).to_owned()).collect();
@@ -435,7 +420,7 @@ mod tests {
 
     #[test]
     fn finish_waits_for_a_slow_terminal() {
-        let screen = Screen::new();
+        let screen = Screen::default();
         screen.state().push(Stream::Stdout, "x".repeat(5 * PIECE));
         let slow = Duration::from_millis(60);
         thread::scope(|scope| {
@@ -447,7 +432,7 @@ mod tests {
 
     #[test]
     fn finish_gives_up_on_a_stopped_terminal_after_a_stop() {
-        let screen = Screen::new();
+        let screen = Screen::default();
         screen.state().push(Stream::Stdout, "the end".to_owned());
         let limit = Duration::from_millis(60);
         let started = Instant::now();

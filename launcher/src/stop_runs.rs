@@ -105,12 +105,6 @@ enum Refusal {
     ForNow(String),
 }
 
-impl From<String> for Refusal {
-    fn from(line: String) -> Self {
-        Self::Plain(line)
-    }
-}
-
 /// Asks the launcher of a run or of a sweep.
 fn ask(run_dir: &RunDir, now: bool) -> Result<Launcher, String> {
     let mut looks = 0..LOOKS;
@@ -135,7 +129,7 @@ fn ask_once(run_dir: &RunDir, now: bool) -> Result<Launcher, Refusal> {
     let holder = match holder {
         Some(holder) => holder,
         None => Lock::holder(&run_dir.logs())
-            .map_err(|error| error.to_string())?
+            .map_err(|error| Refusal::Plain(error.to_string()))?
             .unwrap_or_default(),
     };
     let host = Lock::host();
@@ -171,11 +165,13 @@ fn ask_once(run_dir: &RunDir, now: bool) -> Result<Launcher, Refusal> {
     }
     match sent {
         Ok(()) => Ok(Launcher { pid, fd }),
-        Err(Errno::PERM) => Err(format!("{place}: {}", of_another(pid)).into()),
+        Err(Errno::PERM) => Err(Refusal::Plain(format!("{place}: {}", of_another(pid)))),
         Err(Errno::SRCH) => Err(Refusal::ForNow(format!(
             "{place}: its launcher (process {pid}) has just exited"
         ))),
-        Err(error) => Err(format!("{place}: cannot signal process {pid}: {error}").into()),
+        Err(error) => Err(Refusal::Plain(format!(
+            "{place}: cannot signal process {pid}: {error}"
+        ))),
     }
 }
 

@@ -321,12 +321,9 @@ fn clock(time: f64) -> String {
 fn output_closes_within(limit: Duration) -> bool {
     let stdout = io::stdout();
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
-    let limit = Timespec {
-        tv_sec: 0,
-        tv_nsec: limit.subsec_nanos().into(),
-    };
+    let limit = Timespec::try_from(limit).ok();
     let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
-    matches!(poll(&mut fds, Some(&limit)), Ok(1..)) && fds[0].revents().intersects(gone)
+    matches!(poll(&mut fds, limit.as_ref()), Ok(1..)) && fds[0].revents().intersects(gone)
 }
 
 #[cfg(test)]

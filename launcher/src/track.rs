@@ -54,14 +54,14 @@ impl Track {
     /// Starts the tasks of a run on its first node; a task that cannot start is reported and left
     /// out.
     pub(crate) fn of_run(dir: &Path, run: &Run, node: &Node) -> Self {
-        let (machine, page) = (MachineSampler::of(dir, node), PageWriter::of(dir));
+        let (machine, page) = (MachineSampler::of(dir, node), PageWriter::new());
         let about = About::run(dir, &run.name, &run.tracker, run);
         Self::start(dir, Some(about), Some(machine), Some(page))
     }
 
     /// Starts the tasks of a sweep, whose runs have their own.
     pub(crate) fn of_sweep(dir: &Path, about: About) -> Self {
-        Self::start(dir, Some(about), None, Some(PageWriter::of(dir)))
+        Self::start(dir, Some(about), None, Some(PageWriter::new()))
     }
 
     /// Starts the tasks on another node of a run: only sampling its machine.
@@ -154,7 +154,7 @@ impl Tasks {
                     machine.look(is_last);
                 }
                 if let Some(page) = &mut self.page {
-                    page.look(is_last);
+                    page.look(&self.dir, is_last);
                 }
             }
             if is_last {
@@ -172,32 +172,30 @@ impl Tasks {
 
 /// The page of a run or a sweep.
 struct PageWriter {
-    dir: PathBuf,
     /// The data read so far.
     book: Option<Book>,
     made: Instant,
 }
 
 impl PageWriter {
-    fn of(dir: &Path) -> Self {
+    fn new() -> Self {
         Self {
-            dir: dir.to_path_buf(),
             book: None,
             made: Instant::now(),
         }
     }
 
     /// Writes the page again if it is due.
-    fn look(&mut self, is_last: bool) {
+    fn look(&mut self, dir: &Path, is_last: bool) {
         if !is_last && self.made.elapsed() < PAGE_EVERY {
             return;
         }
         self.made = Instant::now();
         if self.book.is_none() {
-            self.book = Book::open(&[self.dir.to_path_buf()]).ok();
+            self.book = Book::open(&[dir.to_path_buf()]).ok();
         }
         if let Some(book) = &mut self.book
-            && let Err(error) = book.write(&self.dir.join(PAGE))
+            && let Err(error) = book.write(&dir.join(PAGE))
         {
             screen::detail(&error.to_string());
         }
@@ -300,7 +298,7 @@ mod tests {
         write_file(&path.join("config.toml"), b"name = \"x\"").unwrap();
         let track = |page| Track::start(&path, None, None, page);
         assert!(track(None).finish(Exit::Done).is_none());
-        let page = || Some(PageWriter::of(&path));
+        let page = || Some(PageWriter::new());
         assert!(track(page()).finish(Exit::Done).is_some());
         assert!(path.join(PAGE).is_file());
         let track = track(page());

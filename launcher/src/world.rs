@@ -222,11 +222,7 @@ impl Node {
                 None => found = Some(declared),
             }
         }
-        Ok(found.unwrap_or(Self {
-            index: 0,
-            count: 1,
-            source: None,
-        }))
+        Ok(found.unwrap_or(Self::planned(1)))
     }
 }
 
