@@ -57,6 +57,7 @@ mod removal;
 mod repeat;
 pub mod replay;
 mod resume;
+mod rounded;
 pub mod run_file;
 mod run_plan;
 mod saver;

@@ -9,6 +9,7 @@ use spd_engine::{Builder, Result, Type, Value};
 use super::importance::Sampling;
 use super::{CleanPass, CleanSite, ComponentModel, DataStream, Routing, RowsOf};
 use crate::repeat::repeat_rows;
+use crate::rounded::rounded;
 use crate::sites::Site;
 
 /// The number of the first sample of the evaluation's terms; those of training are numbered from 0.
@@ -229,14 +230,10 @@ impl ComponentModel {
                 }
                 sites.map(|(index, rows)| subsets[&rows][index]).collect()
             }
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "a probability is rounded to f32"
-            )]
             (Routing::Probability(probability), Draws::Counters) => sites
                 .map(|(index, rows)| {
                     let stream = sample.stream(Purpose::Routing, index);
-                    b.bernoulli(stream, rows, probability as f32)
+                    b.bernoulli(stream, rows, rounded(probability))
                 })
                 .collect::<Result<_>>()?,
             (Routing::UniformK | Routing::Probability(_), Draws::Inputs) => sites

@@ -42,6 +42,7 @@ use crate::filters::root_mean_square;
 use crate::networks::{Input, Layer, LayerKind, Network, Weights, filter_names};
 use crate::parameters::{Group, Parameters};
 use crate::pass::{Attended, Pass};
+use crate::rounded::rounded;
 use crate::run_file::{ComponentStart, Dtype, TiedUpdate, decomposition::Decomposition};
 use crate::sites::Site;
 
@@ -368,16 +369,11 @@ impl ComponentModel {
         };
         let penalty = self.settings.penalty;
         let penalty = penalty.map(|(penalty, parameter)| (penalty, b.step_scalar(parameter)));
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a threshold is rounded to f32"
-        )]
-        let alive = self.settings.alive_threshold as f32;
         ImportanceGates {
             gates,
             noise,
             penalty,
-            alive,
+            alive: rounded(self.settings.alive_threshold),
         }
     }
 

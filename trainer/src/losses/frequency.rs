@@ -41,6 +41,7 @@ use spd_engine::{Builder, Result, Value, ops};
 use super::{Extent, LossInputs, LossTerm, Sharing, StateTensor, penalty};
 use crate::component_model::Sites;
 use crate::networks::Start;
+use crate::rounded::rounded;
 use crate::sites::Site;
 
 /// Weight on components that are often important.
@@ -142,11 +143,7 @@ impl LossTerm for Frequency {
 impl Frequency {
     /// The weight of the newest observation in the estimate, where there is one.
     fn weight(&self) -> Option<f32> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a setting is rounded to f32"
-        )]
-        let weight = |halflife: f64| -(-LN_2 / halflife).exp_m1() as f32;
-        self.halflife.map(weight)
+        let weight = |halflife: f64| -(-LN_2 / halflife).exp_m1();
+        self.halflife.map(weight).map(rounded)
     }
 }

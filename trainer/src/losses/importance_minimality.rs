@@ -18,6 +18,7 @@ use spd_engine::{Builder, Result, Value, ops};
 
 use super::{LossInputs, LossTerm, penalty};
 use crate::component_model::Sites;
+use crate::rounded::rounded;
 use crate::run_file::reference::Made;
 
 /// Sparsity of the importances.
@@ -128,14 +129,9 @@ impl LossTerm for ImportanceMinimality {
     }
 
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a setting is rounded to f32"
-        )]
-        let beta = self.beta as f32;
         let sums = penalty::sums(b, from)?;
         penalty::value(b, from, &sums, |rows| ops::ImportanceMinimality {
-            beta,
+            beta: rounded(self.beta),
             ..ops::ImportanceMinimality::mean(rows)
         })
     }

@@ -35,6 +35,7 @@ use crate::component_model::{
     AdversarialSource, Draws, MaskSample, MaskedPass, Routing, RowsOf, Sites,
 };
 use crate::repeat::repeat_rows;
+use crate::rounded::rounded;
 use crate::run_file::schedule::{self, Schedule};
 use crate::schedule::scalar;
 use crate::sites::Site;
@@ -197,12 +198,9 @@ impl MergedRecon {
         match (sample.draws, &self.adv_fraction) {
             // Recorded ones are flags.
             (Draws::Inputs, _) => Ok(draw),
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "a probability is rounded to f32"
-            )]
             (Draws::Counters, Schedule::Constant(chance)) => {
-                b.elementwise(names, [draw], |[draw]| below(draw, (*chance as f32).into()))
+                let chance = rounded(*chance);
+                b.elementwise(names, [draw], |[draw]| below(draw, chance.into()))
             }
             (Draws::Counters, _) => {
                 let chance = scalar(b, &format!("{ADV_FRACTION}/{}", from.name))?;

@@ -41,6 +41,7 @@ use spd_engine::{Builder, Result, Value};
 use super::{LossInputs, LossTerm};
 use crate::component_model::{SiteValues, Sites};
 use crate::networks::{Alignment, Side, UnitKind, Units};
+use crate::rounded::rounded;
 use crate::run_file::schedule::{self, Schedule};
 use crate::schedule::scalar;
 use crate::sites::Site;
@@ -152,8 +153,7 @@ impl NonlinearityLocality {
         if !self.normalize_at_one {
             return Ok(count);
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a share is rounded to f32")]
-        let share = (1.0 / units.count as f64) as f32;
+        let share = rounded(1.0 / units.count as f64);
         let names = ["at_one", "at_one_grad"];
         b.elementwise(names, [count, t], |[count, t]| count * (t * share + 1.0))
     }
@@ -218,8 +218,7 @@ pub(crate) fn shares(b: &mut Builder, vectors: Value, units: usize) -> Result<Va
     }
     let columns = d / units;
     let runs = b.reshape(squares, &[c * units, columns])?;
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    let mean = b.constant((1.0 / columns as f64) as f32, &[columns, 1])?;
+    let mean = b.constant(rounded(1.0 / columns as f64), &[columns, 1])?;
     let means = b.matmul(runs, mean)?;
     b.reshape(means, &[c, units])
 }

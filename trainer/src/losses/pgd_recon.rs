@@ -42,6 +42,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::{LossInputs, LossTerm, mean};
 use crate::component_model::{AdversarialSource, Draws, MaskSample, MaskedPass, Routing, Sites};
+use crate::rounded::rounded;
 use crate::run_file::reference::Made;
 
 /// Masks between importance and 1 that an adversary chooses: projected gradient ascent by signs, on
@@ -263,11 +264,7 @@ fn ascend(
     from: &LossInputs<'_>,
     mut sites: Vec<AttackedSite>,
 ) -> Result<Ascent> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a step size is rounded to f32"
-    )]
-    let step_size = pgd.step_size as f32;
+    let step_size = rounded(pgd.step_size);
     let mut gradients = Vec::with_capacity(pgd.steps);
     for _ in 0..pgd.steps {
         let pass = attacked_pass(pgd, b, from, &sites)?;

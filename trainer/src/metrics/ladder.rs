@@ -38,6 +38,7 @@ use crate::component_model::{AdversarialSource, FIRST_MEASURE, MaskSample, Routi
 use crate::decomposition::{Decomposition, configure, over_blocks};
 use crate::fault::{Fault, Interrupt};
 use crate::losses::{AttackedSite, PgdInit, PgdRecon, PgdScope, attacked_pass, divergence};
+use crate::rounded::rounded;
 use crate::world::World;
 
 /// Adversaries of more and more steps.
@@ -336,11 +337,7 @@ fn gradient_program(
 
 /// A step of the sources along the signs of the sums.
 fn step_program(rungs: &Rungs, store: &Store, sources: &[Source]) -> Result<Builder> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a step size is rounded to f32"
-    )]
-    let step_size = rungs.step_size as f32;
+    let step_size = rounded(rungs.step_size);
     let mut b = Builder::new();
     for source in sources {
         let (at, sum) = (

@@ -27,6 +27,7 @@ use spd_engine::{Builder, Result};
 use super::{Before, Evaluated, Mean, Measured, Metric};
 use crate::component_model::Masking;
 use crate::losses::{divergence, divergence_and_cross_entropy, hidden_acts_errors};
+use crate::rounded::rounded;
 use crate::run_file::OutputLoss;
 
 /// The output under every kind of mask.
@@ -50,15 +51,13 @@ impl Metric for MaskedOutput {
         if let Some(labels) = on.labels {
             add("ce/target".into(), b.cross_entropy(target, labels)?);
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a threshold is rounded to f32"
-        )]
-        let rounded = Masking::Rounded(self.rounding_threshold as f32);
         let kinds = [
             ("unmasked", Masking::Ones),
             ("ci_masked", Masking::Importance),
-            ("rounded", rounded),
+            (
+                "rounded",
+                Masking::Rounded(rounded(self.rounding_threshold)),
+            ),
             ("stochastic", Masking::Stochastic),
             ("random", Masking::Random),
             ("zero", Masking::Zeros),

@@ -8,6 +8,7 @@ use crate::component_model::transposed;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::networks::{FeatureDirections, Input, Target};
+use crate::rounded::rounded;
 use crate::sites::Site;
 
 /// Magnitude of the single feature in each probing row.
@@ -177,11 +178,7 @@ fn product(left: &[f32], right: &[f32], inner: usize) -> Vec<f32> {
         }
         sums
     };
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    left.chunks(inner)
-        .flat_map(row)
-        .map(|sum| sum as f32)
-        .collect()
+    left.chunks(inner).flat_map(row).map(rounded).collect()
 }
 
 /// Importances and logits of a site on rows of one feature each.

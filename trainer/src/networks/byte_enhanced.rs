@@ -33,9 +33,10 @@ use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Value};
 
 use super::bytes::{self, LAST_NORM};
-use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors, rounded};
+use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors};
 use super::{Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor};
 use crate::pass::Pass;
+use crate::rounded::rounded;
 
 /// Sizes of an enhanced byte-spectral model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

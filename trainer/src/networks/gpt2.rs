@@ -28,6 +28,7 @@ use super::{
     Start, TapKind, Target, TargetTensor, Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
+use crate::rounded::rounded;
 use crate::run_file::config_json::ConfigJson;
 
 /// Sizes of a GPT-2.
@@ -424,13 +425,6 @@ pub(super) fn layer_norm(
 ) -> Result<Value> {
     let [weight, bias] = ["weight", "bias"].map(|part| pass.weight(&format!("{name}.{part}")));
     b.layer_norm(x_btd, weight, bias, rounded(eps))
-}
-
-/// An epsilon as networks compute with it.
-pub(super) fn rounded(eps: f64) -> f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    let eps = eps as f32;
-    eps
 }
 
 impl Target for Network {

@@ -36,6 +36,7 @@ use spd_engine::{Builder, Result, Value};
 use super::layer::add_bias;
 use super::{Found, Input, Layer, Listed, Start, Target, TargetTensor, read_heads};
 use crate::pass::Pass;
+use crate::rounded::rounded;
 
 /// Sizes of a Kaufmann attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -191,11 +192,7 @@ impl KaufmannLayer {
         let cj_bte = pass.linear(b, &path("knot_gate.cross_cj"), c_btm)?;
         let scale = match self.score_scale {
             ScoreScale::Learnable => pass.weight(&path("knot_gate.score_scale")),
-            ScoreScale::Fixed => {
-                #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-                let scale = 1.0 / ((d / heads) as f64).sqrt() as f32;
-                b.constant(scale, &[])?
-            }
+            ScoreScale::Fixed => b.constant(1.0 / rounded(((d / heads) as f64).sqrt()), &[])?,
         };
         let w = pass.weight(&path("knot_gate.crossing_net.2.weight"));
         let beta = pass.weight(&path("knot_gate.crossing_net.2.bias"));

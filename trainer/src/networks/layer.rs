@@ -4,6 +4,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::alignment::{Alignment, Side, Units};
 use super::block::Block;
+use crate::rounded::rounded;
 
 /// The operation of a layer, and the layout of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,8 +150,7 @@ pub(super) fn add_bias(b: &mut Builder, x_btd: Value, bias: Value) -> Result<Val
 
 /// `x` times a number that no training moves.
 pub(super) fn times(b: &mut Builder, x: Value, factor: f64) -> Result<Value> {
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    let factor = factor as f32;
+    let factor = rounded(factor);
     b.elementwise(["times", "times_grad"], [x], |[x]| x * factor)
 }
 

@@ -28,12 +28,13 @@ use spd_configs::values::{Flag, Number, Size, brief};
 use spd_engine::ops::{GeluKind, Heads, Qkv, RotaryScaling};
 use spd_engine::{Builder, Result, Value};
 
-use super::gpt2::{self, layer_tensors, rounded, starts};
+use super::gpt2::{self, layer_tensors, starts};
 use super::{
     Block, Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Start, TapKind,
     Target, TargetTensor, Units, read_heads, read_sizes,
 };
 use crate::pass::Pass;
+use crate::rounded::rounded;
 use crate::run_file::config_json::ConfigJson;
 
 /// Sizes of one of the reference's Llamas.

@@ -28,6 +28,7 @@ use spd_engine::{Builder, Result, Value};
 
 use super::{Found, Input, Layer, Listed, Start, Target, TargetTensor};
 use crate::pass::Pass;
+use crate::rounded::rounded;
 
 /// Sizes of a spectral decomposition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -160,9 +161,7 @@ impl SpectralLayer {
         let h = b.silu(h)?;
         let z_btk = pass.linear(b, &format!("{prefix}spectral_proj.2"), h)?;
         if self.basis == Basis::L2 {
-            #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-            let share = 1.0 / self.n_basis as f64 as f32;
-            let share = b.constant(share, &[self.n_basis])?;
+            let share = b.constant(1.0 / rounded(self.n_basis as f64), &[self.n_basis])?;
             // z / (|z| / sqrt(k)) / k; a vector of zeros stays one.
             b.rms_norm(z_btk, share, 1e-24)
         } else {

@@ -14,6 +14,7 @@ use spd_configs::values::{Number, OneOf, brief};
 use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Value};
 
+use crate::rounded::rounded;
 use crate::schedule::scalar;
 
 /// How a source moves.
@@ -166,12 +167,8 @@ impl Rates {
 pub(super) const LR: &str = "source_lr";
 
 /// `beta`, and one minus it, rounded once.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "settings are rounded to f32"
-)]
 fn shares(beta: f64) -> [f32; 2] {
-    [beta as f32, (1.0 - beta) as f32]
+    [beta, 1.0 - beta].map(rounded)
 }
 
 /// `1 - beta^(t + updates)` from `1 - beta^t`, without the cancellation of a power near 1.

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::stored::{Stored, StoredDtype, dense};
 use super::{safetensors, torch};
 use crate::fault::Fault;
+use crate::rounded::rounded;
 
 /// An open file, and its tensors by name.
 struct Opened {
@@ -206,13 +207,9 @@ fn numbers(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
             let all = bytes.as_chunks().0.iter();
             all.map(|&b| half::f16::from_le_bytes(b).to_f32()).collect()
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "f64 weights are rounded to f32"
-        )]
         StoredDtype::F64 => {
             let all = bytes.as_chunks().0.iter();
-            all.map(|&b| f64::from_le_bytes(b) as f32).collect()
+            all.map(|&b| rounded(f64::from_le_bytes(b))).collect()
         }
         StoredDtype::Other(_) => Vec::new(),
     }
