@@ -33,7 +33,7 @@ use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Value};
 
 use super::bytes::{self, LAST_NORM};
-use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors};
+use super::layer_norm::{NORM_EPS, layer_norm, layer_norm_tensors};
 use super::{Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor};
 use crate::pass::Pass;
 use crate::rounded::rounded;

@@ -46,8 +46,8 @@ use spd_engine::ops::{Expr, GeluKind};
 use spd_engine::{Builder, Result, Value};
 
 use super::bytes::{self, LAST_NORM};
-use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors};
 use super::layer::times;
+use super::layer_norm::{NORM_EPS, layer_norm, layer_norm_tensors};
 use super::{Found, Input, Layer, LayerKind, Listed, Most, Network, Start, Target, TargetTensor};
 use crate::filters::Convolution;
 use crate::pass::Pass;

@@ -20,13 +20,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::Size;
 use spd_engine::ops::{Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::bytes::{self, LAST_NORM};
-use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors};
-use super::{Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor, read_heads};
+use super::layer_norm::{NORM_EPS, layer_norm, layer_norm_tensors};
+use super::{
+    Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor, read_d_mlp, read_heads,
+};
 use crate::pass::Pass;
 
 /// Sizes of a transformer on bytes.
@@ -47,8 +48,7 @@ pub struct ByteTraditional {
 fn read(table: &mut Table<'_>) -> Found<ByteTraditional> {
     let [n_ctx, d_model, n_layer] = bytes::read_sizes(table);
     let n_head = read_heads(table, d_model);
-    let four_wide = d_model.map_or(1, |d_model| d_model.saturating_mul(4).min(Size::MOST));
-    let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
+    let d_mlp = read_d_mlp(table, d_model, [4, 1]);
     let network = || {
         Some(ByteTraditional {
             n_ctx: n_ctx?,

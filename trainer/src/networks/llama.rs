@@ -25,16 +25,14 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size, brief};
-use spd_engine::ops::{GeluKind, Heads, Qkv, RotaryScaling};
-use spd_engine::{Builder, Result, Value};
+use spd_engine::ops::RotaryScaling;
 
-use super::gpt2::{self, layer_tensors, starts};
+use super::decoder::{Decoder, Inputs, Names, Nonlinearity, Rotary};
+use super::gpt2;
 use super::{
-    Block, Export, Found, Input, Layer, Listed, Most, OfReference, OfTransformers, Start, TapKind,
-    Target, TargetTensor, Units, read_heads, read_sizes,
+    Export, Found, Input, LayerKind, Listed, OfReference, OfTransformers, read_d_mlp, read_heads,
+    read_sizes,
 };
-use crate::pass::Pass;
-use crate::rounded::rounded;
 use crate::run_file::config_json::ConfigJson;
 
 /// Sizes of one of the reference's Llamas.
@@ -63,6 +61,28 @@ impl LlamaSimple {
             vocab: self.vocab,
             n_ctx: self.n_ctx,
         }
+    }
+
+    /// The decoder of these sizes, with these names.
+    fn decoder(&self, names: &'static Names) -> Decoder {
+        let sizes = Llama {
+            vocab: self.vocab,
+            n_ctx: self.n_ctx,
+            d_model: self.d_model,
+            n_layer: self.n_layer,
+            n_head: self.n_head,
+            n_kv_head: self.n_kv_head,
+            d_head: self.d_model / self.n_head,
+            d_mlp: self.d_mlp,
+            rope_base: 10_000.0,
+            qkv_bias: false,
+            o_bias: false,
+            qk_norm: false,
+            tied_head: true,
+            norm_eps: 1e-6,
+            rope_scaling: None,
+        };
+        sizes.decoder(names)
     }
 
     /// Its sizes in a file of the SPD reference.
@@ -141,6 +161,39 @@ impl Llama {
         }
     }
 
+    /// The decoder of these sizes, with these names.
+    fn decoder(&self, names: &'static Names) -> Decoder {
+        let scaling = self.rope_scaling.map(|scaling| RotaryScaling {
+            factor: scaling.factor,
+            low: scaling.low,
+            high: scaling.high,
+            context: scaling.n_ctx as f64,
+        });
+        Decoder {
+            names,
+            vocab: self.vocab,
+            n_ctx: self.n_ctx,
+            d_model: self.d_model,
+            n_layer: self.n_layer,
+            n_head: self.n_head,
+            n_kv_head: self.n_kv_head,
+            d_head: Some(self.d_head),
+            d_mlp: self.d_mlp,
+            biases: [self.qkv_bias, self.o_bias, false],
+            qk_norm: self.qk_norm,
+            rotary: Some(Rotary {
+                columns: self.d_head,
+                base: self.rope_base,
+                scaling,
+            }),
+            local: (Vec::new(), 0),
+            parallel: false,
+            activation: Nonlinearity::GeluTanh,
+            norm_eps: self.norm_eps,
+            tied_head: self.tied_head,
+        }
+    }
+
     /// The `config.json` that [`of_json`] reads, in the family that has these biases and norms.
     ///
     /// # Errors
@@ -188,24 +241,13 @@ impl Llama {
     }
 }
 
-/// The three matrices of its MLP hold as much as two of width `4 d_model`.
-fn read_gated(table: &mut Table<'_>) -> Found<LlamaSimple> {
-    read_simple(table, |d_model| d_model.saturating_mul(8) / 3)
-}
-
-fn read_plain(table: &mut Table<'_>) -> Found<LlamaSimple> {
-    read_simple(table, |d_model| d_model.saturating_mul(4))
-}
-
-fn read_simple(
-    table: &mut Table<'_>,
-    natural_width: impl Fn(usize) -> usize,
-) -> Found<LlamaSimple> {
+/// - `d_mlp`: the usual width of the MLP, as a quotient of that of the residual stream: three
+///   matrices of 8/3 of it hold as much as two of 4 times it
+fn read_simple(table: &mut Table<'_>, d_mlp: [usize; 2]) -> Found<LlamaSimple> {
     let [vocab, n_ctx, d_model, n_layer] = read_sizes(table, 1);
     let n_head = read_heads(table, d_model);
     let n_kv_head = table.or("n_kv_head", Size::at_least(1), n_head.unwrap_or(1));
-    let width = d_model.map_or(1, |d_model| natural_width(d_model).clamp(1, Size::MOST));
-    let d_mlp = table.or("d_mlp", Size::at_least(1), width);
+    let d_mlp = read_d_mlp(table, d_model, d_mlp);
     if let (Some(d_model), Some(n_head)) = (d_model, n_head)
         && d_model % n_head == 0
         && d_model / n_head % 2 != 0
@@ -262,10 +304,7 @@ fn read(table: &mut Table<'_>) -> Found<Llama> {
     }
     let n_kv_head = table.or("n_kv_head", Size::at_least(1), n_head.unwrap_or(1));
     check_kv_heads(table, n_head, n_kv_head);
-    let width = d_model.map_or(1, |d_model| {
-        (d_model.saturating_mul(8) / 3).clamp(1, Size::MOST)
-    });
-    let d_mlp = table.or("d_mlp", Size::at_least(1), width);
+    let d_mlp = read_d_mlp(table, d_model, [8, 3]);
     let rope_base = table.or("rope_base", Number::POSITIVE, 1e4);
     let qkv_bias = table.or("qkv_bias", Flag, false);
     let o_bias = table.or("o_bias", Flag, false);
@@ -381,7 +420,7 @@ pub(super) const LLAMA: Listed<Llama> = Listed {
         }),
     ],
     export: Some(|llama| llama.of_transformers().map(Export::Transformers)),
-    ..Listed::new(read, |sizes| Ok(Arc::new(Network::huggingface(*sizes))))
+    ..Listed::new(read, |sizes| Ok(Arc::new(sizes.decoder(&HUGGINGFACE))))
 };
 
 pub(super) const LLAMA_SIMPLE: Listed<LlamaSimple> = Listed {
@@ -391,9 +430,10 @@ pub(super) const LLAMA_SIMPLE: Listed<LlamaSimple> = Listed {
         read: reference_sizes,
     }),
     export: Some(|llama| Ok(Export::Simple(llama.of_reference("LlamaSimple")))),
-    ..Listed::new(read_gated, |sizes| {
-        Ok(Arc::new(Network::simple(*sizes, true)))
-    })
+    ..Listed::new(
+        |table| read_simple(table, [8, 3]),
+        |sizes| Ok(Arc::new(sizes.decoder(&SIMPLE))),
+    )
 };
 
 pub(super) const LLAMA_SIMPLE_MLP: Listed<LlamaSimple> = Listed {
@@ -403,9 +443,10 @@ pub(super) const LLAMA_SIMPLE_MLP: Listed<LlamaSimple> = Listed {
         read: reference_sizes,
     }),
     export: Some(|llama| Ok(Export::Simple(llama.of_reference("LlamaSimpleMLP")))),
-    ..Listed::new(read_plain, |sizes| {
-        Ok(Arc::new(Network::simple(*sizes, false)))
-    })
+    ..Listed::new(
+        |table| read_simple(table, [4, 1]),
+        |sizes| Ok(Arc::new(sizes.decoder(&SIMPLE_MLP))),
+    )
 };
 
 /// The sizes in a file of the SPD reference.
@@ -422,286 +463,39 @@ fn reference_sizes(json: &mut ConfigJson) {
     json.only("rms_norm_eps", &[1e-6.into()]);
 }
 
-/// A Llama in one of its layouts.
-#[derive(Debug)]
-struct Network {
-    sizes: Llama,
-    names: &'static Names,
-    /// Whether the MLP has a gate.
-    gated: bool,
-}
-
-#[derive(Debug)]
-struct Names {
-    embedding: &'static str,
-    blocks: &'static str,
-    attention: &'static str,
-    norms: [&'static str; 2],
-    last_norm: &'static str,
-}
-
 const HUGGINGFACE: Names = Names {
+    kind: "llama",
     embedding: "model.embed_tokens",
+    positions: None,
     blocks: "model.layers",
-    attention: "self_attn",
+    layer_norm: false,
     norms: ["input_layernorm", "post_attention_layernorm"],
     last_norm: "model.norm",
+    head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    inputs: Inputs::Apart(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    attn_out: "self_attn.o_proj",
+    into_mlp: &["mlp.gate_proj", "mlp.up_proj"],
+    mlp_out: "mlp.down_proj",
+    head: "lm_head",
+    layout: LayerKind::OutIn,
+    scale: None,
+    shares_keys: true,
+    norms_start_last: false,
 };
 
 const SIMPLE: Names = Names {
+    kind: "llama_simple",
     embedding: "wte",
     blocks: "h",
-    attention: "attn",
     norms: ["rms_1", "rms_2"],
     last_norm: "ln_f",
+    inputs: Inputs::Apart(["attn.q_proj", "attn.k_proj", "attn.v_proj"]),
+    attn_out: "attn.o_proj",
+    ..HUGGINGFACE
 };
 
-const HEAD: &str = "lm_head";
-
-impl Network {
-    fn huggingface(sizes: Llama) -> Self {
-        Self {
-            sizes,
-            names: &HUGGINGFACE,
-            gated: true,
-        }
-    }
-
-    fn simple(sizes: LlamaSimple, gated: bool) -> Self {
-        let LlamaSimple {
-            vocab,
-            n_ctx,
-            d_model,
-            n_layer,
-            n_head,
-            n_kv_head,
-            d_mlp,
-        } = sizes;
-        let sizes = Llama {
-            vocab,
-            n_ctx,
-            d_model,
-            n_layer,
-            n_head,
-            n_kv_head,
-            d_head: d_model / n_head,
-            d_mlp,
-            rope_base: 10_000.0,
-            qkv_bias: false,
-            o_bias: false,
-            qk_norm: false,
-            tied_head: true,
-            norm_eps: 1e-6,
-            rope_scaling: None,
-        };
-        Self {
-            sizes,
-            names: &SIMPLE,
-            gated,
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match (self.names.embedding == SIMPLE.embedding, self.gated) {
-            (false, _) => "llama",
-            (true, true) => "llama_simple",
-            (true, false) => "llama_simple_mlp",
-        }
-    }
-
-    fn block(&self, layer: usize) -> String {
-        format!("{}.{layer}", self.names.blocks)
-    }
-
-    /// Each head of `x`, f32 `[b, t, heads d_head]`, through a norm.
-    fn head_norm(&self, b: &mut Builder, pass: &Pass<'_>, name: &str, x: Value) -> Result<Value> {
-        let dims = b.ty(x).dims.clone();
-        let d_head = self.sizes.d_head;
-        let heads = b.reshape(x, &[dims[0], dims[1], dims[2] / d_head, d_head])?;
-        let normed = self.norm(b, pass, name, heads)?;
-        b.reshape(normed, &dims)
-    }
-
-    fn norm(&self, b: &mut Builder, pass: &Pass<'_>, name: &str, x: Value) -> Result<Value> {
-        let weight = pass.weight(&format!("{name}.weight"));
-        b.rms_norm(x, weight, rounded(self.sizes.norm_eps))
-    }
-}
-
-impl Target for Network {
-    fn describe(&self) -> String {
-        let s = &self.sizes;
-        format!(
-            "{}, {} layers of width {}, {} heads on {} of keys, mlp {}, {} tokens, {} positions",
-            self.name(),
-            s.n_layer,
-            s.d_model,
-            s.n_head,
-            s.n_kv_head,
-            s.d_mlp,
-            s.vocab,
-            s.n_ctx
-        )
-    }
-
-    fn input(&self) -> Input {
-        Input::Tokens {
-            vocab: self.sizes.vocab,
-            n_ctx: self.sizes.n_ctx,
-        }
-    }
-
-    fn cut_to(&self, most: Most) -> Option<super::Network> {
-        let s = &self.sizes;
-        let [n_head, n_kv_head] = most.heads(s.d_model, s.n_head, s.n_kv_head);
-        let d_model = s.d_model.min(most.width);
-        let d_head = match d_model < s.d_model {
-            true => s.d_head.min(d_model / n_head),
-            false => s.d_head,
-        };
-        let sizes = Llama {
-            vocab: s.vocab.min(most.vocab),
-            n_ctx: s.n_ctx.min(most.positions),
-            d_model,
-            n_layer: s.n_layer.min(most.layers),
-            n_head,
-            n_kv_head,
-            d_head,
-            d_mlp: s.d_mlp.min(4 * d_model),
-            ..*s
-        };
-        Some(Arc::new(Self { sizes, ..*self }))
-    }
-
-    fn layers(&self) -> Vec<Layer> {
-        let s = &self.sizes;
-        let (d, d_q, d_kv) = (s.d_model, s.n_head * s.d_head, s.n_kv_head * s.d_head);
-        let (heads, neurons) = (Units::heads(s.n_head), Units::neurons(s.d_mlp));
-        let kv_heads = Units::shared_heads(s.n_kv_head, s.n_head / s.n_kv_head);
-        let into_mlp: &[&str] = if self.gated {
-            &["gate_proj", "up_proj"]
-        } else {
-            &["c_fc"]
-        };
-        let mut all = vec![Layer::embedding(self.names.embedding, s.vocab, d)];
-        for layer in 0..s.n_layer {
-            let block = self.block(layer);
-            let first = all.len();
-            let attention = |name| format!("{block}.{}.{name}", self.names.attention);
-            let mlp = |name| format!("{block}.mlp.{name}");
-            for (name, d_out, units) in [
-                ("q_proj", d_q, heads),
-                ("k_proj", d_kv, kv_heads),
-                ("v_proj", d_kv, kv_heads),
-            ] {
-                all.push(Layer::linear(attention(name), d, d_out, s.qkv_bias).feeds(units));
-            }
-            all.push(Layer::linear(attention("o_proj"), d_q, d, s.o_bias).reads(heads));
-            for &name in into_mlp {
-                all.push(Layer::linear(mlp(name), d, s.d_mlp, false).feeds(neurons));
-            }
-            all.push(Layer::linear(mlp("down_proj"), s.d_mlp, d, false).reads(neurons));
-            let place = Block {
-                number: layer,
-                of: s.n_layer,
-                d_model: d,
-                d_heads: d_q,
-                d_mlp: s.d_mlp,
-            };
-            for layer in &mut all[first..] {
-                layer.block = Some(place);
-            }
-        }
-        let tied_to = s.tied_head.then(|| self.names.embedding.to_owned());
-        all.push(Layer::head(HEAD, d, s.vocab, tied_to));
-        all
-    }
-
-    fn tensors(&self) -> Vec<TargetTensor> {
-        let (s, names) = (&self.sizes, self.names);
-        let [normal, residual] = starts(s.n_layer);
-        let layers = self.layers();
-        let of_norm =
-            |(name, d)| TargetTensor::trained(format!("{name}.weight"), &[d], Start::Ones);
-        let of_block = |layer| {
-            let block = self.block(layer);
-            let mut norms = Vec::new();
-            norms.extend(
-                names
-                    .norms
-                    .map(|norm| (format!("{block}.{norm}"), s.d_model)),
-            );
-            if s.qk_norm {
-                let of_heads = ["q_norm", "k_norm"];
-                let path = |norm| format!("{block}.{}.{norm}", names.attention);
-                norms.extend(of_heads.map(|norm| (path(norm), s.d_head)));
-            }
-            norms
-        };
-        let norms = (0..s.n_layer).flat_map(of_block);
-        let norms = norms
-            .chain([(names.last_norm.to_owned(), s.d_model)])
-            .map(of_norm);
-        let weights = layers[1..].iter().filter(|layer| layer.tied_to.is_none());
-        let weights = weights.flat_map(|layer| {
-            let writes = layer.path.ends_with("o_proj") || layer.path.ends_with("down_proj");
-            layer_tensors(layer, if writes { residual } else { normal })
-        });
-        let embedding = layer_tensors(&layers[0], normal);
-        embedding.into_iter().chain(norms).chain(weights).collect()
-    }
-
-    fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, tokens_bt: Value) -> Result<Value> {
-        let (s, names) = (&self.sizes, self.names);
-        let positions = b.ty(tokens_bt).columns();
-        let scaling = s.rope_scaling.map(|scaling| RotaryScaling {
-            factor: scaling.factor,
-            low: scaling.low,
-            high: scaling.high,
-            context: scaling.n_ctx as f64,
-        });
-        let rotary = b.rotary_table(positions, s.d_head, s.rope_base, scaling)?;
-        let mut x_btd = pass.embedding(b, names.embedding, tokens_bt, None)?;
-        for layer in 0..s.n_layer {
-            let block = self.block(layer);
-            let attention = format!("{block}.{}", names.attention);
-            pass.tap(TapKind::ResidPre, layer, x_btd);
-            let normed_btd = self.norm(b, pass, &format!("{block}.{}", names.norms[0]), x_btd)?;
-            pass.tap(TapKind::AttnIn, layer, normed_btd);
-            let mut project = |b: &mut Builder, name: &str| {
-                pass.linear(b, &format!("{attention}.{name}"), normed_btd)
-            };
-            let [mut q, mut k, v] = [
-                project(b, "q_proj")?,
-                project(b, "k_proj")?,
-                project(b, "v_proj")?,
-            ];
-            if s.qk_norm {
-                q = self.head_norm(b, pass, &format!("{attention}.q_norm"), q)?;
-                k = self.head_norm(b, pass, &format!("{attention}.k_norm"), k)?;
-            }
-            let heads = Heads::causal(s.n_head, s.n_kv_head);
-            let mixed_btd = pass.attention(b, Qkv::Apart([q, k, v]), heads, Some(rotary))?;
-            pass.tap(TapKind::AttnOut, layer, mixed_btd);
-            let attn_btd = pass.linear(b, &format!("{attention}.o_proj"), mixed_btd)?;
-            x_btd = b.add(x_btd, attn_btd)?;
-            pass.tap(TapKind::ResidMid, layer, x_btd);
-            let normed_btd = self.norm(b, pass, &format!("{block}.{}", names.norms[1]), x_btd)?;
-            pass.tap(TapKind::MlpIn, layer, normed_btd);
-            let hidden_btm = if self.gated {
-                let gate_btm = pass.linear(b, &format!("{block}.mlp.gate_proj"), normed_btd)?;
-                let up_btm = pass.linear(b, &format!("{block}.mlp.up_proj"), normed_btd)?;
-                b.swiglu(gate_btm, up_btm)?
-            } else {
-                let up_btm = pass.linear(b, &format!("{block}.mlp.c_fc"), normed_btd)?;
-                b.gelu(up_btm, GeluKind::Tanh)?
-            };
-            pass.tap(TapKind::MlpHidden, layer, hidden_btm);
-            let mlp_btd = pass.linear(b, &format!("{block}.mlp.down_proj"), hidden_btm)?;
-            x_btd = b.add(x_btd, mlp_btd)?;
-            pass.tap(TapKind::ResidPost, layer, x_btd);
-        }
-        let x_btd = self.norm(b, pass, names.last_norm, x_btd)?;
-        pass.linear(b, HEAD, x_btd)
-    }
-}
+const SIMPLE_MLP: Names = Names {
+    kind: "llama_simple_mlp",
+    into_mlp: &["mlp.c_fc"],
+    ..SIMPLE
+};

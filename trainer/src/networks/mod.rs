@@ -38,9 +38,11 @@ mod byte_traditional;
 mod bytes;
 mod custom;
 mod cut;
+mod decoder;
 mod gpt2;
 mod kaufmann;
 pub(crate) mod layer;
+mod layer_norm;
 mod llama;
 mod neox;
 mod nm_gpt_mini;
@@ -66,7 +68,8 @@ pub use byte_spectral::{ByteSpectral, Encoder, Mixing};
 pub use byte_traditional::ByteTraditional;
 pub use custom::Custom;
 pub use cut::Most;
-pub use gpt2::{Gpt2, GptNeo, Nonlinearity};
+pub use decoder::Nonlinearity;
+pub use gpt2::{Gpt2, GptNeo};
 pub(crate) use kaufmann::Ways;
 pub use kaufmann::{Kaufmann, KaufmannLayer, ScoreScale};
 pub use layer::{Layer, LayerKind, filter_names, pre_identity};
@@ -397,13 +400,17 @@ impl TargetTensor {
     /// Weight and bias of a linear layer as PyTorch starts them: uniform within `1 / sqrt(d_in)`.
     pub fn of_layer(layer: &Layer) -> Vec<Self> {
         let start = Start::Uniform(1.0 / (layer.d_in as f64).sqrt());
-        let weight = Self::trained(
-            format!("{}.weight", layer.path),
-            &layer.weight_dims(),
-            start,
-        );
-        let bias = || Self::trained(format!("{}.bias", layer.path), &[layer.d_out], start);
-        [weight].into_iter().chain(layer.bias.then(bias)).collect()
+        Self::starting(layer, [start; 2])
+    }
+
+    /// Weight and bias of a layer, which start so.
+    fn starting(layer: &Layer, [weight, bias]: [Start; 2]) -> Vec<Self> {
+        let tensor = |part, dims: &[usize], start| {
+            Self::trained(format!("{}.{part}", layer.path), dims, start)
+        };
+        let weight = tensor("weight", &layer.weight_dims(), weight);
+        let bias = layer.bias.then(|| tensor("bias", &[layer.d_out], bias));
+        [weight].into_iter().chain(bias).collect()
     }
 }
 
@@ -550,6 +557,16 @@ fn read_sizes(table: &mut Table<'_>, least_width: usize) -> [Option<usize>; 4] {
         let least = if key == "d_model" { least_width } else { 1 };
         table.need(key, Size::at_least(least))
     })
+}
+
+/// The width of the MLP, by default so many times that of the residual stream: a quotient.
+fn read_d_mlp(
+    table: &mut Table<'_>,
+    d_model: Option<usize>,
+    [times, over]: [usize; 2],
+) -> Option<usize> {
+    let usual = |d_model: usize| (d_model.saturating_mul(times) / over).clamp(1, Size::MOST);
+    table.or("d_mlp", Size::at_least(1), d_model.map_or(1, usual))
 }
 
 /// The number of heads, which has to divide the width.

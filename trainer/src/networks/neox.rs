@@ -22,17 +22,13 @@ use serde::Serialize;
 use serde_json::json;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size};
-use spd_engine::ops::{Heads, Qkv};
-use spd_engine::{Builder, Result, Value};
 
-use super::gpt2::{
-    NORM_EPS, Nonlinearity, layer_norm, layer_norm_tensors, layer_tensors, nonlinear, starts,
-};
+use super::decoder::{Decoder, Inputs, Names, Nonlinearity, Rotary};
+use super::layer_norm::NORM_EPS;
 use super::{
-    Block, Export, Found, Input, Layer, Listed, Most, Network, OfTransformers, TapKind, Target,
-    TargetTensor, Units, read_heads, read_sizes,
+    Export, Found, Input, LayerKind, Listed, OfTransformers, Target, read_d_mlp, read_heads,
+    read_sizes,
 };
-use crate::pass::Pass;
 use crate::run_file::config_json::ConfigJson;
 
 /// Sizes of a GPT-NeoX.
@@ -67,6 +63,37 @@ pub struct GptNeoX {
 }
 
 impl GptNeoX {
+    /// Its input.
+    pub(super) fn input(&self) -> Input {
+        self.decoder().input()
+    }
+
+    fn decoder(&self) -> Decoder {
+        Decoder {
+            names: &NAMES,
+            vocab: self.vocab,
+            n_ctx: self.n_ctx,
+            d_model: self.d_model,
+            n_layer: self.n_layer,
+            n_head: self.n_head,
+            n_kv_head: self.n_head,
+            d_head: None,
+            d_mlp: self.d_mlp,
+            biases: [self.attention_bias, self.attention_bias, true],
+            qk_norm: false,
+            rotary: Some(Rotary {
+                columns: self.d_rotary,
+                base: self.rope_base,
+                scaling: None,
+            }),
+            local: (Vec::new(), 0),
+            parallel: self.parallel,
+            activation: self.activation,
+            norm_eps: self.norm_eps,
+            tied_head: self.tied_head,
+        }
+    }
+
     /// The `config.json` that [`of_json`] reads.
     fn of_transformers(&self) -> OfTransformers {
         #[expect(clippy::cast_precision_loss, reason = "widths of a head are small")]
@@ -97,8 +124,7 @@ impl GptNeoX {
 fn read(table: &mut Table<'_>) -> Found<GptNeoX> {
     let [vocab, n_ctx, d_model, n_layer] = read_sizes(table, 1);
     let n_head = read_heads(table, d_model);
-    let four_wide = d_model.map_or(1, |d_model| d_model.saturating_mul(4).min(Size::MOST));
-    let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
+    let d_mlp = read_d_mlp(table, d_model, [4, 1]);
     let d_head = d_model
         .zip(n_head)
         .map(|(d_model, n_head)| d_model / n_head);
@@ -167,132 +193,25 @@ fn of_json(json: &mut ConfigJson) {
 pub(super) const GPT_NEOX: Listed<GptNeoX> = Listed {
     architectures: &[("gpt_neox", of_json)],
     export: Some(|neox| Ok(Export::Transformers(neox.of_transformers()))),
-    ..Listed::new(read, |sizes| Ok(Arc::new(*sizes)))
+    ..Listed::new(read, |sizes| Ok(Arc::new(sizes.decoder())))
 };
 
-const EMBEDDING: &str = "gpt_neox.embed_in";
-const HEAD: &str = "embed_out";
-const LAST_NORM: &str = "gpt_neox.final_layer_norm";
-/// The layers that write to the residual stream.
-const WRITERS: [&str; 2] = ["attention.dense", "mlp.dense_4h_to_h"];
-
-fn block(layer: usize) -> String {
-    format!("gpt_neox.layers.{layer}")
-}
-
-impl Target for GptNeoX {
-    fn describe(&self) -> String {
-        format!(
-            "gpt_neox, {} layers of width {}, {} heads, mlp {}, {} tokens, {} positions",
-            self.n_layer, self.d_model, self.n_head, self.d_mlp, self.vocab, self.n_ctx
-        )
-    }
-
-    fn input(&self) -> Input {
-        Input::Tokens {
-            vocab: self.vocab,
-            n_ctx: self.n_ctx,
-        }
-    }
-
-    fn cut_to(&self, most: Most) -> Option<Network> {
-        let [n_head, _] = most.heads(self.d_model, self.n_head, self.n_head);
-        let d_model = self.d_model.min(most.width);
-        let [own, cut] = [self.d_model / self.n_head, d_model / n_head];
-        // As large a part of a head.
-        let d_rotary = (self.d_rotary * cut / own / 2 * 2).max(2);
-        Some(Arc::new(Self {
-            vocab: self.vocab.min(most.vocab),
-            n_ctx: self.n_ctx.min(most.positions),
-            d_model,
-            n_layer: self.n_layer.min(most.layers),
-            n_head,
-            d_mlp: self.d_mlp.min(4 * d_model),
-            d_rotary,
-            ..*self
-        }))
-    }
-
-    fn layers(&self) -> Vec<Layer> {
-        let (d, d_mlp) = (self.d_model, self.d_mlp);
-        let (heads, neurons) = (Units::heads(self.n_head), Units::neurons(d_mlp));
-        let bias = self.attention_bias;
-        let mut all = vec![Layer::embedding(EMBEDDING, self.vocab, d)];
-        for layer in 0..self.n_layer {
-            let block = block(layer);
-            let path = |name| format!("{block}.{name}");
-            // A head has its `q`, `k` and `v` side by side.
-            let qkv = path("attention.query_key_value");
-            let place = Block {
-                number: layer,
-                of: self.n_layer,
-                d_model: d,
-                d_heads: d,
-                d_mlp,
-            };
-            let layers = [
-                Layer::linear(qkv, d, 3 * d, bias).feeds(heads),
-                Layer::linear(path(WRITERS[0]), d, d, bias).reads(heads),
-                Layer::linear(path("mlp.dense_h_to_4h"), d, d_mlp, true).feeds(neurons),
-                Layer::linear(path(WRITERS[1]), d_mlp, d, true).reads(neurons),
-            ];
-            all.extend(layers.map(|layer| layer.inside(place)));
-        }
-        let tied_to = self.tied_head.then(|| EMBEDDING.to_owned());
-        all.push(Layer::head(HEAD, d, self.vocab, tied_to));
-        all
-    }
-
-    fn tensors(&self) -> Vec<TargetTensor> {
-        let [normal, residual] = starts(self.n_layer);
-        let of_block = |layer| {
-            ["input_layernorm", "post_attention_layernorm"]
-                .map(|name| format!("{}.{name}", block(layer)))
-        };
-        let norms = (0..self.n_layer)
-            .flat_map(of_block)
-            .chain([LAST_NORM.to_owned()]);
-        let norms = norms.flat_map(|norm| layer_norm_tensors(&norm, self.d_model));
-        let layers = self
-            .layers()
-            .into_iter()
-            .filter(|layer| layer.tied_to.is_none());
-        let weights = layers.flat_map(|layer| {
-            let writes = WRITERS.iter().any(|name| layer.path.ends_with(name));
-            layer_tensors(&layer, if writes { residual } else { normal })
-        });
-        weights.chain(norms).collect()
-    }
-
-    fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, tokens_bt: Value) -> Result<Value> {
-        let eps = self.norm_eps;
-        let positions = b.ty(tokens_bt).columns();
-        let rotary = b.rotary_table(positions, self.d_rotary, self.rope_base, None)?;
-        let mut x_btd = pass.embedding(b, EMBEDDING, tokens_bt, None)?;
-        for layer in 0..self.n_layer {
-            let block = block(layer);
-            pass.tap(TapKind::ResidPre, layer, x_btd);
-            let normed_btd = layer_norm(b, pass, &format!("{block}.input_layernorm"), x_btd, eps)?;
-            pass.tap(TapKind::AttnIn, layer, normed_btd);
-            let qkv = pass.linear(b, &format!("{block}.attention.query_key_value"), normed_btd)?;
-            let heads = Heads::causal(self.n_head, self.n_head);
-            let mixed_btd = pass.attention(b, Qkv::ByHead(qkv), heads, Some(rotary))?;
-            pass.tap(TapKind::AttnOut, layer, mixed_btd);
-            let attn_btd = pass.linear(b, &format!("{block}.{}", WRITERS[0]), mixed_btd)?;
-            let attended_btd = b.add(x_btd, attn_btd)?;
-            pass.tap(TapKind::ResidMid, layer, attended_btd);
-            let read_btd = if self.parallel { x_btd } else { attended_btd };
-            let norm = format!("{block}.post_attention_layernorm");
-            let normed_btd = layer_norm(b, pass, &norm, read_btd, eps)?;
-            pass.tap(TapKind::MlpIn, layer, normed_btd);
-            let hidden_btm = pass.linear(b, &format!("{block}.mlp.dense_h_to_4h"), normed_btd)?;
-            let hidden_btm = nonlinear(b, self.activation, hidden_btm)?;
-            pass.tap(TapKind::MlpHidden, layer, hidden_btm);
-            let mlp_btd = pass.linear(b, &format!("{block}.{}", WRITERS[1]), hidden_btm)?;
-            x_btd = b.add(attended_btd, mlp_btd)?;
-            pass.tap(TapKind::ResidPost, layer, x_btd);
-        }
-        let x_btd = layer_norm(b, pass, LAST_NORM, x_btd, eps)?;
-        pass.linear(b, HEAD, x_btd)
-    }
-}
+const NAMES: Names = Names {
+    kind: "gpt_neox",
+    embedding: "gpt_neox.embed_in",
+    positions: None,
+    blocks: "gpt_neox.layers",
+    layer_norm: true,
+    norms: ["input_layernorm", "post_attention_layernorm"],
+    last_norm: "gpt_neox.final_layer_norm",
+    head_norms: [""; 2],
+    inputs: Inputs::ByHead("attention.query_key_value"),
+    attn_out: "attention.dense",
+    into_mlp: &["mlp.dense_h_to_4h"],
+    mlp_out: "mlp.dense_4h_to_h",
+    head: "embed_out",
+    layout: LayerKind::OutIn,
+    scale: None,
+    shares_keys: false,
+    norms_start_last: true,
+};

@@ -34,12 +34,13 @@ use spd_configs::values::{Flag, Number, Size};
 use spd_configs::words;
 use spd_engine::{Builder, Result, Value};
 
-use super::gpt2::{NORM_EPS, layer_norm, layer_norm_tensors, layer_tensors};
 use super::kaufmann::{KaufmannLayer, ScoreScale};
 use super::layer::times;
+use super::layer_norm::{NORM_EPS, layer_norm, layer_norm_tensors};
 use super::spectral::{Basis, SpectralLayer};
 use super::{
-    Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor, read_heads, read_sizes,
+    Found, Input, Layer, Listed, Most, Network, Start, Target, TargetTensor, read_d_mlp,
+    read_heads, read_sizes,
 };
 use crate::pass::Pass;
 
@@ -90,8 +91,7 @@ fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
     let n_head = read_heads(table, d_model);
     let d_coords = table.need("d_coords", Size::at_least(1));
     let n_basis = table.need("n_basis", Size::at_least(1));
-    let eight_thirds = d_model.map_or(1, |d_model| (d_model.saturating_mul(8) / 3).min(Size::MOST));
-    let d_mlp = table.or("d_mlp", Size::at_least(1), eight_thirds);
+    let d_mlp = read_d_mlp(table, d_model, [8, 3]);
     let basis = table.or("basis", Basis::LEARNED, Basis::Softmax);
     let wire_basis = table.or("wire_basis", Flag, true);
     let gain = table.or("fsa_gain", Number::FINITE, 1.0);
@@ -308,7 +308,8 @@ impl Target for NmGptMini {
         }
         all.push(TargetTensor::trained(LAST_NORM, &[d], Start::Ones));
         let layers = self.layers();
-        all.extend(layers.iter().flat_map(|layer| layer_tensors(layer, normal)));
+        let starting = |layer| TargetTensor::starting(layer, [normal, Start::Zeros]);
+        all.extend(layers.iter().flat_map(starting));
         all
     }
 
