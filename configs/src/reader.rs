@@ -36,6 +36,24 @@ struct Missing {
     message: String,
 }
 
+/// A struct of variables with the names of its fields, each an option: `None` if one of them is, of
+/// which a fault is noted.
+///
+/// ```
+/// struct Pair { left: u8, right: u8 }
+/// let (left, right) = (Some(1), None);
+/// assert!(spd_configs::all_read! { Pair: left, right }.is_none());
+/// ```
+#[macro_export]
+macro_rules! all_read {
+    ($Struct:ident: $($field:ident),+) => {
+        match ($($field,)+) {
+            ($(Some($field),)+) => Some($Struct { $($field),+ }),
+            _ => None,
+        }
+    };
+}
+
 /// Reads a whole file; `Err` holds every fault, in no order.
 pub fn read_file<T>(
     file: &DeTable<'_>,

@@ -28,7 +28,7 @@ use std::fmt;
 
 use serde::Serialize;
 use spd_configs::values::{Number, Text, is_default};
-use spd_configs::{reader::Table, words};
+use spd_configs::{all_read, reader::Table, words};
 use spd_engine::ops::{Expr, Weight};
 use spd_engine::{Builder, Result, Value};
 
@@ -124,10 +124,7 @@ impl Auxiliaries {
                 "expected auxiliaries with it, found none: without them both objectives are one",
             );
         }
-        Some(Self {
-            rows: rows?,
-            objective: objective?,
-        })
+        all_read! { Self: rows, objective }
     }
 
     /// All values that are compared, by name.
@@ -204,10 +201,7 @@ impl Auxiliary {
         let comparisons = row.rows("comparisons", |comparison| {
             let capture = comparison.need("capture", Text::ANY);
             let distance = comparison.need("distance", Distance::WORDS);
-            Some(Comparison {
-                capture: capture?,
-                distance: distance?,
-            })
+            all_read! { Comparison: capture, distance }
         });
         let name = name?;
         if name == OUTPUT {

@@ -34,6 +34,7 @@
 use std::f64::consts::LN_2;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Number, Whole, brief};
 use spd_engine::{Builder, Result, Value, ops};
@@ -67,10 +68,7 @@ impl LossTerm for Frequency {
     fn read(table: &mut Table<'_>, _: Sites) -> Option<Self> {
         let reference_count = table.need("reference_count", Whole::at_least(1));
         let halflife = table.maybe("halflife", HALFLIFE);
-        Some(Self {
-            reference_count: reference_count?,
-            halflife: halflife?,
-        })
+        all_read! { Self: reference_count, halflife }
     }
 
     /// It belongs to training.

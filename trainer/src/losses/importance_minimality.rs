@@ -11,6 +11,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Number, brief};
 use spd_engine::ops::Penalty;
@@ -61,13 +62,7 @@ impl LossTerm for ImportanceMinimality {
             );
             table.refuse::<()>(key, message);
         }
-        Some(Self {
-            p: p?,
-            p_final: p_final?,
-            anneal_start: anneal_start?,
-            anneal_end: anneal_end?,
-            beta: beta?,
-        })
+        all_read! { Self: p, p_final, anneal_start, anneal_end, beta }
     }
 
     fn from_reference(row: &mut Table<'_>, made: &mut Made) {

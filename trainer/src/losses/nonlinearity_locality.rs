@@ -34,6 +34,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, brief};
 use spd_engine::{Builder, Result, Value};
@@ -69,12 +70,8 @@ impl LossTerm for NonlinearityLocality {
     fn read(table: &mut Table<'_>, _: Sites) -> Option<Self> {
         let relative_threshold = schedule::read(table, "relative_threshold", THRESHOLD);
         let normalize_at_one = table.or("normalize_at_one", Flag, false);
-        let coefficients = table.table("unit_kind_coefficients", read_coefficients);
-        Some(Self {
-            relative_threshold: relative_threshold?,
-            normalize_at_one: normalize_at_one?,
-            unit_kind_coefficients: coefficients?,
-        })
+        let unit_kind_coefficients = table.table("unit_kind_coefficients", read_coefficients);
+        all_read! { Self: relative_threshold, normalize_at_one, unit_kind_coefficients }
     }
 
     /// It belongs to training; an evaluation has `unit_counts`.

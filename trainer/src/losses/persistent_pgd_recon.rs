@@ -16,6 +16,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, OneOf, Size, Text};
 use spd_configs::yaml;
@@ -63,12 +64,7 @@ impl LossTerm for PersistentPgdRecon {
             let message = format!("expected at most {SAMPLES} with route_warmup, found {found}");
             table.refuse::<()>("n_warmup_steps", message);
         }
-        Some(Self {
-            routing: routing?,
-            adversary: adversary?,
-            n_samples: n_samples?,
-            route_warmup: route_warmup?,
-        })
+        all_read! { Self: routing, adversary, n_samples, route_warmup }
     }
 
     fn from_reference(row: &mut Table<'_>, made: &mut Made) {

@@ -33,6 +33,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Number, Size, brief};
 use spd_configs::words;
@@ -125,13 +126,7 @@ impl LossTerm for PgdRecon {
         // Sources lie in [0, 1]: a larger step goes no further.
         let step_size = table.need("step_size", Number::PROBABILITY);
         let scope = table.need("scope", PgdScope::WORDS);
-        Some(Self {
-            routing: routing?,
-            init: init?,
-            steps: steps?,
-            step_size: step_size?,
-            scope: scope?,
-        })
+        all_read! { Self: routing, init, steps, step_size, scope }
     }
 
     fn from_reference(row: &mut Table<'_>, made: &mut Made) {

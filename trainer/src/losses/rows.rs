@@ -1,6 +1,7 @@
 //! `[[loss]]`: a loss, and its weight in the total.
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::{Table, alike};
 use spd_configs::values::{Number, OneOf};
 use spd_engine::Builder;
@@ -43,11 +44,7 @@ pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Optio
         );
     }
     seen.push(name);
-    Some(Loss {
-        term: term?,
-        coeff: coeff?,
-        auxiliaries: auxiliaries?,
-    })
+    all_read! { Loss: term, coeff, auxiliaries }
 }
 
 /// Refuses losses that do not go together, or not with the target.

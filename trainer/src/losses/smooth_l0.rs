@@ -19,6 +19,7 @@
 //! - smooth_l0: `normalize_at_one` | false | | whether importance 1 counts 1, and not a little less
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number};
 use spd_engine::ops::Penalty;
@@ -46,10 +47,7 @@ impl LossTerm for SmoothL0 {
     fn read(table: &mut Table<'_>, _: Sites) -> Option<Self> {
         let gamma = schedule::read(table, "gamma", GAMMA);
         let normalize_at_one = table.or("normalize_at_one", Flag, false);
-        Some(Self {
-            gamma: gamma?,
-            normalize_at_one: normalize_at_one?,
-        })
+        all_read! { Self: gamma, normalize_at_one }
     }
 
     /// It belongs to training.

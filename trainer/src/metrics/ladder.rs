@@ -26,6 +26,7 @@ use std::ops::Range;
 use std::slice;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Sizes, Whole};
 use spd_dataloader::Batch;
@@ -94,14 +95,7 @@ impl Rungs {
             let message = format!("expected rising numbers, such as [20, 40], found {steps:?}");
             table.refuse::<()>("steps", message);
         }
-        Some(Self {
-            steps: steps?,
-            step_size: step_size?,
-            batches: batches?,
-            joint: joint?,
-            subset: subset?,
-            routing: routing?,
-        })
+        all_read! { Self: steps, step_size, batches, joint, subset, routing }
     }
 
     /// The batches of each adversary.

@@ -40,6 +40,7 @@ pub(crate) mod well_tempered;
 
 use serde::Serialize;
 use spd_configs::{
+    all_read,
     reader::Table,
     values::{Size, Whole},
 };
@@ -243,14 +244,7 @@ pub(crate) fn read(
         train,
     };
     let metrics = Metrics::read(table, &before);
-    Some(Eval {
-        every: every?,
-        batches: batches?,
-        batch_size: batch_size?,
-        slow_every: slow_every?,
-        components: components?,
-        metrics: metrics?,
-    })
+    all_read! { Eval: every, batches, batch_size, slow_every, components, metrics }
 }
 
 /// Components of a site that are shown in contexts, unless a run says how many.

@@ -24,6 +24,7 @@
 //!   `eval/well_tempered/<region>`; language models only
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::Size;
 use spd_dataloader::Batch;
@@ -60,10 +61,7 @@ impl Metric for WellTempered {
         let well_tempered = table.maybe_table("well_tempered", |of| {
             let positions = of.or("positions", Size::between(1, 10_000), 16);
             let components = of.or("components", Size::between(2, 10_000), 8);
-            Some(WellTemperedSample {
-                positions: positions?,
-                components: components?,
-            })
+            all_read! { WellTemperedSample: positions, components }
         })?;
         if let (Some(_), Some(name)) = (well_tempered, before.target.of_features()) {
             let message = format!("expected a language model, found {name}");

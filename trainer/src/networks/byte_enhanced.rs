@@ -28,6 +28,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Value};
@@ -54,14 +55,8 @@ fn read(table: &mut Table<'_>) -> Found<ByteEnhanced> {
     if let Some(odd) = d_model.filter(|d_model| d_model % 2 == 1) {
         table.refuse::<()>("d_model", format!("expected an even number, found {odd}"));
     }
-    let network = || {
-        Some(ByteEnhanced {
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-        })
-    };
-    Found::of_tokens(n_ctx, network())
+    let network = all_read! { ByteEnhanced: n_ctx, d_model, n_layer };
+    Found::of_tokens(n_ctx, network)
 }
 
 pub(super) const BYTE_ENHANCED: Listed<ByteEnhanced> =

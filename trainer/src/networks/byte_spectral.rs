@@ -39,6 +39,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Size};
 use spd_configs::words;
@@ -100,18 +101,10 @@ fn read(table: &mut Table<'_>) -> Found<ByteSpectral> {
     let mixing = table.or("mixing", Mixing::WORDS, Mixing::Causal);
     let window = table.or("window", Size::at_least(2), 64);
     let decompose_filters = table.or("decompose_filters", Flag, false);
-    let network = || {
-        Some(ByteSpectral {
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-            encoder: encoder?,
-            mixing: mixing?,
-            window: window?,
-            decompose_filters: decompose_filters?,
-        })
+    let network = all_read! {
+        ByteSpectral: n_ctx, d_model, n_layer, encoder, mixing, window, decompose_filters
     };
-    Found::of_tokens(n_ctx, network())
+    Found::of_tokens(n_ctx, network)
 }
 
 pub(super) const BYTE_SPECTRAL: Listed<ByteSpectral> =

@@ -19,6 +19,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_engine::ops::{Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
@@ -49,16 +50,8 @@ fn read(table: &mut Table<'_>) -> Found<ByteTraditional> {
     let [n_ctx, d_model, n_layer] = bytes::read_sizes(table);
     let n_head = read_heads(table, d_model);
     let d_mlp = read_d_mlp(table, d_model, [4, 1]);
-    let network = || {
-        Some(ByteTraditional {
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-            n_head: n_head?,
-            d_mlp: d_mlp?,
-        })
-    };
-    Found::of_tokens(n_ctx, network())
+    let network = all_read! { ByteTraditional: n_ctx, d_model, n_layer, n_head, d_mlp };
+    Found::of_tokens(n_ctx, network)
 }
 
 pub(super) const BYTE_TRADITIONAL: Listed<ByteTraditional> =

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size, Sizes};
 
@@ -185,43 +186,29 @@ fn read(table: &mut Table<'_>) -> Found<Gpt2> {
     let activation = table.or("activation", Nonlinearity::WORDS, Nonlinearity::GeluTanh);
     let norm_eps = table.or("norm_eps", Number::POSITIVE, NORM_EPS);
     let tied_head = table.or("tied_head", Flag, true);
-    let network = || {
-        Some(Gpt2 {
-            vocab: vocab?,
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-            n_head: n_head?,
-            d_mlp: d_mlp?,
-            activation: activation?,
-            norm_eps: norm_eps?,
-            tied_head: tied_head?,
-        })
+    let network = all_read! {
+        Gpt2: vocab, n_ctx, d_model, n_layer, n_head, d_mlp, activation, norm_eps, tied_head
     };
-    Found::of_tokens(n_ctx, network())
+    Found::of_tokens(n_ctx, network)
 }
 
 /// Blocks with a window alternate with others, from the second on, where nothing is said.
 fn read_neo(table: &mut Table<'_>) -> Found<GptNeo> {
-    let found = read(table);
+    let Found {
+        reads,
+        network: sizes,
+    } = read(table);
     let window = table.or("window", Size::at_least(1), 256);
-    let n_layer = found.network.map_or(0, |sizes| sizes.n_layer);
+    let n_layer = sizes.map_or(0, |sizes| sizes.n_layer);
     let local_layers = table.or("local_layers", Sizes, (1..n_layer).step_by(2).collect());
     let beyond = |layers: &Vec<usize>| layers.iter().copied().find(|&layer| layer >= n_layer);
-    if let (Some(_), Some(layer)) = (found.network, local_layers.as_ref().and_then(beyond)) {
+    if let (Some(_), Some(layer)) = (sizes, local_layers.as_ref().and_then(beyond)) {
         let message = format!("expected blocks below n_layer = {n_layer}, found {layer}");
         table.refuse::<()>("local_layers", message);
     }
-    let network = || {
-        Some(GptNeo {
-            sizes: found.network?,
-            window: window?,
-            local_layers: local_layers?,
-        })
-    };
     Found {
-        reads: found.reads,
-        network: network(),
+        reads,
+        network: all_read! { GptNeo: sizes, window, local_layers },
     }
 }
 

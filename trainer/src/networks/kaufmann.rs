@@ -27,6 +27,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::Size;
 use spd_configs::words;
@@ -80,19 +81,8 @@ fn read(table: &mut Table<'_>) -> Found<Kaufmann> {
     let d_coords = table.need("d_coords", Size::at_least(1));
     let score_scale = table.or("score_scale", ScoreScale::WORDS, ScoreScale::Fixed);
     let steps = table.or("steps", Size::at_least(1), 2);
-    let network = || {
-        Some(Kaufmann {
-            positions: positions?,
-            layer: KaufmannLayer {
-                d_model: d_model?,
-                n_head: n_head?,
-                d_coords: d_coords?,
-                score_scale: score_scale?,
-                steps: steps?,
-            },
-        })
-    };
-    let network = network();
+    let layer = all_read! { KaufmannLayer: d_model, n_head, d_coords, score_scale, steps };
+    let network = all_read! { Kaufmann: positions, layer };
     Found::of_features(network.map(|network| network.features()), network)
 }
 

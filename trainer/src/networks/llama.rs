@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size, brief};
 use spd_engine::ops::RotaryScaling;
@@ -259,18 +260,10 @@ fn read_simple(table: &mut Table<'_>, d_mlp: [usize; 2]) -> Found<LlamaSimple> {
         table.refuse::<()>("n_head", message);
     }
     check_kv_heads(table, n_head, n_kv_head);
-    let network = || {
-        Some(LlamaSimple {
-            vocab: vocab?,
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-            n_head: n_head?,
-            n_kv_head: n_kv_head?,
-            d_mlp: d_mlp?,
-        })
+    let network = all_read! {
+        LlamaSimple: vocab, n_ctx, d_model, n_layer, n_head, n_kv_head, d_mlp
     };
-    Found::of_tokens(n_ctx, network())
+    Found::of_tokens(n_ctx, network)
 }
 
 /// The number of key heads, which has to divide that of query heads.
@@ -312,26 +305,11 @@ fn read(table: &mut Table<'_>) -> Found<Llama> {
     let tied_head = table.or("tied_head", Flag, false);
     let norm_eps = table.or("norm_eps", Number::POSITIVE, 1e-6);
     let rope_scaling = table.maybe_table("rope_scaling", read_scaling);
-    let network = || {
-        Some(Llama {
-            vocab: vocab?,
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-            n_head: n_head?,
-            n_kv_head: n_kv_head?,
-            d_head: d_head?,
-            d_mlp: d_mlp?,
-            rope_base: rope_base?,
-            qkv_bias: qkv_bias?,
-            o_bias: o_bias?,
-            qk_norm: qk_norm?,
-            tied_head: tied_head?,
-            norm_eps: norm_eps?,
-            rope_scaling: rope_scaling?,
-        })
+    let network = all_read! {
+        Llama: vocab, n_ctx, d_model, n_layer, n_head, n_kv_head, d_head, d_mlp, rope_base,
+            qkv_bias, o_bias, qk_norm, tied_head, norm_eps, rope_scaling
     };
-    Found::of_tokens(n_ctx, network())
+    Found::of_tokens(n_ctx, network)
 }
 
 fn read_scaling(table: &mut Table<'_>) -> Option<RopeScaling> {
@@ -351,12 +329,7 @@ fn read_scaling(table: &mut Table<'_>) -> Option<RopeScaling> {
             ),
         );
     }
-    Some(RopeScaling {
-        factor: factor?,
-        low: low?,
-        high: high?,
-        n_ctx: n_ctx?,
-    })
+    all_read! { RopeScaling: factor, low, high, n_ctx }
 }
 
 /// Differences of Hugging Face's Llama families that their files leave out.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::json;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size};
 
@@ -144,24 +145,11 @@ fn read(table: &mut Table<'_>) -> Found<GptNeoX> {
     let tied_head = table.or("tied_head", Flag, false);
     let activation = table.or("activation", Nonlinearity::WORDS, Nonlinearity::Gelu);
     let norm_eps = table.or("norm_eps", Number::POSITIVE, NORM_EPS);
-    let network = || {
-        Some(GptNeoX {
-            vocab: vocab?,
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-            n_head: n_head?,
-            d_mlp: d_mlp?,
-            d_rotary: d_rotary?,
-            rope_base: rope_base?,
-            parallel: parallel?,
-            attention_bias: attention_bias?,
-            tied_head: tied_head?,
-            activation: activation?,
-            norm_eps: norm_eps?,
-        })
+    let network = all_read! {
+        GptNeoX: vocab, n_ctx, d_model, n_layer, n_head, d_mlp, d_rotary, rope_base, parallel,
+            attention_bias, tied_head, activation, norm_eps
     };
-    Found::of_tokens(n_ctx, network())
+    Found::of_tokens(n_ctx, network)
 }
 
 /// The keys of a GPT-NeoX of Hugging Face.

@@ -29,6 +29,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size};
 use spd_configs::words;
@@ -105,24 +106,11 @@ fn read(table: &mut Table<'_>) -> Found<NmGptMini> {
     };
     let score_scale = table.or("score_scale", ScoreScale::WORDS, ScoreScale::Fixed);
     let positions = table.or("positions", Positions::WORDS, Positions::Learned);
-    let network = || {
-        Some(NmGptMini {
-            vocab: vocab?,
-            n_ctx: n_ctx?,
-            d_model: d_model?,
-            n_layer: n_layer?,
-            n_head: n_head?,
-            d_coords: d_coords?,
-            n_basis: n_basis?,
-            d_mlp: d_mlp?,
-            basis: basis?,
-            wire_basis: wire_basis?,
-            fsa_gain: fsa_gain?,
-            score_scale: score_scale?,
-            positions: positions?,
-        })
+    let network = all_read! {
+        NmGptMini: vocab, n_ctx, d_model, n_layer, n_head, d_coords, n_basis, d_mlp, basis,
+            wire_basis, fsa_gain, score_scale, positions
     };
-    Found::of_tokens(n_ctx, network())
+    Found::of_tokens(n_ctx, network)
 }
 
 pub(super) const NM_GPT_MINI: Listed<NmGptMini> = Listed::new(read, |sizes| Ok(Arc::new(*sizes)));

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Size};
 use spd_configs::words;
@@ -69,18 +70,10 @@ fn read(table: &mut Table<'_>) -> Found<ResidMlp> {
     let activation = table.or("activation", Activation::WORDS, Activation::Relu);
     let in_bias = table.or("in_bias", Flag, false);
     let out_bias = table.or("out_bias", Flag, false);
-    let network = || {
-        Some(ResidMlp {
-            n_features: n_features?,
-            d_embed: d_embed?,
-            d_mlp: d_mlp?,
-            n_layer: n_layer?,
-            activation: activation?,
-            in_bias: in_bias?,
-            out_bias: out_bias?,
-        })
+    let network = all_read! {
+        ResidMlp: n_features, d_embed, d_mlp, n_layer, activation, in_bias, out_bias
     };
-    Found::of_features(n_features, network())
+    Found::of_features(n_features, network)
 }
 
 pub(super) const RESID_MLP: Listed<ResidMlp> = Listed {

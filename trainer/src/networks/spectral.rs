@@ -21,6 +21,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{OneOf, Size};
 use spd_configs::words;
@@ -73,17 +74,8 @@ fn read(table: &mut Table<'_>) -> Found<Spectral> {
     let d_coords = table.need("d_coords", Size::at_least(1));
     let n_basis = table.need("n_basis", Size::at_least(1));
     let basis = table.or("basis", Basis::WORDS, Basis::Softmax);
-    let network = || {
-        Some(Spectral {
-            positions: positions?,
-            layer: SpectralLayer {
-                d_coords: d_coords?,
-                n_basis: n_basis?,
-                basis: basis?,
-            },
-        })
-    };
-    let network = network();
+    let layer = all_read! { SpectralLayer: d_coords, n_basis, basis };
+    let network = all_read! { Spectral: positions, layer };
     Found::of_features(network.map(|network| network.features()), network)
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Size};
 use spd_engine::{Builder, Result, Value};
@@ -44,15 +45,8 @@ fn read(table: &mut Table<'_>) -> Found<Tms> {
     let n_hidden = table.need("n_hidden", Size::at_least(1));
     let n_hidden_layers = table.or("n_hidden_layers", Size::at_least(0), 0);
     let zero_bias = table.or("zero_bias", Flag, false);
-    let network = || {
-        Some(Tms {
-            n_features: n_features?,
-            n_hidden: n_hidden?,
-            n_hidden_layers: n_hidden_layers?,
-            zero_bias: zero_bias?,
-        })
-    };
-    Found::of_features(n_features, network())
+    let network = all_read! { Tms: n_features, n_hidden, n_hidden_layers, zero_bias };
+    Found::of_features(n_features, network)
 }
 
 pub(super) const TMS: Listed<Tms> = Listed {

@@ -1,6 +1,7 @@
 //! Chunks of the sites of a run: which sites a network predicts, and the taps that it reads.
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Patterns, Size};
 
@@ -41,10 +42,7 @@ impl NamedChunk {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let sites = table.need("sites", Patterns);
         let taps = table.need("taps", Names);
-        Some(Self {
-            sites: sites?,
-            taps: taps?,
-        })
+        all_read! { Self: sites, taps }
     }
 }
 

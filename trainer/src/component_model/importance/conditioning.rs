@@ -19,6 +19,7 @@
 //!   0.999-quantile of the activation's size over so many positions of the training data
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Number, Whole};
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise};
@@ -69,11 +70,7 @@ impl Conditioning {
             let message = format!("expected either `input_scale` or `min_tokens`, found {found}");
             table.refuse_table::<()>(message);
         }
-        Some(Self {
-            output_scale: output_scale?,
-            input_scale: input_scale?,
-            min_tokens: min_tokens?,
-        })
+        all_read! { Self: output_scale, input_scale, min_tokens }
     }
 
     /// Its tensors.

@@ -27,6 +27,7 @@
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Patterns, Size, Text, WidthsOrNone};
 use spd_engine::{Builder, Result, Value};
@@ -74,10 +75,7 @@ impl SiteGroup {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let name = table.need("name", Text::ANY);
         let patterns = table.need("patterns", Patterns);
-        Some(Self {
-            name: name?,
-            patterns: patterns?,
-        })
+        all_read! { Self: name, patterns }
     }
 
     /// The tensors of one of its parts: `<part>.<name>`, without dots in the name.
@@ -152,13 +150,7 @@ impl ImportanceFunction for GlobalReverseResidual {
         let reader_hidden = table.or("reader_hidden", WidthsOrNone, Vec::new());
         let transition_hidden = table.maybe("transition_hidden", Size::at_least(1));
         let groups = table.rows("groups", SiteGroup::read);
-        Some(Self {
-            d_model: d_model?,
-            reader_hidden: reader_hidden?,
-            transition_hidden: transition_hidden?,
-            attention: attention?,
-            groups: groups?,
-        })
+        all_read! { Self: d_model, reader_hidden, transition_hidden, attention, groups }
     }
 
     fn details(&self) -> String {

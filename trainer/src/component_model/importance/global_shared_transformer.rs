@@ -23,6 +23,7 @@
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Size, Widths};
 use spd_engine::{Builder, Result, Value};
@@ -79,12 +80,7 @@ impl ImportanceFunction for GlobalSharedTransformer {
         let attention = SelfAttention::read(table, d_model, n_head);
         let usual = vec![d_model.map_or(1, |width| width.saturating_mul(4).min(Size::MOST))];
         let hidden = table.or("hidden", Widths, usual);
-        Some(Self {
-            d_model: d_model?,
-            n_layer: n_layer?,
-            attention: attention?,
-            hidden: hidden?,
-        })
+        all_read! { Self: d_model, n_layer, attention, hidden }
     }
 
     fn details(&self) -> String {

@@ -60,6 +60,7 @@ mod vector_mlp;
 
 use serde::Serialize;
 use serde_json::Value as Json;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::OneOf;
 use spd_configs::words;
@@ -231,12 +232,7 @@ pub(crate) fn read(table: &mut Table<'_>) -> Option<Importance> {
     let conditioning = table.maybe_table("conditioning", Conditioning::read);
     let sigmoid = table.or("sigmoid", Sigmoid::WORDS, Sigmoid::LeakyHard);
     let sampling = table.or("sampling", Sampling::WORDS, Sampling::Continuous);
-    Some(Importance {
-        kind: kind?,
-        conditioning: conditioning?,
-        sigmoid: sigmoid?,
-        sampling: sampling?,
-    })
+    all_read! { Importance: kind, conditioning, sigmoid, sampling }
 }
 
 /// An importance function over all sites of a run.

@@ -1,6 +1,7 @@
 //! Importance functions of [transformers](Transformer) that read taps, one for each chunk of sites.
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_engine::{Builder, Result, Value};
 
@@ -72,10 +73,7 @@ impl<C: Chunking> ImportanceFunction for OfTaps<C> {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let chunks = C::read(table);
         let transformer = Transformer::read(table, C::LEAST_BLOCKS);
-        Some(Self {
-            chunks: chunks?,
-            transformer: transformer?,
-        })
+        all_read! { Self: chunks, transformer }
     }
 
     fn details(&self) -> String {

@@ -15,6 +15,7 @@
 //! the normed taps of its own position.
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size};
 use spd_configs::words;
@@ -91,11 +92,7 @@ impl Transformer {
             Some(0) => Some(None),
             _ => TransformerBlock::read(table, d_model).map(Some),
         };
-        Some(Self {
-            d_model: d_model?,
-            n_layer: n_layer?,
-            block: block?,
-        })
+        all_read! { Self: d_model, n_layer, block }
     }
 
     pub(super) fn details(&self) -> String {
@@ -137,17 +134,12 @@ impl TransformerBlock {
             table.refuse::<()>("n_kv_head", message);
         }
         check_heads(table, d_model?, n_head?)?;
-        Some(Self {
-            n_head: n_head?,
-            n_kv_head: n_kv_head?,
-            causal: causal?,
-            rope_base: rope_base?,
-            hidden: hidden?,
-            ffn: ffn?,
-            learned_norm_scale: learned_norm_scale?,
-            document_end: document_end?
-                .map(|end| u32::try_from(end).expect("`Size` ends with u32::MAX")),
-        })
+        let id = |end| u32::try_from(end).expect("`Size` ends with u32::MAX");
+        let document_end = document_end.map(|end| end.map(id));
+        all_read! {
+            Self: n_head, n_kv_head, causal, rope_base, hidden, ffn, learned_norm_scale,
+                document_end
+        }
     }
 
     fn heads(&self) -> Heads {

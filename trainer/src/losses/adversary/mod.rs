@@ -53,6 +53,7 @@ mod scope;
 mod stored;
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Number, Size, is_default};
 use spd_draws::{Purpose, Stream};
@@ -112,16 +113,10 @@ impl Adversary {
         let sigmoid = table.or("sigmoid", Flag, false);
         let is_bounded = sigmoid.map(|sigmoid| !sigmoid);
         let source_dtype = SourceDtype::read(table, optimizer, is_bounded, start_frac);
-        Some(Self {
-            scope: scope?,
-            pool: None,
-            optimizer: optimizer?,
-            lr: lr?,
-            n_warmup_steps: n_warmup_steps?,
-            start_frac: start_frac?,
-            sigmoid: sigmoid?,
-            source_dtype: source_dtype?,
-        })
+        let pool = Some(None);
+        all_read! {
+            Self: scope, pool, optimizer, lr, n_warmup_steps, start_frac, sigmoid, source_dtype
+        }
     }
 
     /// Its settings, as a plan shows them.
