@@ -32,8 +32,8 @@ use spd_configs::{all_read, reader::Table, words};
 use spd_engine::ops::{Expr, Weight};
 use spd_engine::{Builder, Result, Value};
 
+use super::divergence::divergence;
 use super::mean;
-use super::recon::divergence;
 use crate::component_model::{CleanPass, MaskedPass};
 use crate::run_file::OutputLoss;
 use crate::run_file::schedule::{self, Schedule};

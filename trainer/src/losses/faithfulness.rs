@@ -44,11 +44,6 @@ impl LossTerm for Faithfulness {
         self.relative.then_some("relative")
     }
 
-    /// Every evaluation has it as it is.
-    fn is_measurable() -> bool {
-        false
-    }
-
     fn details(&self) -> Vec<String> {
         let relative = self.relative.then(|| "relative".to_owned());
         relative.into_iter().collect()

@@ -71,11 +71,6 @@ impl LossTerm for Frequency {
         all_read! { Self: reference_count, halflife }
     }
 
-    /// It belongs to training.
-    fn is_measurable() -> bool {
-        false
-    }
-
     fn reads_penalty(&self) -> bool {
         true
     }

@@ -114,11 +114,6 @@ impl LossTerm for ImportanceMinimality {
         row.insert("p_anneal_end_frac".into(), json!(self.anneal_end));
     }
 
-    /// It belongs to training.
-    fn is_measurable() -> bool {
-        false
-    }
-
     fn penalty(&self) -> Option<(Penalty, &'static str)> {
         Some((Penalty::Power, "p"))
     }

@@ -30,7 +30,7 @@ use spd_engine::ops::Expr;
 use spd_engine::{Builder, Result, Type, Value};
 
 use super::adversary::{Adversary, Attack, Climb, Scope, Source, columns, for_each_row, reshaped};
-use super::{Extent, LossInputs, LossTerm, StateTensor};
+use super::{Auxiliaries, LossInputs, LossTerm};
 use crate::component_model::{
     AdversarialSource, Draws, MaskSample, MaskedPass, Routing, RowsOf, Sites,
 };
@@ -38,7 +38,6 @@ use crate::repeat::repeat_rows;
 use crate::rounded::rounded;
 use crate::run_file::schedule::{self, Schedule};
 use crate::schedule::scalar;
-use crate::sites::Site;
 
 /// An adversary on some elements of the batch, and random masks on the others.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -81,17 +80,8 @@ impl LossTerm for MergedRecon {
         })
     }
 
-    /// Its sources are those of the rows of training.
-    fn is_measurable() -> bool {
-        false
-    }
-
-    fn compares_outputs() -> bool {
-        true
-    }
-
-    fn is_attacked() -> bool {
-        true
+    fn auxiliaries(table: &mut Table<'_>) -> Option<Auxiliaries> {
+        Auxiliaries::read(table, true)
     }
 
     fn routing(&self) -> Option<Routing> {
@@ -146,10 +136,6 @@ impl LossTerm for MergedRecon {
             scalars.push((format!("{ADV_FRACTION}/{name}"), fraction));
         }
         scalars
-    }
-
-    fn state(&self, sites: &[Site], extent: &Extent) -> Vec<StateTensor> {
-        self.adversary.state(sites, extent)
     }
 }
 

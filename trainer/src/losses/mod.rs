@@ -24,6 +24,7 @@
 pub mod adversary;
 mod auxiliaries;
 mod ci_masked_recon;
+mod divergence;
 mod faithfulness;
 mod frequency;
 mod importance_minimality;
@@ -58,6 +59,7 @@ use auxiliaries::OUTPUT;
 pub(crate) use auxiliaries::no_auxiliaries;
 pub use auxiliaries::{AdversaryObjective, Auxiliaries, Auxiliary, Comparison, Distance};
 pub use ci_masked_recon::CiMaskedRecon;
+pub use divergence::{divergence, divergence_and_cross_entropy};
 pub use faithfulness::Faithfulness;
 pub use frequency::Frequency;
 pub use importance_minimality::{ImportanceMinimality, exponent};
@@ -68,7 +70,6 @@ pub(crate) use objective::{gradients_to_make, total};
 pub use persistent_pgd_recon::PersistentPgdRecon;
 pub(crate) use pgd_recon::attacked_pass;
 pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGradient, ascents};
-pub use recon::{divergence, divergence_and_cross_entropy};
 #[cfg(test)]
 pub use remembered::Remembered;
 pub use rows::Loss;
@@ -127,17 +128,10 @@ macro_rules! losses {
                 }
             }
 
-            /// Whether it compares the outputs of its passes, and may compare more of them.
-            pub(crate) fn compares_outputs(self) -> bool {
+            /// Reads the values that it compares beside outputs.
+            pub(crate) fn auxiliaries(self, table: &mut Table<'_>) -> Option<Auxiliaries> {
                 match self {
-                    $(Self::$Struct(_) => $Struct::compares_outputs(),)*
-                }
-            }
-
-            /// Whether an adversary chooses its masks.
-            pub(crate) fn is_attacked(self) -> bool {
-                match self {
-                    $(Self::$Struct(_) => $Struct::is_attacked(),)*
+                    $(Self::$Struct(_) => $Struct::auxiliaries(table),)*
                 }
             }
 
@@ -261,28 +255,21 @@ pub trait LossTerm {
         None
     }
 
-    /// Whether an evaluation may measure it, as `[[eval.loss]]`.
+    /// Whether an evaluation may measure it, as `[[eval.loss]]`. A loss with sources for rows of
+    /// training, or without passes to compare, belongs to training.
     fn is_measurable() -> bool
     where
         Self: Sized,
     {
-        true
-    }
-
-    /// Whether it compares the outputs of its passes, and may compare more of them.
-    fn compares_outputs() -> bool
-    where
-        Self: Sized,
-    {
         false
     }
 
-    /// Whether an adversary chooses its masks.
-    fn is_attacked() -> bool
+    /// Reads the values that it compares beside the outputs of its passes, if it compares these.
+    fn auxiliaries(_: &mut Table<'_>) -> Option<Auxiliaries>
     where
         Self: Sized,
     {
-        false
+        Some(Auxiliaries::default())
     }
 
     /// How it is routed; `None` for what is no reconstruction.
@@ -362,15 +349,20 @@ pub trait LossTerm {
         0
     }
 
-    /// The step scalars that its program reads, at `step` of `steps`, for a loss of this name.
-    fn step_scalars(&self, _name: &str, _step: u64, _steps: u64) -> Vec<(String, f64)> {
-        Vec::new()
+    /// The step scalars that its program reads, at `step` of `steps`, for a loss of this name; by
+    /// default those of its adversary.
+    fn step_scalars(&self, name: &str, step: u64, steps: u64) -> Vec<(String, f64)> {
+        let adversary = self.adversary();
+        adversary.map_or_else(Vec::new, |adversary| {
+            adversary.step_scalars(name, step, steps)
+        })
     }
 
-    /// The tensors that it keeps from step to step. They are in the store, and in checkpoints, as
-    /// `losses.<kind>.<name>`.
-    fn state(&self, _sites: &[Site], _extent: &Extent) -> Vec<StateTensor> {
-        Vec::new()
+    /// The tensors that it keeps from step to step, by default those of its adversary. They are in
+    /// the store, and in checkpoints, as `losses.<kind>.<name>`.
+    fn state(&self, sites: &[Site], extent: &Extent) -> Vec<StateTensor> {
+        let adversary = self.adversary();
+        adversary.map_or_else(Vec::new, |adversary| adversary.state(sites, extent))
     }
 
     /// Appends what changes its state to the end of a step: nothing may be written where one of

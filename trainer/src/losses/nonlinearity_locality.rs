@@ -74,11 +74,6 @@ impl LossTerm for NonlinearityLocality {
         all_read! { Self: relative_threshold, normalize_at_one, unit_kind_coefficients }
     }
 
-    /// It belongs to training; an evaluation has `unit_counts`.
-    fn is_measurable() -> bool {
-        false
-    }
-
     fn refuses(&self, sites: &[Site]) -> Option<String> {
         let said = &self.unit_kind_coefficients;
         let mismatch = |(word, kind): &(&'static str, UnitKind)| {

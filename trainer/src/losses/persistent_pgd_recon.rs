@@ -23,11 +23,10 @@ use spd_configs::yaml;
 use spd_engine::{Builder, Result, Value};
 
 use super::adversary::{Adversary, Attack, Climb, Optimizer, Scope, SourceDtype};
-use super::{Extent, LossInputs, LossTerm, StateTensor};
+use super::{Auxiliaries, LossInputs, LossTerm};
 use crate::component_model::{Routing, Sites};
 use crate::run_file::reference::{self, Made};
 use crate::run_file::schedule::Schedule;
-use crate::sites::Site;
 
 /// Masks between importance and 1 that an adversary chooses, which lives on from step to step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -142,17 +141,8 @@ impl LossTerm for PersistentPgdRecon {
         matches!(adversary.lr, Schedule::Knots(_)).then_some("lr")
     }
 
-    /// Its sources are those of the rows of training.
-    fn is_measurable() -> bool {
-        false
-    }
-
-    fn compares_outputs() -> bool {
-        true
-    }
-
-    fn is_attacked() -> bool {
-        true
+    fn auxiliaries(table: &mut Table<'_>) -> Option<Auxiliaries> {
+        Auxiliaries::read(table, true)
     }
 
     fn routing(&self) -> Option<Routing> {
@@ -212,14 +202,6 @@ impl LossTerm for PersistentPgdRecon {
 
     fn pass_count(&self, _: usize, _: usize) -> usize {
         self.adversary.n_warmup_steps + self.n_samples
-    }
-
-    fn step_scalars(&self, name: &str, step: u64, steps: u64) -> Vec<(String, f64)> {
-        self.adversary.step_scalars(name, step, steps)
-    }
-
-    fn state(&self, sites: &[Site], extent: &Extent) -> Vec<StateTensor> {
-        self.adversary.state(sites, extent)
     }
 }
 

@@ -41,7 +41,7 @@ use spd_draws::Purpose;
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
-use super::{LossInputs, LossTerm, mean};
+use super::{Auxiliaries, LossInputs, LossTerm, mean};
 use crate::component_model::{AdversarialSource, Draws, MaskSample, MaskedPass, Routing, Sites};
 use crate::rounded::rounded;
 use crate::run_file::reference::Made;
@@ -144,12 +144,12 @@ impl LossTerm for PgdRecon {
         row.insert("mask_scope".into(), json!(self.scope));
     }
 
-    fn compares_outputs() -> bool {
+    fn is_measurable() -> bool {
         true
     }
 
-    fn is_attacked() -> bool {
-        true
+    fn auxiliaries(table: &mut Table<'_>) -> Option<Auxiliaries> {
+        Auxiliaries::read(table, true)
     }
 
     fn routing(&self) -> Option<Routing> {

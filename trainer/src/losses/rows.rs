@@ -32,10 +32,7 @@ pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Optio
     let kind = table.need_kind("kind", OneOf(KINDS));
     let coeff = schedule::read(table, "coeff", Number::FINITE);
     let term = kind?.read(table);
-    let auxiliaries = match kind? {
-        kind if kind.compares_outputs() => Auxiliaries::read(table, kind.is_attacked()),
-        _ => Some(Auxiliaries::default()),
-    };
+    let auxiliaries = kind?.auxiliaries(table);
     let name = OneOf(KINDS).word(kind?);
     if seen.contains(&name) {
         table.refuse::<()>(

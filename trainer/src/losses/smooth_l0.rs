@@ -50,11 +50,6 @@ impl LossTerm for SmoothL0 {
         all_read! { Self: gamma, normalize_at_one }
     }
 
-    /// It belongs to training.
-    fn is_measurable() -> bool {
-        false
-    }
-
     fn penalty(&self) -> Option<(Penalty, &'static str)> {
         let normalized = self.normalize_at_one;
         Some((Penalty::Smooth { normalized }, "gamma"))
