@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+
+use super::stored::bytes_at;
 
 /// Bytes of the file that are an entry.
 #[derive(Debug, Clone, Copy)]
@@ -146,10 +147,7 @@ fn read_at(file: &File, bytes: u64, start: u64, count: u64) -> Result<Vec<u8>, S
             "not a zip archive: {count} bytes at {start} are said to be in a file of {bytes}; was it copied whole?"
         ));
     }
-    let mut out = vec![0; usize::try_from(count).map_err(|err| err.to_string())?];
-    file.read_exact_at(&mut out, start)
-        .map_err(|err| format!("it cannot be read: {err}"))?;
-    Ok(out)
+    bytes_at(file, start, count)
 }
 
 /// The first entry of a list: its name, what is said of it, and the bytes that say it.

@@ -60,44 +60,20 @@ const GLOBALS: &[(&str, &str, Global)] = &[
         "_rebuild_parameter",
         Global::RebuildParameter,
     ),
-    ("torch", "FloatStorage", Global::Storage(StoredDtype::F32)),
-    ("torch", "HalfStorage", Global::Storage(StoredDtype::F16)),
-    (
-        "torch",
-        "BFloat16Storage",
-        Global::Storage(StoredDtype::Bf16),
-    ),
-    ("torch", "DoubleStorage", Global::Storage(StoredDtype::F64)),
-    (
-        "torch",
-        "LongStorage",
-        Global::Storage(StoredDtype::Other("I64")),
-    ),
-    (
-        "torch",
-        "IntStorage",
-        Global::Storage(StoredDtype::Other("I32")),
-    ),
-    (
-        "torch",
-        "ShortStorage",
-        Global::Storage(StoredDtype::Other("I16")),
-    ),
-    (
-        "torch",
-        "CharStorage",
-        Global::Storage(StoredDtype::Other("I8")),
-    ),
-    (
-        "torch",
-        "ByteStorage",
-        Global::Storage(StoredDtype::Other("U8")),
-    ),
-    (
-        "torch",
-        "BoolStorage",
-        Global::Storage(StoredDtype::Other("BOOL")),
-    ),
+];
+
+/// The storages of `torch`, and the dtypes of their numbers.
+const STORAGES: &[(&str, StoredDtype)] = &[
+    ("FloatStorage", StoredDtype::F32),
+    ("HalfStorage", StoredDtype::F16),
+    ("BFloat16Storage", StoredDtype::Bf16),
+    ("DoubleStorage", StoredDtype::F64),
+    ("LongStorage", StoredDtype::Other("I64")),
+    ("IntStorage", StoredDtype::Other("I32")),
+    ("ShortStorage", StoredDtype::Other("I16")),
+    ("CharStorage", StoredDtype::Other("I8")),
+    ("ByteStorage", StoredDtype::Other("U8")),
+    ("BoolStorage", StoredDtype::Other("BOOL")),
 ];
 
 #[derive(Default)]
@@ -175,19 +151,13 @@ impl<'p> Machine<'p> {
                 self.take(8)?;
                 self.stack.push(Item::Other);
             }
-            b'K' => {
-                let value = self.byte()?;
-                self.stack.push(Item::Int(value.into()));
+            b'K' => self.whole(1, false)?,
+            b'M' => self.whole(2, false)?,
+            b'J' => self.whole(4, true)?,
+            0x8a => {
+                let length = self.byte()?;
+                self.whole(length.into(), true)?;
             }
-            b'M' => {
-                let value = u16::from_le_bytes(self.array()?);
-                self.stack.push(Item::Int(value.into()));
-            }
-            b'J' => {
-                let value = i32::from_le_bytes(self.array()?);
-                self.stack.push(Item::Int(value.into()));
-            }
-            0x8a => self.long()?,
             b'X' => {
                 let length = u32::from_le_bytes(self.array()?);
                 self.string(usize::try_from(length).map_err(|_| TOO_LONG)?)?;
@@ -308,15 +278,14 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
-    /// A whole number of up to eight bytes, the last with the sign.
-    fn long(&mut self) -> Result<(), String> {
-        let length = usize::from(self.byte()?);
+    /// A whole number of up to eight bytes; if it is signed, the last one has the sign.
+    fn whole(&mut self, length: usize, signed: bool) -> Result<(), String> {
         let range = self.take(length)?;
         let bytes = &self.bytes[range];
         if length > 8 {
             return Err("a number beyond 64 bits".to_owned());
         }
-        let sign = bytes.last().is_some_and(|last| *last >= 0x80);
+        let sign = signed && bytes.last().is_some_and(|last| *last >= 0x80);
         let mut whole = [if sign { 0xff } else { 0 }; 8];
         whole[..length].copy_from_slice(bytes);
         self.stack.push(Item::Int(i64::from_le_bytes(whole)));
@@ -385,17 +354,19 @@ impl<'p> Machine<'p> {
 
     fn global(&mut self, module: Range<usize>, name: Range<usize>) -> Result<(), String> {
         let (module, name) = (self.text(module)?, self.text(name)?);
-        let known = GLOBALS
-            .iter()
-            .find(|(of, known, _)| (*of, *known) == (module, name));
-        let Some((.., global)) = known else {
+        let mut globals = GLOBALS.iter();
+        let known = globals.find(|(of, known, _)| (*of, *known) == (module, name));
+        let mut storages = STORAGES.iter().filter(|_| module == "torch");
+        let storage = storages.find(|(known, _)| *known == name);
+        let storage = storage.map(|(_, dtype)| Global::Storage(*dtype));
+        let Some(global) = known.map(|(.., global)| *global).or(storage) else {
             let shown: String = format!("{module}.{name}").chars().take(80).collect();
             return Err(format!(
                 "`{}`, which no dict of tensors needs; nothing was run",
                 shown.escape_debug()
             ));
         };
-        self.stack.push(Item::Global(*global));
+        self.stack.push(Item::Global(global));
         Ok(())
     }
 

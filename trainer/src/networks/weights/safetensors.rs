@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::stored::{Stored, StoredDtype, dense};
+use super::stored::{Stored, StoredDtype, bytes_at, dense};
 
 /// Longer headers are refused, as the library does.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -21,17 +20,13 @@ pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored
     if bytes < 8 {
         return Err(format!("{bytes} bytes are no header"));
     }
-    let mut length = [0; 8];
-    let cannot = |err: std::io::Error| format!("it cannot be read: {err}");
-    file.read_exact_at(&mut length, 0).map_err(cannot)?;
-    let length = u64::from_le_bytes(length);
+    let length = u64::from_le_bytes(bytes_at(file, 0, 8)?.as_chunks().0[0]);
     if length > MOST_HEADER_BYTES || length > bytes - 8 {
         return Err(format!(
             "a header of {length} bytes is said to be in its {bytes}"
         ));
     }
-    let mut header = vec![0; usize::try_from(length).map_err(|err| err.to_string())?];
-    file.read_exact_at(&mut header, 8).map_err(cannot)?;
+    let header = bytes_at(file, 8, length)?;
     let header: Metadata = serde_json::from_slice(&header).map_err(|err| err.to_string())?;
     let expected = (header.data_len() as u64).saturating_add(8 + length);
     if expected != bytes {

@@ -194,25 +194,17 @@ fn gathered(values: &[f32], stored: &Stored) -> Vec<f32> {
 /// Little-endian numbers as f32.
 fn numbers(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
     match dtype {
-        StoredDtype::F32 => {
-            let all = bytes.as_chunks().0.iter();
-            all.map(|&b| f32::from_le_bytes(b)).collect()
-        }
-        StoredDtype::Bf16 => {
-            let all = bytes.as_chunks().0.iter();
-            all.map(|&b| half::bf16::from_le_bytes(b).to_f32())
-                .collect()
-        }
-        StoredDtype::F16 => {
-            let all = bytes.as_chunks().0.iter();
-            all.map(|&b| half::f16::from_le_bytes(b).to_f32()).collect()
-        }
-        StoredDtype::F64 => {
-            let all = bytes.as_chunks().0.iter();
-            all.map(|&b| rounded(f64::from_le_bytes(b))).collect()
-        }
+        StoredDtype::F32 => each(bytes, f32::from_le_bytes),
+        StoredDtype::Bf16 => each(bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
+        StoredDtype::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
+        StoredDtype::F64 => each(bytes, |b| rounded(f64::from_le_bytes(b))),
         StoredDtype::Other(_) => Vec::new(),
     }
+}
+
+fn each<const BYTES: usize>(bytes: &[u8], number: impl Fn([u8; BYTES]) -> f32) -> Vec<f32> {
+    let all = bytes.as_chunks().0.iter();
+    all.map(|&bytes| number(bytes)).collect()
 }
 
 impl Opened {

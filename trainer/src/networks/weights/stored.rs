@@ -1,5 +1,8 @@
 //! A tensor in a file: what its numbers are, and where they lie.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 /// The dtype of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum StoredDtype {
@@ -42,6 +45,18 @@ pub(super) struct Stored {
     pub(super) strides: Vec<usize>,
     /// Byte of the file where its first element begins.
     pub(super) start: u64,
+}
+
+/// So many bytes of a file, from one on.
+///
+/// # Errors
+///
+/// When the disk refuses, or the file ends before.
+pub(super) fn bytes_at(file: &File, start: u64, count: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![0; usize::try_from(count).map_err(|err| err.to_string())?];
+    file.read_exact_at(&mut bytes, start)
+        .map_err(|err| format!("it cannot be read: {err}"))?;
+    Ok(bytes)
 }
 
 /// Strides of a tensor whose elements lie one after the other.

@@ -6,11 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use super::archive::{Archive, Entry};
 use super::pickle::{self, View};
-use super::stored::{Stored, StoredDtype};
+use super::stored::{Stored, StoredDtype, bytes_at};
 
 /// Longer pickles are refused: twenty thousand tensors take some four million bytes.
 const MOST_PICKLE_BYTES: u64 = 16 << 20;
@@ -26,7 +25,7 @@ pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored
     let top = names.find_map(|name| name.strip_suffix("/data.pkl").map(str::to_owned));
     let top = top.ok_or("a zip archive without a data.pkl, which PyTorch's have")?;
     if let Ok(order) = archive.stored(&format!("{top}/byteorder"))
-        && (order.bytes != 6 || read(file, order)? != b"little")
+        && (order.bytes != 6 || bytes_at(file, order.start, order.bytes)? != b"little")
     {
         return Err("it was written on a big-endian machine".to_owned());
     }
@@ -38,7 +37,8 @@ pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored
         ));
     }
     let mut all = BTreeMap::new();
-    pickle::read(&read(file, pickled)?, |name, view| {
+    let pickled = bytes_at(file, pickled.start, pickled.bytes)?;
+    pickle::read(&pickled, |name, view| {
         let storage = archive.stored(&format!("{top}/data/{}", view.storage))?;
         if is_repeated(&view) {
             let name = name.escape_debug();
@@ -55,13 +55,6 @@ pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored
         Ok(())
     })?;
     Ok(all)
-}
-
-fn read(file: &File, entry: Entry) -> Result<Vec<u8>, String> {
-    let mut bytes = vec![0; usize::try_from(entry.bytes).map_err(|err| err.to_string())?];
-    file.read_exact_at(&mut bytes, entry.start)
-        .map_err(|err| format!("it cannot be read: {err}"))?;
-    Ok(bytes)
 }
 
 /// Whether a view has more elements than it reaches over: a few bytes would be as many numbers as
