@@ -409,7 +409,7 @@ pub fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::networks::{Activation, ResidMlp, Tms};
+    use crate::networks::{Nonlinearity, ResidMlp, Tms};
 
     use super::*;
 
@@ -426,7 +426,7 @@ mod tests {
             d_embed: 1000,
             d_mlp: 50,
             n_layer: 1,
-            activation: Activation::Relu,
+            activation: Nonlinearity::Relu,
             in_bias: false,
             out_bias: false,
         };

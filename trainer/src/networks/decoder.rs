@@ -104,7 +104,7 @@ pub(super) enum Inputs {
 }
 
 words! {
-    /// Nonlinearity of the MLP of a language model without gates.
+    /// Nonlinearity of an MLP without gates.
     pub enum Nonlinearity {
         /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
         GeluTanh = "gelu_tanh",
@@ -134,7 +134,7 @@ impl Nonlinearity {
         }
     }
 
-    fn apply(self, b: &mut Builder, x: Value) -> Result<Value> {
+    pub(super) fn apply(self, b: &mut Builder, x: Value) -> Result<Value> {
         match self {
             Self::GeluTanh => b.gelu(x, GeluKind::Tanh),
             Self::Gelu => b.gelu(x, GeluKind::Exact),

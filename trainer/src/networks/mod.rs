@@ -77,7 +77,7 @@ pub use llama::{Llama, LlamaSimple, RopeScaling};
 pub use neox::GptNeoX;
 pub(crate) use nm_gpt_mini::ramanujan;
 pub use nm_gpt_mini::{NmGptMini, Positions};
-pub use resid_mlp::{Activation, ResidMlp};
+pub use resid_mlp::ResidMlp;
 pub(crate) use spectral::PENALTY;
 pub use spectral::{Basis, Spectral, SpectralLayer};
 pub use tms::Tms;

@@ -20,11 +20,10 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::all_read;
 use spd_configs::reader::Table;
-use spd_configs::values::{Flag, Size};
-use spd_configs::words;
-use spd_engine::ops::GeluKind;
+use spd_configs::values::{Flag, OneOf, Size};
 use spd_engine::{Builder, Result, Value};
 
+use super::decoder::Nonlinearity;
 use super::{
     Export, FeatureDirections, Found, Input, Layer, Listed, OfReference, OfToy, SolvedWhen, Start,
     Target, TargetTensor, Traits, Units,
@@ -45,29 +44,23 @@ pub struct ResidMlp {
     pub n_layer: usize,
     /// Nonlinearity of the MLPs, and of the labels `x + activation(x)` that the target is trained
     /// on.
-    pub activation: Activation,
+    pub activation: Nonlinearity,
     /// Whether `mlp_in` has a bias.
     pub in_bias: bool,
     /// Whether `mlp_out` has a bias.
     pub out_bias: bool,
 }
 
-words! {
-    /// Nonlinearity of a [`ResidMlp`].
-    pub enum Activation {
-        /// `max(x, 0)`.
-        Relu = "relu",
-        /// `x` times the normal distribution function of `x`.
-        Gelu = "gelu",
-    }
-}
+/// Its nonlinearities.
+const ACTIVATIONS: OneOf<Nonlinearity> =
+    OneOf(&[("relu", Nonlinearity::Relu), ("gelu", Nonlinearity::Gelu)]);
 
 fn read(table: &mut Table<'_>) -> Found<ResidMlp> {
     let n_features = table.need("n_features", Size::at_least(1));
     let d_embed = table.need("d_embed", Size::at_least(1));
     let d_mlp = table.need("d_mlp", Size::at_least(1));
     let n_layer = table.need("n_layer", Size::at_least(1));
-    let activation = table.or("activation", Activation::WORDS, Activation::Relu);
+    let activation = table.or("activation", ACTIVATIONS, Nonlinearity::Relu);
     let in_bias = table.or("in_bias", Flag, false);
     let out_bias = table.or("out_bias", Flag, false);
     let network = all_read! {
@@ -167,7 +160,7 @@ impl Target for ResidMlp {
         let mut r_bd = b.linear_io(x_bf, pass.weight("W_E"), None)?;
         for i in 0..self.n_layer {
             let h_bm = pass.linear(b, &format!("layers.{i}.mlp_in"), r_bd)?;
-            let h_bm = activate(b, self.activation, h_bm)?;
+            let h_bm = self.activation.apply(b, h_bm)?;
             let mlp_bd = pass.linear(b, &format!("layers.{i}.mlp_out"), h_bm)?;
             r_bd = b.add(r_bd, mlp_bd)?;
         }
@@ -191,16 +184,9 @@ impl Target for ResidMlp {
 }
 
 /// The labels of its training: `x + act(x)`.
-fn labels(b: &mut Builder, activation: Activation, x_bf: Value) -> Result<Value> {
-    let active_bf = activate(b, activation, x_bf)?;
+fn labels(b: &mut Builder, activation: Nonlinearity, x_bf: Value) -> Result<Value> {
+    let active_bf = activation.apply(b, x_bf)?;
     b.add(x_bf, active_bf)
-}
-
-fn activate(b: &mut Builder, activation: Activation, x: Value) -> Result<Value> {
-    match activation {
-        Activation::Relu => b.relu(x),
-        Activation::Gelu => b.gelu(x, GeluKind::Exact),
-    }
 }
 
 #[cfg(test)]
@@ -215,8 +201,8 @@ mod tests {
     #[test]
     fn labels_are_features_plus_their_activation() {
         for (activation, expected) in [
-            (Activation::Relu, [-1.0, 0.0, 4.0]),
-            (Activation::Gelu, [-1.158_655, 0.0, 3.954_5]),
+            (Nonlinearity::Relu, [-1.0, 0.0, 4.0]),
+            (Nonlinearity::Gelu, [-1.158_655, 0.0, 3.954_5]),
         ] {
             let mut b = Builder::new();
             let x = b.input("x", &Type::f32(&[1, 3])).unwrap();
@@ -242,7 +228,7 @@ mod tests {
                 d_embed: 4,
                 d_mlp: 2,
                 n_layer: 1,
-                activation: Activation::Relu,
+                activation: Nonlinearity::Relu,
                 in_bias,
                 out_bias,
             };

@@ -2,7 +2,7 @@
 
 use crate::component_model::Routing;
 use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, StochasticRecon, Term};
-use crate::networks::{Activation, LlamaSimple, Model, ResidMlp, pre_identity};
+use crate::networks::{LlamaSimple, Model, Nonlinearity, ResidMlp, pre_identity};
 use crate::run_file::{Active, ComponentStart, Data, EvalData, Ids, Run, TiedUpdate};
 
 use crate::run_file::tests::{GPT2, LLAMA, RESID_MLP, TMS, decay, load};
@@ -187,7 +187,7 @@ fn a_residual_mlp_is_filled_in_with_the_defaults_of_one() {
         d_embed: 20,
         d_mlp: 3,
         n_layer: 2,
-        activation: Activation::Relu,
+        activation: Nonlinearity::Relu,
         in_bias: false,
         out_bias: false,
     });

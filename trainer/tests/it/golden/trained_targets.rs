@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use spd_dataloader::{Batch, Features, Feed, Shard, Source};
 use spd_engine::{Alone, Builder, Store, Type};
 use spd_trainer::data::fill;
-use spd_trainer::networks::{Activation, Input, Model, ResidMlp, Tms, load, shipped};
+use spd_trainer::networks::{Input, Model, Nonlinearity, ResidMlp, Tms, load, shipped};
 use spd_trainer::pass::Pass;
 
 use super::numbers::shared;
@@ -111,7 +111,7 @@ fn model(config: &Json) -> Model {
         d_embed: size(resid, "d_embed"),
         d_mlp: size(resid, "d_mlp"),
         n_layer: size(resid, "n_layers"),
-        activation: Activation::Relu,
+        activation: Nonlinearity::Relu,
         in_bias: false,
         out_bias: false,
     })
