@@ -67,21 +67,6 @@ const BASE: f64 = 1e4;
 
 const BANDS: [&str; 3] = ["low_freq", "mid_freq", "high_freq"];
 
-impl ByteEnhanced {
-    /// Layers of a block: name, columns of the input, columns of the output.
-    fn block(&self) -> [(&'static str, usize, usize); 6] {
-        let d = self.d_model;
-        [
-            ("gated.gate_proj.0", d, 2 * d),
-            ("gated.value_proj", d, d),
-            ("multi_scale.low_freq", d, d),
-            ("multi_scale.mid_freq", d, d),
-            ("multi_scale.high_freq", d, d),
-            ("multi_scale.fusion", 3 * d, d),
-        ]
-    }
-}
-
 /// Pairs of columns turned by the angles of their position.
 fn rotary(b: &mut Builder, x_btd: Value) -> Result<Value> {
     let [rows, t, d] = sizes(b, x_btd);
@@ -227,13 +212,18 @@ impl Target for ByteEnhanced {
     }
 
     fn layers(&self) -> Vec<Layer> {
-        let blocks = (0..self.n_layer).flat_map(|layer| {
-            self.block().map(|(name, d_in, d_out)| {
-                Layer::linear(format!("layers.{layer}.{name}"), d_in, d_out, true)
-            })
-        });
-        let first = bytes::projection_layer(self.d_model);
-        let last = bytes::output_layer(self.d_model);
+        let d = self.d_model;
+        let of_block = [
+            ("gated.gate_proj.0", d, 2 * d, true),
+            ("gated.value_proj", d, d, true),
+            ("multi_scale.low_freq", d, d, true),
+            ("multi_scale.mid_freq", d, d, true),
+            ("multi_scale.high_freq", d, d, true),
+            ("multi_scale.fusion", 3 * d, d, true),
+        ];
+        let blocks = 0..self.n_layer;
+        let blocks = blocks.flat_map(|layer| Layer::below(&format!("layers.{layer}."), of_block));
+        let (first, last) = (bytes::projection_layer(d), bytes::output_layer(d));
         [first].into_iter().chain(blocks).chain([last]).collect()
     }
 

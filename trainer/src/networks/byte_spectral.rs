@@ -274,18 +274,8 @@ impl Target for ByteSpectral {
                 let path = format!("layers.{layer}.spectral_mix");
                 all.push(Layer::filters(path, d, self.bins()));
             }
-            all.push(Layer::linear(
-                format!("layers.{layer}.mlp.0"),
-                d,
-                4 * d,
-                true,
-            ));
-            all.push(Layer::linear(
-                format!("layers.{layer}.mlp.3"),
-                4 * d,
-                d,
-                true,
-            ));
+            let mlp = [("mlp.0", d, 4 * d, true), ("mlp.3", 4 * d, d, true)];
+            all.extend(Layer::below(&format!("layers.{layer}."), mlp));
         }
         all.push(bytes::output_layer(d));
         all

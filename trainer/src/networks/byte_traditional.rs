@@ -102,18 +102,15 @@ impl Target for ByteTraditional {
     fn layers(&self) -> Vec<Layer> {
         let (d, d_mlp) = (self.d_model, self.d_mlp);
         let of_block = [
-            ("self_attn.q", d, d),
-            ("self_attn.k", d, d),
-            ("self_attn.v", d, d),
-            ("self_attn.out_proj", d, d),
-            ("linear1", d, d_mlp),
-            ("linear2", d_mlp, d),
+            ("self_attn.q", d, d, true),
+            ("self_attn.k", d, d, true),
+            ("self_attn.v", d, d, true),
+            ("self_attn.out_proj", d, d, true),
+            ("linear1", d, d_mlp, true),
+            ("linear2", d_mlp, d, true),
         ];
-        let blocks = (0..self.n_layer).flat_map(|layer| {
-            of_block.map(|(name, d_in, d_out)| {
-                Layer::linear(format!("layers.{layer}.{name}"), d_in, d_out, true)
-            })
-        });
+        let blocks = 0..self.n_layer;
+        let blocks = blocks.flat_map(|layer| Layer::below(&format!("layers.{layer}."), of_block));
         let embedding = bytes::embedding_layer(EMBEDDING, d);
         let output = bytes::output_layer(d);
         [embedding]

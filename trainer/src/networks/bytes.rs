@@ -27,10 +27,7 @@ pub(super) fn read_sizes(table: &mut Table<'_>) -> [Option<usize>; 3] {
 
 /// Bytes as token ids.
 pub(super) fn input(n_ctx: usize) -> Input {
-    Input::Tokens {
-        vocab: BYTES,
-        n_ctx,
-    }
+    Input::tokens(BYTES, n_ctx)
 }
 
 /// The embedding of bytes at this path.

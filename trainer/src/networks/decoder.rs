@@ -257,10 +257,7 @@ impl Target for Decoder {
     }
 
     fn input(&self) -> Input {
-        Input::Tokens {
-            vocab: self.vocab,
-            n_ctx: self.n_ctx,
-        }
+        Input::tokens(self.vocab, self.n_ctx)
     }
 
     fn cut_to(&self, most: Most) -> Option<Network> {

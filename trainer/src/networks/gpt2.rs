@@ -79,10 +79,7 @@ impl Gpt2 {
 
     /// Its input.
     pub fn input(&self) -> Input {
-        Input::Tokens {
-            vocab: self.vocab,
-            n_ctx: self.n_ctx,
-        }
+        Input::tokens(self.vocab, self.n_ctx)
     }
 
     /// The decoder of these sizes, with these names.

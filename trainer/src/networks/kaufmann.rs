@@ -104,7 +104,7 @@ impl KaufmannLayer {
     pub(super) fn layers(&self, prefix: &str) -> Vec<Layer> {
         let (d, e, m) = (self.d_model, self.hidden(), self.d_coords);
         let size = d / self.n_head;
-        [
+        let layers = [
             ("knot_gate.to_q", d, d, false),
             ("knot_gate.to_k", d, d, false),
             ("knot_gate.to_v", d, d, false),
@@ -116,11 +116,8 @@ impl KaufmannLayer {
             ("knot_gate.invariant_net.2", d, d, true),
             ("knot_gate.to_out", d, d, false),
             ("out_proj", d, d, true),
-        ]
-        .map(|(name, d_in, d_out, bias)| {
-            Layer::linear(format!("{prefix}{name}"), d_in, d_out, bias)
-        })
-        .to_vec()
+        ];
+        Layer::below(prefix, layers).to_vec()
     }
 
     /// Its tensors beside those of the layers. `weight` starts the last layer of the scores.

@@ -61,6 +61,17 @@ impl Layer {
         }
     }
 
+    /// Linear layers below a prefix, which is empty or ends with a dot: the name of each, the
+    /// lengths of its input and its output, and whether it has a bias.
+    pub(super) fn below<const COUNT: usize>(
+        prefix: &str,
+        layers: [(&str, usize, usize, bool); COUNT],
+    ) -> [Self; COUNT] {
+        layers.map(|(name, d_in, d_out, bias)| {
+            Self::linear(format!("{prefix}{name}"), d_in, d_out, bias)
+        })
+    }
+
     /// The head of a language model: a linear layer with a weight of its own, or that of the token
     /// embedding at a path.
     pub fn head(path: impl Into<String>, d: usize, vocab: usize, tied_to: Option<String>) -> Self {
@@ -73,14 +84,8 @@ impl Layer {
     /// A table of `vocab` vectors of length `d`.
     pub fn embedding(path: impl Into<String>, vocab: usize, d: usize) -> Self {
         Self {
-            path: path.into(),
-            d_in: vocab,
-            d_out: d,
             kind: LayerKind::Embedding,
-            bias: false,
-            tied_to: None,
-            aligned: None,
-            block: None,
+            ..Self::linear(path, vocab, d, false)
         }
     }
 

@@ -58,10 +58,7 @@ pub struct LlamaSimple {
 impl LlamaSimple {
     /// Its input.
     pub(super) fn input(&self) -> Input {
-        Input::Tokens {
-            vocab: self.vocab,
-            n_ctx: self.n_ctx,
-        }
+        Input::tokens(self.vocab, self.n_ctx)
     }
 
     /// The decoder of these sizes, with these names.
@@ -156,10 +153,7 @@ pub struct RopeScaling {
 impl Llama {
     /// Its input.
     pub(super) fn input(&self) -> Input {
-        Input::Tokens {
-            vocab: self.vocab,
-            n_ctx: self.n_ctx,
-        }
+        Input::tokens(self.vocab, self.n_ctx)
     }
 
     /// The decoder of these sizes, with these names.

@@ -428,6 +428,13 @@ pub enum Input {
     },
 }
 
+impl Input {
+    /// Tokens of so large a vocabulary, in rows of so many at most.
+    const fn tokens(vocab: usize, n_ctx: usize) -> Self {
+        Self::Tokens { vocab, n_ctx }
+    }
+}
+
 /// The input of a network, as far as the keys of `[target]` could be read: other tables are checked
 /// against it, whatever else is wrong.
 #[derive(Clone, Copy)]

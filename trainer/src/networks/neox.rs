@@ -27,8 +27,7 @@ use spd_configs::values::{Flag, Number, Size};
 use super::decoder::{Decoder, Inputs, Names, Nonlinearity, Rotary};
 use super::layer_norm::NORM_EPS;
 use super::{
-    Export, Found, Input, LayerKind, Listed, OfTransformers, Target, read_d_mlp, read_heads,
-    read_sizes,
+    Export, Found, Input, LayerKind, Listed, OfTransformers, read_d_mlp, read_heads, read_sizes,
 };
 use crate::run_file::config_json::ConfigJson;
 
@@ -66,7 +65,7 @@ pub struct GptNeoX {
 impl GptNeoX {
     /// Its input.
     pub(super) fn input(&self) -> Input {
-        self.decoder().input()
+        Input::tokens(self.vocab, self.n_ctx)
     }
 
     fn decoder(&self) -> Decoder {

@@ -213,10 +213,7 @@ impl Target for NmGptMini {
     }
 
     fn input(&self) -> Input {
-        Input::Tokens {
-            vocab: self.vocab,
-            n_ctx: self.n_ctx,
-        }
+        Input::tokens(self.vocab, self.n_ctx)
     }
 
     fn cut_to(&self, most: Most) -> Option<Network> {
@@ -239,15 +236,12 @@ impl Target for NmGptMini {
         let mut all = vec![Layer::embedding(EMBEDDING, self.vocab, d)];
         for layer in 0..self.n_layer {
             let block = format!("blocks.{layer}.");
-            let linear = |&(name, d_in, d_out, bias): &(&str, usize, usize, bool)| {
-                Layer::linear(format!("{block}{name}"), d_in, d_out, bias)
-            };
             let encoder = [
                 ("manifold.encoder.0", d, h, true),
                 ("manifold.encoder.3", h, h, true),
                 ("manifold.encoder.6", h, m, true),
             ];
-            all.extend(encoder.iter().map(linear));
+            all.extend(Layer::below(&block, encoder));
             all.extend(self.spectral().layers(&format!("{block}spectral.")));
             all.extend(self.attention().layers(&format!("{block}attention.")));
             if self.fsa_gain.is_some() {
@@ -255,14 +249,14 @@ impl Target for NmGptMini {
                     ("fsa.to_qkv", d, 3 * width, false),
                     ("fsa.to_out", width, d, true),
                 ];
-                all.extend(fsa.iter().map(linear));
+                all.extend(Layer::below(&block, fsa));
             }
             let mlp = [
                 ("mlp.w_gate", d, self.d_mlp, false),
                 ("mlp.w_up", d, self.d_mlp, false),
                 ("mlp.w_down", self.d_mlp, d, false),
             ];
-            all.extend(mlp.iter().map(linear));
+            all.extend(Layer::below(&block, mlp));
         }
         all.push(Layer::head(HEAD, d, self.vocab, None));
         all

@@ -94,9 +94,11 @@ impl SpectralLayer {
     /// Its layers, below `prefix`, which is empty or ends with a dot.
     pub(super) fn layers(&self, prefix: &str) -> Vec<Layer> {
         let (m, k) = (self.d_coords, self.n_basis);
-        [("spectral_proj.0", m, 2 * m), ("spectral_proj.2", 2 * m, k)]
-            .map(|(name, d_in, d_out)| Layer::linear(format!("{prefix}{name}"), d_in, d_out, true))
-            .to_vec()
+        let layers = [
+            ("spectral_proj.0", m, 2 * m, true),
+            ("spectral_proj.2", 2 * m, k, true),
+        ];
+        Layer::below(prefix, layers).to_vec()
     }
 
     /// Its tensors beside those of the layers.
