@@ -111,7 +111,7 @@ impl Target for ByteTraditional {
         ];
         let blocks = 0..self.n_layer;
         let blocks = blocks.flat_map(|layer| Layer::below(&format!("layers.{layer}."), of_block));
-        let embedding = bytes::embedding_layer(EMBEDDING, d);
+        let embedding = Layer::embedding(EMBEDDING, bytes::BYTES, d);
         let output = bytes::output_layer(d);
         [embedding]
             .into_iter()

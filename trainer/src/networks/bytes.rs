@@ -30,15 +30,10 @@ pub(super) fn input(n_ctx: usize) -> Input {
     Input::tokens(BYTES, n_ctx)
 }
 
-/// The embedding of bytes at this path.
-pub(super) fn embedding_layer(path: &str, d_model: usize) -> Layer {
-    Layer::embedding(path, BYTES, d_model)
-}
-
 /// The embedding of bytes of the spectral models: a linear layer on a byte as 256 zeros and a one,
 /// with a bias.
 pub(super) fn projection_layer(d_model: usize) -> Layer {
-    embedding_layer(EMBEDDING, d_model)
+    Layer::embedding(EMBEDDING, BYTES, d_model)
 }
 
 /// Tensors of that layer, as PyTorch starts them.

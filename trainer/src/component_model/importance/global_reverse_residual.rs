@@ -32,9 +32,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Patterns, Size, Text, WidthsOrNone};
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{
-    all, on_positions, one_each, share_out, side_by_side, width, without_positions,
-};
+use super::all_sites::{all, on_positions, one_each, share_out, side_by_side, width};
 use super::layers::{
     AT_END, BEFORE_GELU, HeadWidths, ImportanceTensor, Linear, SelfAttention, Tensors, Weights,
     mlp, mlp_layers, norm, scale_name,
@@ -165,10 +163,6 @@ impl ImportanceFunction for GlobalReverseResidual {
         )
     }
 
-    fn is_over_all_sites() -> bool {
-        true
-    }
-
     fn takes_muon() -> bool {
         true
     }
@@ -202,9 +196,6 @@ impl ImportanceFunction for GlobalReverseResidual {
     }
 
     fn refuses(&self, sites: &[Site]) -> Option<String> {
-        if let Some(reason) = without_positions(sites) {
-            return Some(reason);
-        }
         let sites: Vec<&Site> = sites.iter().collect();
         let mut groups = Vec::new();
         for group in &self.groups {

@@ -8,7 +8,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::Widths;
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, by_name, share_out, side_by_side, width, without_positions};
+use super::all_sites::{all, by_name, share_out, side_by_side, width};
 use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp, mlp_layers};
 use super::{ImportanceFunction, Seen, hidden_dims};
 use crate::run_file::reference::Made;
@@ -40,10 +40,6 @@ impl ImportanceFunction for GlobalSharedMlp {
         format!("{:?}", self.hidden)
     }
 
-    fn is_over_all_sites() -> bool {
-        true
-    }
-
     fn from_reference(of: &mut Table<'_>, made: &mut Made) {
         hidden_dims(of, made);
     }
@@ -52,10 +48,6 @@ impl ImportanceFunction for GlobalSharedMlp {
         json!({
             "ci_config": { "mode": "global", "fn_type": "global_shared_mlp", "hidden_dims": self.hidden },
         })
-    }
-
-    fn refuses(&self, sites: &[Site]) -> Option<String> {
-        without_positions(sites)
     }
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {

@@ -28,7 +28,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Size, Widths};
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, by_name, on_positions, share_out, width, without_positions};
+use super::all_sites::{all, by_name, on_positions, share_out, width};
 use super::layers::{
     AT_END, BEFORE_GELU, HeadWidths, ImportanceTensor, Linear, SelfAttention, Tensors, Weights,
     mlp, mlp_layers, norm,
@@ -92,10 +92,6 @@ impl ImportanceFunction for GlobalSharedTransformer {
         )
     }
 
-    fn is_over_all_sites() -> bool {
-        true
-    }
-
     fn takes_muon() -> bool {
         true
     }
@@ -121,10 +117,6 @@ impl ImportanceFunction for GlobalSharedTransformer {
                 "attn_config": self.attention.to_reference(),
             },
         } })
-    }
-
-    fn refuses(&self, sites: &[Site]) -> Option<String> {
-        without_positions(sites)
     }
 
     fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor> {

@@ -245,12 +245,12 @@ trait ImportanceFunction {
     /// Its settings, as the plan shows them.
     fn details(&self) -> String;
 
-    /// Whether it is one network over all sites.
+    /// Whether it sees all sites at once, at each position.
     fn is_over_all_sites() -> bool
     where
         Self: Sized,
     {
-        false
+        true
     }
 
     /// Whether Muon moves its matrices. It moves no MLPs of activations, as in the SPD reference.
@@ -310,7 +310,10 @@ pub(super) fn check(
             return Err(Fault::BadInput(line));
         }
     }
-    match function.refuses(sites).or_else(|| too_many(said, sites)) {
+    let is_over_all_sites = said.kind.kind().is_over_all_sites();
+    let reason = is_over_all_sites.then(|| all_sites::without_positions(sites));
+    let reason = reason.flatten().or_else(|| function.refuses(sites));
+    match reason.or_else(|| too_many(said, sites)) {
         None => Ok(()),
         Some(reason) => Err(Fault::BadInput(format!("[importance] kind: {reason}"))),
     }

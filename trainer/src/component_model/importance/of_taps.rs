@@ -5,7 +5,7 @@ use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_engine::{Builder, Result, Value};
 
-use super::all_sites::{all, without_positions};
+use super::all_sites::all;
 use super::layers::{ImportanceTensor, Tensors, Weights};
 use super::transformer::{Placed, Transformer};
 use super::{ImportanceFunction, Seen};
@@ -80,18 +80,11 @@ impl<C: Chunking> ImportanceFunction for OfTaps<C> {
         format!("{}, {}", self.chunks.details(), self.transformer.details())
     }
 
-    fn is_over_all_sites() -> bool {
-        true
-    }
-
     fn takes_muon() -> bool {
         true
     }
 
     fn refuses(&self, sites: &[Site]) -> Option<String> {
-        if let Some(reason) = without_positions(sites) {
-            return Some(reason);
-        }
         let sites: Vec<&Site> = sites.iter().collect();
         self.chunks.of(&sites).err()
     }

@@ -75,6 +75,10 @@ impl<F: SiteFunction> ImportanceFunction for SiteMlp<F> {
         format!("{:?}", self.hidden)
     }
 
+    fn is_over_all_sites() -> bool {
+        false
+    }
+
     fn from_reference(of: &mut Table<'_>, made: &mut Made) {
         hidden_dims(of, made);
     }
