@@ -108,7 +108,9 @@ impl LossTerm for NonlinearityLocality {
         let threshold = scalar(b, SCALAR)?;
         let mut terms = Vec::new();
         for (index, site) in from.model.sites.iter().enumerate() {
-            let coefficient = kind_of(site).map_or(0.0, |kind| self.coefficient(kind));
+            let coefficients = &self.unit_kind_coefficients;
+            let coefficient = kind_of(site).and_then(|kind| coefficients.get(kind.word()));
+            let coefficient = coefficient.copied().unwrap_or(0.0);
             let Some(Alignment { side, units }) = site.layer.aligned.filter(|_| coefficient > 0.0)
             else {
                 continue;
@@ -133,12 +135,6 @@ impl LossTerm for NonlinearityLocality {
 }
 
 impl NonlinearityLocality {
-    /// The weight of a kind of units.
-    fn coefficient(&self, kind: UnitKind) -> f64 {
-        let coefficient = self.unit_kind_coefficients.get(kind.word());
-        coefficient.copied().unwrap_or(0.0)
-    }
-
     /// The sum of the counts of all components of a site, a scalar.
     fn count(&self, b: &mut Builder, vectors: Value, units: Units, t: Value) -> Result<Value> {
         let count = count(b, vectors, units, t)?;

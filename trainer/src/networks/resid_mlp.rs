@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, OneOf, Size};
@@ -82,7 +82,15 @@ pub(super) const RESID_MLP: Listed<ResidMlp> = Listed {
     export: Some(|mlp| {
         Ok(Export::Toy(OfToy {
             kind: "resid_mlp",
-            sizes: mlp.sizes(),
+            sizes: json!({
+                "n_features": mlp.n_features,
+                "d_embed": mlp.d_embed,
+                "d_mlp": mlp.d_mlp,
+                "n_layers": mlp.n_layer,
+                "act_fn_name": mlp.activation,
+                "in_bias": mlp.in_bias,
+                "out_bias": mlp.out_bias,
+            }),
             has_identities: false,
             has_labels: Some(mlp.n_features),
         }))
@@ -104,20 +112,6 @@ fn of_reference(json: &mut ConfigJson) {
     );
     json.maybe("in_bias", &["resid_mlp_model_config.in_bias"]);
     json.maybe("out_bias", &["resid_mlp_model_config.out_bias"]);
-}
-
-impl ResidMlp {
-    fn sizes(&self) -> Json {
-        json!({
-            "n_features": self.n_features,
-            "d_embed": self.d_embed,
-            "d_mlp": self.d_mlp,
-            "n_layers": self.n_layer,
-            "act_fn_name": self.activation,
-            "in_bias": self.in_bias,
-            "out_bias": self.out_bias,
-        })
-    }
 }
 
 impl Target for ResidMlp {

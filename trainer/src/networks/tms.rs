@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Flag, Size};
@@ -63,7 +63,14 @@ pub(super) const TMS: Listed<Tms> = Listed {
     export: Some(|tms| {
         Ok(Export::Toy(OfToy {
             kind: "tms",
-            sizes: tms.sizes(),
+            sizes: json!({
+                "n_features": tms.n_features,
+                "n_hidden": tms.n_hidden,
+                "n_hidden_layers": tms.n_hidden_layers,
+                "tied_weights": true,
+                "init_bias_to_zero": tms.zero_bias,
+                "device": "cpu",
+            }),
             has_identities: tms.n_hidden_layers > 0,
             has_labels: None,
         }))
@@ -78,19 +85,6 @@ fn of_reference(json: &mut ConfigJson) {
     json.maybe("n_hidden_layers", &["tms_model_config.n_hidden_layers"]);
     json.maybe("zero_bias", &["tms_model_config.init_bias_to_zero"]);
     json.only("tms_model_config.tied_weights", &[true.into()]);
-}
-
-impl Tms {
-    fn sizes(&self) -> Json {
-        json!({
-            "n_features": self.n_features,
-            "n_hidden": self.n_hidden,
-            "n_hidden_layers": self.n_hidden_layers,
-            "tied_weights": true,
-            "init_bias_to_zero": self.zero_bias,
-            "device": "cpu",
-        })
-    }
 }
 
 impl Target for Tms {

@@ -34,8 +34,8 @@ use spd_engine::{Builder, Result, Value};
 
 use super::all_sites::{all, on_positions, one_each, share_out, side_by_side, width};
 use super::layers::{
-    AT_END, BEFORE_GELU, HeadWidths, ImportanceTensor, Linear, SelfAttention, Tensors, Weights,
-    mlp, mlp_layers, norm, scale_name,
+    AT_END, BEFORE_GELU, ImportanceTensor, Linear, SelfAttention, Tensors, Weights, mlp,
+    mlp_layers, norm, scale_name,
 };
 use super::{ImportanceFunction, Seen};
 use crate::run_file::pattern_matches;
@@ -136,7 +136,7 @@ fn normed(b: &mut Builder, weights: Weights<'_>, of: &str, x: Value) -> Result<V
 impl ImportanceFunction for GlobalReverseResidual {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let d_model = table.need("d_model", Size::at_least(1));
-        let n_head = table.maybe("n_head", SelfAttention::HEADS);
+        let n_head = table.maybe("n_head", Size::at_least(1));
         if n_head == Some(None) && table.has("rope_base") {
             table.refuse::<()>("rope_base", "there is no attention without n_head");
         }
@@ -220,8 +220,7 @@ impl ImportanceFunction for GlobalReverseResidual {
             if !visit.transition.is_empty() {
                 if self.attention.is_some() {
                     tensors.scale(&group.of("_attn_norms"), self.d_model);
-                    let widths = HeadWidths::equal(self.d_model);
-                    tensors.attention(&group.of("_attn_transitions"), widths);
+                    tensors.attention(&group.of("_attn_transitions"), [self.d_model; 2]);
                 }
                 tensors.scale(&group.of("_transition_norms"), self.d_model);
                 tensors.mlp(visit.transition, BEFORE_GELU);

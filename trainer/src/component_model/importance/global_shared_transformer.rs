@@ -30,8 +30,8 @@ use spd_engine::{Builder, Result, Value};
 
 use super::all_sites::{all, by_name, on_positions, share_out, width};
 use super::layers::{
-    AT_END, BEFORE_GELU, HeadWidths, ImportanceTensor, Linear, SelfAttention, Tensors, Weights,
-    mlp, mlp_layers, norm,
+    AT_END, BEFORE_GELU, ImportanceTensor, Linear, SelfAttention, Tensors, Weights, mlp,
+    mlp_layers, norm,
 };
 use super::{ImportanceFunction, Seen};
 use crate::run_file::reference::Made;
@@ -76,7 +76,7 @@ impl ImportanceFunction for GlobalSharedTransformer {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let d_model = table.need("d_model", Size::at_least(2));
         let n_layer = table.need("n_layer", Size::at_least(1));
-        let n_head = table.need("n_head", SelfAttention::HEADS);
+        let n_head = table.need("n_head", Size::at_least(1));
         let attention = SelfAttention::read(table, d_model, n_head);
         let usual = vec![d_model.map_or(1, |width| width.saturating_mul(4).min(Size::MOST))];
         let hidden = table.or("hidden", Widths, usual);
@@ -124,8 +124,7 @@ impl ImportanceFunction for GlobalSharedTransformer {
         let seen = sites.iter().map(width).sum();
         tensors.linear(self.first(seen), BEFORE_GELU);
         for block in 0..self.n_layer {
-            let widths = HeadWidths::equal(self.d_model);
-            tensors.attention(&attention_of(block), widths);
+            tensors.attention(&attention_of(block), [self.d_model; 2]);
             tensors.mlp(self.mlp_of(block), AT_END);
         }
         let components = sites.iter().map(|site| site.components).sum();

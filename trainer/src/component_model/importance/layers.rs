@@ -7,7 +7,7 @@
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
-use spd_configs::values::{Number, Size};
+use spd_configs::values::Number;
 use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
@@ -143,9 +143,6 @@ impl SelfAttention {
         Some(())
     }
 
-    /// The range of `n_head`.
-    pub(super) const HEADS: Size = Size::at_least(1);
-
     /// Its keys in a run file of the SPD reference, which asks for the longest row.
     pub(super) fn to_reference(self) -> Json {
         json!({ "n_heads": self.n_head, "max_len": 2048, "rope_base": self.rope_base })
@@ -212,20 +209,6 @@ pub(super) fn attend(
     project(b, out, mixed)
 }
 
-/// Columns that an attention reads and gives, and those of its keys and values.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct HeadWidths {
-    pub(super) d: usize,
-    pub(super) kv: usize,
-}
-
-impl HeadWidths {
-    /// Widths of heads that share no keys.
-    pub(super) fn equal(d: usize) -> Self {
-        Self { d, kv: d }
-    }
-}
-
 /// The tensors of a network, in the order of updates, while they are listed.
 pub(super) struct Tensors {
     /// The site that its draws are of.
@@ -272,8 +255,9 @@ impl Tensors {
         }
     }
 
-    /// Adds those of an attention in the module `of`.
-    pub(super) fn attention(&mut self, of: &str, HeadWidths { d, kv }: HeadWidths) {
+    /// Adds those of an attention in the module `of`: of the columns that it reads and gives, and
+    /// of those of its keys and values.
+    pub(super) fn attention(&mut self, of: &str, [d, kv]: [usize; 2]) {
         for (projection, rows) in PROJECTIONS.into_iter().zip([d, kv, kv, d]) {
             let start = Start::Uniform(1.0 / (d as f64).sqrt());
             self.add(projection_name(of, projection), &[rows, d], start);

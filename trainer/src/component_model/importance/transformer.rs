@@ -25,8 +25,8 @@ use spd_engine::{Builder, Result, Value};
 use super::Seen;
 use super::all_sites::on_positions;
 use super::layers::{
-    AT_END, Attending, BEFORE_GELU, HeadWidths, Linear, Tensors, Weights, attend, check_heads, mlp,
-    mlp_layers, norm, scale_name,
+    AT_END, Attending, BEFORE_GELU, Linear, Tensors, Weights, attend, check_heads, mlp, mlp_layers,
+    norm, scale_name,
 };
 use crate::sites::Site;
 
@@ -191,11 +191,8 @@ impl Placed<'_> {
             if block.learned_norm_scale {
                 tensors.scale(&self.part(number, "norm_1"), d);
             }
-            let widths = HeadWidths {
-                d,
-                kv: d / block.n_head * block.n_kv_head,
-            };
-            tensors.attention(&self.part(number, "attn"), widths);
+            let kv = d / block.n_head * block.n_kv_head;
+            tensors.attention(&self.part(number, "attn"), [d, kv]);
             if block.learned_norm_scale {
                 tensors.scale(&self.part(number, "norm_2"), d);
             }
