@@ -24,7 +24,7 @@ use spd_configs::values::{Flag, Number, Size, Sizes};
 use super::decoder::{Decoder, Inputs, Names, Nonlinearity};
 use super::layer_norm::NORM_EPS;
 use super::{
-    Export, Found, Input, LayerKind, Listed, OfReference, OfTransformers, read_d_mlp, read_heads,
+    Export, Found, LayerKind, Listed, OfReference, OfTransformers, read_d_mlp, read_heads,
     read_sizes,
 };
 use crate::run_file::config_json::ConfigJson;
@@ -75,11 +75,6 @@ impl Gpt2 {
             "n_head": self.n_head,
             "n_embd": self.d_model,
         })
-    }
-
-    /// Its input.
-    pub fn input(&self) -> Input {
-        Input::tokens(self.vocab, self.n_ctx)
     }
 
     /// The decoder of these sizes, with these names.
@@ -134,11 +129,6 @@ impl Gpt2 {
 }
 
 impl GptNeo {
-    /// Its input.
-    pub fn input(&self) -> Input {
-        self.sizes.input()
-    }
-
     fn decoder(&self) -> Decoder {
         Decoder {
             biases: [false, true, true],

@@ -31,7 +31,7 @@ use spd_engine::ops::RotaryScaling;
 use super::decoder::{Decoder, Inputs, Names, Nonlinearity, Rotary};
 use super::gpt2;
 use super::{
-    Export, Found, Input, LayerKind, Listed, OfReference, OfTransformers, read_d_mlp, read_heads,
+    Export, Found, LayerKind, Listed, OfReference, OfTransformers, read_d_mlp, read_heads,
     read_sizes,
 };
 use crate::run_file::config_json::ConfigJson;
@@ -56,11 +56,6 @@ pub struct LlamaSimple {
 }
 
 impl LlamaSimple {
-    /// Its input.
-    pub(super) fn input(&self) -> Input {
-        Input::tokens(self.vocab, self.n_ctx)
-    }
-
     /// The decoder of these sizes, with these names.
     fn decoder(&self, names: &'static Names) -> Decoder {
         let sizes = Llama {
@@ -151,11 +146,6 @@ pub struct RopeScaling {
 }
 
 impl Llama {
-    /// Its input.
-    pub(super) fn input(&self) -> Input {
-        Input::tokens(self.vocab, self.n_ctx)
-    }
-
     /// The decoder of these sizes, with these names.
     fn decoder(&self, names: &'static Names) -> Decoder {
         let scaling = self.rope_scaling.map(|scaling| RotaryScaling {

@@ -98,13 +98,6 @@ macro_rules! networks {
         }
 
         impl Model {
-            /// Its input.
-            pub fn input(&self) -> Input {
-                match self {
-                    $(Self::$Variant(network) => network.input(),)*
-                }
-            }
-
             /// Its counterpart in the SPD reference, if any.
             pub(crate) fn of_reference(&self) -> Option<OfReference> {
                 match self {
@@ -198,6 +191,16 @@ networks! {
     "byte_enhanced" => ByteEnhanced(ByteEnhanced): byte_enhanced::BYTE_ENHANCED;
     "byte_traditional" => ByteTraditional(ByteTraditional): byte_traditional::BYTE_TRADITIONAL;
     "custom" => Custom(Custom): custom::CUSTOM;
+}
+
+impl Model {
+    /// Its input.
+    pub fn input(&self) -> Input {
+        match self {
+            Self::Custom(custom) => custom.input(),
+            others => shipped(others).expect("all but custom ones").input(),
+        }
+    }
 }
 
 impl Kind {

@@ -26,9 +26,7 @@ use spd_configs::values::{Flag, Number, Size};
 
 use super::decoder::{Decoder, Inputs, Names, Nonlinearity, Rotary};
 use super::layer_norm::NORM_EPS;
-use super::{
-    Export, Found, Input, LayerKind, Listed, OfTransformers, read_d_mlp, read_heads, read_sizes,
-};
+use super::{Export, Found, LayerKind, Listed, OfTransformers, read_d_mlp, read_heads, read_sizes};
 use crate::run_file::config_json::ConfigJson;
 
 /// Sizes of a GPT-NeoX.
@@ -63,11 +61,6 @@ pub struct GptNeoX {
 }
 
 impl GptNeoX {
-    /// Its input.
-    pub(super) fn input(&self) -> Input {
-        Input::tokens(self.vocab, self.n_ctx)
-    }
-
     fn decoder(&self) -> Decoder {
         Decoder {
             names: &NAMES,
