@@ -41,19 +41,11 @@ pub enum Optimizer {
     },
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Word {
-    Sign,
-    Sgd,
-    Momentum,
-    Adam,
-}
-
-const WORDS: OneOf<'_, Word> = OneOf(&[
-    ("sign", Word::Sign),
-    ("adam", Word::Adam),
-    ("sgd", Word::Sgd),
-    ("momentum", Word::Momentum),
+const WORDS: OneOf<'_, &str> = OneOf(&[
+    ("sign", "sign"),
+    ("adam", "adam"),
+    ("sgd", "sgd"),
+    ("momentum", "momentum"),
 ]);
 
 impl Optimizer {
@@ -66,29 +58,28 @@ impl Optimizer {
         let eps = table.or("eps", Number::POSITIVE, 1e-8);
         let word = word?;
         for (key, of) in [
-            ("momentum", Word::Momentum),
-            ("beta1", Word::Adam),
-            ("beta2", Word::Adam),
-            ("eps", Word::Adam),
+            ("momentum", "momentum"),
+            ("beta1", "adam"),
+            ("beta2", "adam"),
+            ("eps", "adam"),
         ] {
             if table.has(key) && of != word {
-                let (of, found) = (WORDS.word(of), WORDS.word(word));
                 let message =
-                    format!("expected it with optimizer = \"{of}\" alone, found \"{found}\"");
+                    format!("expected it with optimizer = \"{of}\" alone, found \"{word}\"");
                 table.refuse::<()>(key, message);
             }
         }
         Some(match word {
-            Word::Sign => Self::Sign,
-            Word::Sgd => Self::Sgd,
-            Word::Momentum => match momentum? {
+            "sign" => Self::Sign,
+            "sgd" => Self::Sgd,
+            "momentum" => match momentum? {
                 Some(momentum) => Self::Momentum { momentum },
                 None => table.refuse(
                     "momentum",
                     "missing; expected a number in [0, 1), such as 0.9",
                 )?,
             },
-            Word::Adam => Self::Adam {
+            _ => Self::Adam {
                 beta1: beta1?,
                 beta2: beta2?,
                 eps: eps?,
