@@ -235,6 +235,21 @@ impl<'t> Table<'t> {
             .is_some_and(|entry| entry.value.get_ref().is_array())
     }
 
+    /// Refuses a number that does not divide another one, `of`, where both were read.
+    pub fn divides(
+        &mut self,
+        key: &'static str,
+        number: Option<usize>,
+        (of, whole): (&str, Option<usize>),
+    ) {
+        if let (Some(number), Some(whole)) = (number, whole)
+            && !whole.is_multiple_of(number)
+        {
+            let message = format!("expected a divisor of {of} = {whole}, found {number}");
+            self.refuse::<()>(key, message);
+        }
+    }
+
     /// Notes a fault of a key, at the key or, where it is left out, at the table.
     pub fn refuse<T>(&mut self, key: &str, message: impl AsRef<str>) -> Option<T> {
         let offset = self.place(key);

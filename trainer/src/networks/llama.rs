@@ -243,21 +243,11 @@ fn read_simple(table: &mut Table<'_>, d_mlp: [usize; 2]) -> Found<LlamaSimple> {
         );
         table.refuse::<()>("n_head", message);
     }
-    check_kv_heads(table, n_head, n_kv_head);
+    table.divides("n_kv_head", n_kv_head, ("n_head", n_head));
     let network = all_read! {
         LlamaSimple: vocab, n_ctx, d_model, n_layer, n_head, n_kv_head, d_mlp
     };
     Found::of_tokens(n_ctx, network)
-}
-
-/// The number of key heads, which has to divide that of query heads.
-fn check_kv_heads(table: &mut Table<'_>, n_head: Option<usize>, n_kv_head: Option<usize>) {
-    if let (Some(n_head), Some(n_kv_head)) = (n_head, n_kv_head)
-        && n_head % n_kv_head != 0
-    {
-        let message = format!("expected a divisor of n_head = {n_head}, found {n_kv_head}");
-        table.refuse::<()>("n_kv_head", message);
-    }
 }
 
 fn read(table: &mut Table<'_>) -> Found<Llama> {
@@ -280,7 +270,7 @@ fn read(table: &mut Table<'_>) -> Found<Llama> {
         table.refuse::<()>("d_head", message);
     }
     let n_kv_head = table.or("n_kv_head", Size::at_least(1), n_head.unwrap_or(1));
-    check_kv_heads(table, n_head, n_kv_head);
+    table.divides("n_kv_head", n_kv_head, ("n_head", n_head));
     let d_mlp = read_d_mlp(table, d_model, [8, 3]);
     let rope_base = table.or("rope_base", Number::POSITIVE, 1e4);
     let qkv_bias = table.or("qkv_bias", Flag, false);

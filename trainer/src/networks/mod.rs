@@ -582,12 +582,7 @@ fn read_d_mlp(
 /// The number of heads, which has to divide the width.
 fn read_heads(table: &mut Table<'_>, d_model: Option<usize>) -> Option<usize> {
     let n_head = table.need("n_head", Size::at_least(1));
-    if let (Some(d_model), Some(n_head)) = (d_model, n_head)
-        && d_model % n_head != 0
-    {
-        let message = format!("expected a divisor of d_model = {d_model}, found {n_head}");
-        table.refuse::<()>("n_head", message);
-    }
+    table.divides("n_head", n_head, ("d_model", d_model));
     n_head
 }
 

@@ -127,12 +127,7 @@ impl TransformerBlock {
         let ffn = table.or("ffn", Ffn::WORDS, Ffn::Gelu);
         let learned_norm_scale = table.or("learned_norm_scale", Flag, false);
         let document_end = table.maybe("document_end", Size::at_least(0));
-        if let (Some(n_head), Some(n_kv_head)) = (n_head, n_kv_head)
-            && !n_head.is_multiple_of(n_kv_head)
-        {
-            let message = format!("expected a divisor of n_head = {n_head}, found {n_kv_head}");
-            table.refuse::<()>("n_kv_head", message);
-        }
+        table.divides("n_kv_head", n_kv_head, ("n_head", n_head));
         check_heads(table, d_model?, n_head?)?;
         let id = |end| u32::try_from(end).expect("`Size` ends with u32::MAX");
         let document_end = document_end.map(|end| end.map(id));
