@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use stock::Stock;
-use stored::StoredDtype;
+use stored::{Stored, StoredDtype};
 
 use super::Target;
 use crate::fault::Fault;
@@ -27,12 +27,12 @@ const TOPS: [&str; 3] = ["transformer.", "model.", "gpt_neox."];
 /// Two names of the same head.
 const HEADS: [&str; 2] = ["embed_out.weight", "lm_head.weight"];
 
-/// The name that a file has for a tensor.
-fn name_in<'n>(stock: &Stock, name: &'n str) -> Option<&'n str> {
+/// The name that a file has for a tensor, and the tensor there.
+fn tensor_in<'n, 's>(stock: &'s Stock, name: &'n str) -> Option<(&'n str, &'s Stored)> {
     let bare = TOPS.iter().find_map(|top| name.strip_prefix(top));
     let heads = HEADS.iter().filter(|_| HEADS.contains(&name)).copied();
     let mut names = [Some(name), bare].into_iter().flatten().chain(heads);
-    names.find(|name| stock.get(name).is_some())
+    names.find_map(|name| Some((name, stock.get(name)?)))
 }
 
 /// The tensors of `target`, in its names and order: from a safetensors file, a file of
@@ -52,7 +52,7 @@ pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
     let shown = stock.shown();
     let (mut all, mut used) = (Weights::new(), BTreeSet::new());
     for tensor in target.tensors() {
-        let Some(name) = name_in(&stock, &tensor.name) else {
+        let Some((name, stored)) = tensor_in(&stock, &tensor.name) else {
             return Err(Fault::BadInput(format!(
                 "{shown}: no tensor `{}`, which the target needs; {}",
                 tensor.name,
@@ -60,11 +60,8 @@ pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
             )));
         };
         used.insert(name.to_owned());
-        let dims = stock
-            .get(name)
-            .map(|stored| stored.dims.clone())
-            .unwrap_or_default();
-        if let Some(StoredDtype::Other(dtype)) = stock.get(name).map(|stored| stored.dtype) {
+        let dims = stored.dims.clone();
+        if let StoredDtype::Other(dtype) = stored.dtype {
             return Err(Fault::BadInput(format!(
                 "{shown}: `{}` is of {dtype}; weights are read from F64, F32, F16 and BF16, so save it as one of them",
                 tensor.name
@@ -181,14 +178,15 @@ fn inventory(stock: &Stock) -> String {
 fn check_tied(stock: &Stock, target: &dyn Target, all: &Weights) -> Result<(), Fault> {
     for layer in target.layers() {
         let (own, tied) = (format!("{}.weight", layer.path), layer.weight_name());
-        let Some(own) = name_in(stock, &own).filter(|_| layer.tied_to.is_some()) else {
+        let found = tensor_in(stock, &own).filter(|_| layer.tied_to.is_some());
+        let Some((own, stored)) = found else {
             continue;
         };
         let values = all.iter().find(|(name, ..)| *name == tied);
-        let read = matches!(stock.get(own), Some(stored) if !matches!(stored.dtype, StoredDtype::Other(_)));
+        let read = !matches!(stored.dtype, StoredDtype::Other(_));
         let is_same = |values: &[f32]| Ok::<_, Fault>(read && stock.read(own)? == values);
         if let Some((_, dims, values)) = values
-            && (stock.get(own).is_none_or(|stored| stored.dims != *dims) || !is_same(values)?)
+            && (stored.dims != *dims || !is_same(values)?)
         {
             return Err(Fault::BadInput(format!(
                 "{}: `{own}` differs from `{tied}`; this target has a tied head",

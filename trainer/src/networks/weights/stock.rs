@@ -28,11 +28,12 @@ pub(super) struct Stock {
     names: BTreeMap<String, usize>,
 }
 
-/// The files of a directory that are looked for: first whole ones, then what says which parts there
-/// are.
-const WHOLE: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
-const PARTS: [&str; 2] = [
+/// The files of a directory that are looked for, in order: of each format a whole one, and what
+/// says which parts there are.
+const FILES: [&str; 4] = [
+    "model.safetensors",
     "model.safetensors.index.json",
+    "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 ];
 
@@ -52,28 +53,20 @@ impl Stock {
         if !path.is_dir() {
             return Self::of_file(path, path);
         }
-        let standing = |names: [&str; 2]| {
-            let paths = names.map(|name| path.join(name));
-            paths
-                .into_iter()
-                .find(|path| path.try_exists().unwrap_or(true))
-        };
-        if let Some(file) =
-            standing([WHOLE[0], PARTS[0]]).or_else(|| standing([WHOLE[1], PARTS[1]]))
-        {
-            if file.ends_with(WHOLE[0]) || file.ends_with(WHOLE[1]) {
-                return Self::of_file(path, &file);
+        let mut files = FILES.map(|name| path.join(name)).into_iter();
+        match files.find(|file| file.try_exists().unwrap_or(true)) {
+            Some(index) if index.extension().is_some_and(|end| end == "json") => {
+                Self::of_parts(path, &index)
             }
-            return Self::of_parts(path, &file);
+            Some(file) => Self::of_file(path, &file),
+            None => {
+                let [whole, parts, other, others] = FILES;
+                Err(Fault::BadInput(format!(
+                    "{}: no weights in it; expected {whole}, {parts}, {other} or {others}",
+                    path.display()
+                )))
+            }
         }
-        Err(Fault::BadInput(format!(
-            "{}: no weights in it; expected {}, {}, {} or {}",
-            path.display(),
-            WHOLE[0],
-            PARTS[0],
-            WHOLE[1],
-            PARTS[1]
-        )))
     }
 
     fn of_file(path: &Path, file: &Path) -> Result<Self, Fault> {
