@@ -8,6 +8,7 @@
 
 use serde::Serialize;
 use spd_configs::{
+    all_read,
     reader::Table,
     values::{Size, Text},
 };
@@ -72,10 +73,7 @@ fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<KnownImportance> {
             table.refuse_table("expected `identity = FEATURES` or `dense = COLUMNS`, found neither")
         }
     };
-    let known = KnownImportance {
-        pattern: pattern?,
-        solution: solution?,
-    };
+    let known = all_read! { KnownImportance: pattern, solution }?;
     if let (KnownSolution::Identity(n), Some(features)) =
         (known.solution, before.target.n_features())
         && n != features

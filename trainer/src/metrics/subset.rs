@@ -16,6 +16,7 @@
 
 use serde::Serialize;
 use spd_configs::{
+    all_read,
     reader::Table,
     values::{Flag, Patterns, Text},
 };
@@ -177,12 +178,8 @@ fn read(table: &mut Table<'_>, target: &Facts, names: &mut Vec<String>) -> Optio
         let message = format!("expected false for a {name} target, found true");
         table.refuse::<()>("masked", message);
     }
-    Some(Subset {
-        name: name?,
-        sites: sites?.unwrap_or_default(),
-        all_but: all_but?.unwrap_or_default(),
-        masked: masked?,
-    })
+    let [sites, all_but] = [sites, all_but].map(|said| said.map(Option::unwrap_or_default));
+    all_read! { Subset: name, sites, all_but, masked }
 }
 
 #[cfg(test)]
