@@ -86,9 +86,7 @@ impl Chunking for Chunks {
     }
 
     fn of(&self, sites: &[&Site]) -> Result<Vec<Chunk>, String> {
-        let Some(target) = taps::blocks(sites.iter().copied()) else {
-            return Err(taps::NO_BLOCKS.to_owned());
-        };
+        let target = taps::blocks(sites)?;
         let parts: Vec<(Vec<usize>, Vec<String>)> = match self {
             Self::ByBlocks {
                 blocks_per_chunk,

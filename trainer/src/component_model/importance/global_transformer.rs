@@ -54,9 +54,7 @@ impl Chunking for GlobalTaps {
     }
 
     fn of(&self, sites: &[&Site]) -> std::result::Result<Vec<Chunk>, String> {
-        let Some(target) = taps::blocks(sites.iter().copied()) else {
-            return Err(taps::NO_BLOCKS.to_owned());
-        };
+        let target = taps::blocks(sites)?;
         let names = match self {
             Self::Named { taps } => taps.clone(),
             Self::OfBlocks { input_tap } => {

@@ -154,13 +154,18 @@ impl Kind for Names {
     }
 }
 
-/// Why a network without blocks cannot be read.
-pub(super) const NO_BLOCKS: &str = "reads the residual stream between blocks of the target, and no site is in such a block; \
-     \"shared_mlp\" reads each site by itself";
-
 /// The blocks of the target, as a site in one of them says.
-pub(super) fn blocks<'s>(mut sites: impl Iterator<Item = &'s Site>) -> Option<Block> {
-    sites.find_map(|site| site.layer.block)
+///
+/// # Errors
+///
+/// One line where no site is in one.
+pub(super) fn blocks(sites: &[&Site]) -> Result<Block, String> {
+    let block = sites.iter().find_map(|site| site.layer.block);
+    block.ok_or_else(|| {
+        "reads the residual stream between blocks of the target, and no site is in such a block; \
+         \"shared_mlp\" reads each site by itself"
+            .to_owned()
+    })
 }
 
 /// The width of the taps of these names, side by side.
