@@ -112,7 +112,7 @@ impl Track {
         if let Some(watcher) = self.watcher {
             watcher.thread().unpark();
             wait_until(OWN, || watcher.is_finished());
-            // One that a disk blocks is not waited for.
+            // A watcher that a disk blocks is not waited for.
             if watcher.is_finished() {
                 book = watcher.join().ok().flatten();
             }

@@ -171,7 +171,8 @@ pub(crate) struct Attributor {
     arena: Arena,
     /// Numbers of the sites that take part.
     pub(crate) sites: Vec<usize>,
-    /// The outputs with attributions, in order, and their width; `None` where no target depends on it.
+    /// The outputs with attributions, in order, and their width; `None` if no target depends on
+    /// that output.
     outputs: Vec<(Option<String>, usize)>,
 }
 

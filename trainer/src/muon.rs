@@ -31,6 +31,7 @@ use spd_configs::reader::Table;
 use spd_configs::values::{Clip, Number, Size};
 use spd_engine::{Builder, Result, Value};
 
+use crate::rounded::rounded;
 use crate::schedule::scalar;
 
 /// Settings of Muon.
@@ -131,7 +132,7 @@ impl Muon {
                     Some(rms) => rms * rows.max(columns).sqrt(),
                     None => (columns / rows).max(1.0).sqrt(),
                 };
-                let [scale, decay] = [scale, self.weight_decay].map(to_f32);
+                let [scale, decay] = [scale, self.weight_decay].map(rounded);
                 let names = ["muon", "muon_grad"];
                 let moved = b.elementwise(names, [on.parameter, x, lr], |[w, x, lr]| {
                     &w - lr * (x * scale + &w * decay)
@@ -141,7 +142,7 @@ impl Muon {
             _ => {
                 let names = ["muon.other_ahead", "muon.other_now"];
                 let [momentum, ahead] = look_ahead(b, (on, gradient), BETAS[0], names)?;
-                let beta = to_f32(BETAS[1]);
+                let beta = rounded(BETAS[1]);
                 let names = ["second_moment", "second_moment_grad"];
                 let second = b.elementwise(names, [on.second, gradient], |[v, g]| {
                     v * beta + g.square() * (1.0 - beta)
@@ -189,7 +190,7 @@ fn look_ahead(
     beta: f64,
     [ahead, now]: [&'static str; 2],
 ) -> Result<[Value; 2]> {
-    let [beta, rest] = [beta, 1.0 - beta].map(to_f32);
+    let [beta, rest] = [beta, 1.0 - beta].map(rounded);
     let names = ["momentum", "momentum_grad"];
     let momentum = b.elementwise(names, [on.momentum, gradient], |[m, g]| m * beta + g * rest)?;
     let [ahead, now] = [scalar(b, ahead)?, scalar(b, now)?];
@@ -207,17 +208,9 @@ fn clipped(b: &mut Builder, gradient: Value, clip: Option<f64>, norms: Value) ->
     let tensors = b.ty(norms).len() - 1;
     let total = b.slice(norms, tensors..tensors + 1)?;
     let total = b.reshape(total, &[])?;
-    let clip = to_f32(clip);
+    let clip = rounded(clip);
     b.elementwise(["clip", "clip_grad"], [gradient, total], |[g, total]| {
         let factor = clip / (total.sqrt() + 1e-6);
         g * (1.0 - (1.0 - factor).relu())
     })
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "settings are rounded to f32"
-)]
-fn to_f32(setting: f64) -> f32 {
-    setting as f32
 }

@@ -150,7 +150,7 @@ impl Rows {
     }
 }
 
-/// What rows of metrics become.
+/// The settings of an evaluation, made of rows of metrics.
 #[derive(Default)]
 struct Eval {
     rows: Rows,

@@ -47,7 +47,7 @@ pub(super) fn read(eval: &mut Table<'_>, found: &mut Found) -> Made {
     made
 }
 
-/// What rows of metrics become.
+/// The settings of an evaluation, made of rows of metrics.
 #[derive(Default)]
 struct Eval {
     rows: Rows,
