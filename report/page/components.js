@@ -143,7 +143,7 @@ function componentsSection() {
     const isSame = chosen.open?.site === one.site && chosen.open?.index === one.index;
     chosen.open = isSame ? null : { site: one.site, index: one.index };
     open();
-    rows.draw();
+    rows.drawAnew();
     writeAddress();
     if (!isSame) detail.scrollIntoView({ block: "nearest" });
   };
@@ -199,8 +199,9 @@ function siteMap(sites, choose) {
 class Rows {
   constructor(sites, list, said) {
     Object.assign(this, { sites, list, said });
-    this.body = el("tbody", {});
-    this.head = el("tr", {});
+    const space = () => el("tr", { class: "space", hidden: true });
+    Object.assign(this, { above: space(), below: space(), inSight: new Map(), head: el("tr", {}) });
+    this.body = el("tbody", {}, this.above, this.below);
     this.node = el("div", { class: "scroll rows", tabindex: -1, onscroll: () => (chosen.top = this.node.scrollTop, soon(this.drawn ??= () => this.draw())) }, el("table", { class: "components" }, el("thead", {}, this.head), this.body));
   }
 
@@ -234,18 +235,35 @@ class Rows {
     this.head.replaceChildren(...[...this.columns.map(head), this.hasLabel ? el("th", {}, "label") : null, this.isOfAll ? el("th", {}, "site") : null, this.hasText ? el("th", { class: "text" }, "strongest activation") : null].filter(Boolean));
     this.head.children[active]?.querySelector("button")?.focus();
     this.node.scrollTop = chosen.top;
-    this.draw();
+    this.node.style.setProperty("--rows", Math.max(this.found.length, 1));
+    this.drawAnew();
   }
 
-  /** Puts the rows in sight into the table, and space for the others. */
+  /** Makes all rows in sight again. */
+  drawAnew() {
+    const active = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
+    this.inSight.forEach(row => row.remove());
+    this.inSight.clear();
+    this.draw();
+    if (active) [...this.body.querySelectorAll(".open")].find(one => one.textContent === active)?.focus({ preventScroll: true });
+  }
+
+  /** Puts the rows in sight into the table, and space for the others. Rows that stay in sight are not touched, so that scrolling keeps to 60 frames a second. */
   draw() {
     const count = this.found.length, high = this.node.clientHeight || 480;
-    const first = Math.max(Math.min(Math.floor(this.node.scrollTop / ROW), count) - 8, 0), last = Math.min(first + Math.ceil(high / ROW) + 16, count);
-    const space = rows => rows > 0 ? [el("tr", { class: "space", style: `height:${rows * ROW}px` })] : [];
-    const active = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
-    this.body.replaceChildren(...space(first), ...this.found.slice(first, last).map(one => this.row(one)), ...space(count - last));
-    if (active) [...this.body.querySelectorAll(".open")].find(one => one.textContent === active)?.focus({ preventScroll: true });
-    this.node.style.setProperty("--rows", Math.max(count, 1));
+    const first = Math.max(Math.min(Math.floor(this.node.scrollTop / ROW), count) - 4, 0), last = Math.min(first + Math.ceil(high / ROW) + 8, count);
+    const inSight = new Map(this.found.slice(first, last).map(one => [one, this.inSight.get(one)]));
+    this.inSight.forEach((row, one) => inSight.has(one) || row.remove());
+    let above = this.above;
+    inSight.forEach((row, one) => {
+      if (!row) above.after(row = this.row(one));
+      inSight.set(one, above = row);
+    });
+    this.inSight = inSight;
+    for (const [space, rows] of [[this.above, first], [this.below, count - last]]) {
+      space.hidden = rows === 0;
+      space.style.height = `${rows * ROW}px`;
+    }
   }
 
   row(one) {

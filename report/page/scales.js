@@ -6,9 +6,11 @@ function short(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size >= 1e6 || size < 1e-3) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 8 });
+  return decimal.format(Number.isInteger(value) ? value : Number(value.toPrecision(4)));
 }
+
+/** One for all numbers: making it takes longer than writing a hundred numbers. */
+const decimal = new Intl.NumberFormat("en", { maximumFractionDigits: 8 });
 
 /** A number for an axis. */
 function tick(value) {

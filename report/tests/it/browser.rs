@@ -572,6 +572,10 @@ fn forty_thousand_components_are_a_table_of_a_few_rows() {
         rows.scrollTop = 31 * 20000;
         await rest();
         found.middle = open().includes('#500') && open().length < 80;
+        const before = made;
+        rows.scrollTop += 31;
+        await rest();
+        found.next = made - before;
         document.querySelectorAll('.map button')[1].click();
         found.site = document.querySelector('#components select').value;
         const search = document.querySelector('#components input');
@@ -591,8 +595,9 @@ fn forty_thousand_components_are_a_table_of_a_few_rows() {
     let said = "36,000 of 40,000 components alive, 4,000 dead; 18,000 active at a position";
     assert_eq!(found["said"], said);
     assert_eq!(
-        (&found["few"], &found["middle"]),
-        (&json!(true), &json!(true))
+        (&found["few"], &found["middle"], &found["next"]),
+        (&json!(true), &json!(true), &json!(1)),
+        "scrolled by a row, only that row is made"
     );
     // Sorting, scrolling, choosing a site and searching draw the rows that are seen, some 40 of 20
     // nodes, a few times, and not 40,000.
