@@ -27,16 +27,16 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use spd_tracker::{STARTS, Start, now};
 
-use crate::components::Kept;
+use crate::components;
 use crate::curve::{Curve, clock};
 use crate::error::ReportError;
-use crate::figures::{self, Figures, Identity, identity, text};
+use crate::figures::{self, Figures, Kept, text};
 use crate::histograms::{self, Bars};
 use crate::page;
 use crate::probes;
 use crate::run::Rows;
 use crate::series::Source as Origin;
-use crate::settings::settings;
+use crate::settings::{CONFIG, LARGEST, Settings, settings};
 use crate::source::{Source, names};
 use crate::status::Status;
 use crate::verdict::{Counts, Facts, Verdict};
@@ -69,9 +69,6 @@ const LIVE_COMPONENT_BYTES: usize = 48 << 20;
 /// without this word.
 const LEAKY: &str = " LEAKY";
 
-/// Most bytes of `config.toml` and `summary.json`.
-const LARGEST: u64 = 8 << 20;
-
 /// The runs of a page, with everything read of them.
 #[derive(Debug)]
 pub struct Book {
@@ -85,12 +82,13 @@ pub struct Book {
 struct Run {
     dir: PathBuf,
     rows: Rows,
-    components: Kept,
+    components: components::Kept,
     probes: Vec<probes::Probe>,
-    /// The file with its starts, as it was read.
-    starts: Option<Identity>,
+    /// `config.toml`: its text and its settings.
+    config: Kept<(String, Settings)>,
+    summary: Kept<Value>,
     /// The versions of the programs that it was started by, each once in a row.
-    versions: Vec<String>,
+    versions: Kept<Vec<String>>,
     /// The components of the newest figures that have them, and their step.
     counts: Option<(u64, Counts)>,
     /// Everything but rows, and the number of its changes.
@@ -339,7 +337,7 @@ impl Run {
         self.rows.poll();
         self.components.poll(&self.dir);
         self.probes = probes::list(&self.dir);
-        self.read_starts();
+        self.read();
         self.count();
         let head = self.describe();
         if self.head != head {
@@ -368,18 +366,22 @@ impl Run {
         last.collect()
     }
 
-    /// Reads its starts, if there are new ones.
-    fn read_starts(&mut self) {
-        let file = identity(self.dir.join(STARTS));
-        if self.starts == file {
-            return;
-        }
-        let starts = Start::all(&self.dir);
-        // The next poll tries a file again that cannot be read.
-        self.starts = file.filter(|_| starts.is_ok());
-        let starts = starts.unwrap_or_default().into_iter();
-        self.versions = starts.filter_map(|start| start.version).collect();
-        self.versions.dedup();
+    /// Reads its settings, summary and starts, if their files have changed.
+    fn read(&mut self) {
+        self.config.poll(self.dir.join(CONFIG), |path| {
+            let text = text(path, LARGEST)?;
+            let settings = settings(&text);
+            Some((text, settings))
+        });
+        self.summary.poll(self.dir.join("summary.json"), |path| {
+            serde_json::from_str(&text(path, LARGEST)?).ok()
+        });
+        self.versions.poll(self.dir.join(STARTS), |_| {
+            let starts = Start::all(&self.dir).ok()?.into_iter();
+            let mut versions: Vec<String> = starts.filter_map(|start| start.version).collect();
+            versions.dedup();
+            Some(versions)
+        });
     }
 
     /// Whether its target leaks.
@@ -388,30 +390,26 @@ impl Run {
     }
 
     fn describe(&self) -> Value {
-        let config = text(&self.dir.join("config.toml"), LARGEST).unwrap_or_default();
-        let summary = text(&self.dir.join("summary.json"), LARGEST);
+        let (config, settings) = &self.config.made;
+        let summary = &self.summary.made;
         let listing = figures::list(&self.dir);
         let figures: Vec<(u64, Vec<String>)> = listing
             .into_iter()
             .map(|(step, of_step)| (step, of_step.into_keys().collect()))
             .collect();
         let rows = &self.rows;
-        let status = Status::of(&self.dir);
-        let settings = settings(&config);
-        let summary = summary.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let status = Status::with(&self.dir, settings);
         let verdict = Verdict::of(&Facts {
-            settings: &settings,
+            settings,
             values: self.values(),
-            is_solved: summary
-                .as_ref()
-                .and_then(|all| all["solved"]["found"].as_bool()),
+            is_solved: summary["solved"]["found"].as_bool(),
             counts: self.counts.map(|(_, counts)| counts),
         });
         json!({
             "path": self.dir.display().to_string(),
             "state": status.state,
             "note": status.note,
-            "versions": self.versions,
+            "versions": self.versions.made,
             "leaky": status.leaky,
             "verdict": verdict,
             "settings": settings,

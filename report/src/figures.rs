@@ -76,6 +76,27 @@ pub(crate) fn identity(path: PathBuf) -> Option<Identity> {
     Some((path, found.len(), found.modified().ok()))
 }
 
+/// What was read of a file, which is read again when it has changed.
+#[derive(Debug, Default)]
+pub(crate) struct Kept<T> {
+    file: Option<Identity>,
+    /// The default without a file that can be read.
+    pub(crate) made: T,
+}
+
+impl<T: Default> Kept<T> {
+    /// Reads the file of a path, unless it is as it was. A file that cannot be read is tried again
+    /// the next time.
+    pub(crate) fn poll(&mut self, path: PathBuf, read: impl FnOnce(&Path) -> Option<T>) {
+        let file = identity(path);
+        if self.file != file {
+            let made = file.as_ref().and_then(|(path, ..)| read(path));
+            self.file = file.filter(|_| made.is_some());
+            self.made = made.unwrap_or_default();
+        }
+    }
+}
+
 /// The text of a file that is no link and has at most `most` bytes.
 pub(crate) fn text(path: &Path, most: u64) -> Option<String> {
     let is_file = fs::symlink_metadata(path).is_ok_and(|found| found.is_file());

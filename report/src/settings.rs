@@ -2,9 +2,18 @@
 
 use toml::Value;
 
-/// Every value of a run file by its full key, such as `train.lr.start` or `loss[1].coeff`, sorted
-/// by key; empty if it is not TOML.
-pub(crate) fn settings(text: &str) -> Vec<(String, String)> {
+/// Values of a run file by their full keys, such as `train.lr.start` or `loss[1].coeff`, sorted by
+/// key.
+pub(crate) type Settings = Vec<(String, String)>;
+
+/// The run file of a run directory.
+pub(crate) const CONFIG: &str = "config.toml";
+
+/// Most bytes of it, and of `summary.json`.
+pub(crate) const LARGEST: u64 = 8 << 20;
+
+/// Every value of a run file; none if it is not TOML.
+pub(crate) fn settings(text: &str) -> Settings {
     let mut found = Vec::new();
     if let Ok(table) = text.parse::<toml::Table>() {
         for (key, value) in &table {

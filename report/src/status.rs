@@ -11,10 +11,7 @@ use spd_tracker::{Kind, LastRows, METRICS, Row, SYSTEM, now, system_files};
 
 use crate::figures::text;
 use crate::run::{TRAIN, whole};
-use crate::settings::settings;
-
-/// Most bytes of a run file.
-const LARGEST: u64 = 8 << 20;
+use crate::settings::{CONFIG, LARGEST, Settings, settings};
 
 /// Age in seconds of the newest row of a run that counts as running if its lock cannot be seen: its
 /// launcher writes a row every 15.
@@ -150,9 +147,15 @@ impl Status {
     /// The state of the run in a directory. A file that cannot be read is a problem; the rest is
     /// still read.
     pub fn of(dir: &Path) -> Self {
+        let config = text(&dir.join(CONFIG), LARGEST);
+        Self::with(dir, &settings(&config.unwrap_or_default()))
+    }
+
+    /// The same with the settings of the run, which were read before.
+    pub(crate) fn with(dir: &Path, settings: &Settings) -> Self {
         let mut status = Self::waiting(dir);
         status.saved = newest_step(&dir.join("checkpoints"));
-        status.read_config();
+        status.describe(settings);
         let told = status.read_rows();
         match Lock::holder(&dir.join("logs")) {
             Ok(holder) => status.holder = holder,
@@ -178,10 +181,9 @@ impl Status {
         left.is_finite().then_some(left)
     }
 
-    fn read_config(&mut self) {
-        let path = self.path.join("config.toml");
-        let settings = settings(&text(&path, LARGEST).unwrap_or_default());
+    fn describe(&mut self, settings: &Settings) {
         if settings.is_empty() {
+            let path = self.path.join(CONFIG);
             self.problems
                 .push(format!("{}: is not a readable run file", path.display()));
         }

@@ -171,24 +171,36 @@ fn every_request_is_answered() {
 }
 
 #[test]
-fn starts_are_read_again_when_their_file_has_changed() {
-    let (_dir, run) = run("x");
-    let mut page = Page::of(std::slice::from_ref(&run));
-    let path = run.join(STARTS);
-    let written = fs::metadata(&path).unwrap().modified().unwrap();
-    let (text, own) = (fs::read_to_string(&path).unwrap(), spd_tracker::version());
-    let other = "x".repeat(own.len());
-    fs::write(&path, text.replace(own, &other)).unwrap();
-    let file = fs::File::options().append(true).open(&path).unwrap();
-    let later = written + Duration::from_secs(1);
-    // The second answer has no head: there is nothing new in it.
-    for (at, versions) in [
-        (written, json!([own])),
-        (written, Value::Null),
-        (later, json!([other])),
+fn files_are_read_again_when_they_have_changed() {
+    let own = spd_tracker::version();
+    for (file, [old, new]) in [
+        (STARTS, [own, &"x".repeat(own.len())]),
+        ("config.toml", ["seed = 0", "seed = 7"]),
+        ("summary.json", ["earlier summary", "another summary"]),
     ] {
-        file.set_modified(at).unwrap();
-        assert_eq!(page.ask()["runs"][0]["head"]["versions"], versions);
+        let (_dir, run) = run("x");
+        fs::write(run.join("summary.json"), "{\"it\": \"earlier summary\"}").unwrap();
+        let mut page = Page::of(std::slice::from_ref(&run));
+        let path = run.join(file);
+        let written = fs::metadata(&path).unwrap().modified().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace(old, new)).unwrap();
+        let file = fs::File::options().append(true).open(&path).unwrap();
+        let later = written + Duration::from_secs(1);
+        // The second answer has no head: there is nothing new in it.
+        for (at, expected) in [
+            (written, [true, false]),
+            (written, [false, false]),
+            (later, [false, true]),
+        ] {
+            file.set_modified(at).unwrap();
+            let head = page.ask()["runs"][0]["head"].to_string();
+            assert_eq!(
+                [old, new].map(|text| head.contains(text)),
+                expected,
+                "{old}"
+            );
+        }
     }
 }
 
