@@ -167,16 +167,19 @@ def find(run: "Run", path: Path | None, dataset: str | os.PathLike[str] | None) 
     if path is not None:
         harvests = [Harvest(path)]
     else:
-        found = [Harvest(file.parent) for file in sorted(root.glob("*/harvest.json"))]
-        # A shard has some of the rows alone.
-        harvests = [harvest for harvest in found if harvest.is_whole] or found
+        harvests = sorted((Harvest(file.parent) for file in root.glob("*/harvest.json")), key=_age)
         if not harvests:
             raise HarvestError(f"{root}: expected a harvest, found none; spd-launch harvest {run.path} makes one")
-    refusals = [refusal for refusal in (_refusal(run, harvest, dataset) for harvest in harvests) if refusal]
-    if len(refusals) == len(harvests):
+    refusals = [_refusal(run, harvest, dataset) for harvest in harvests]
+    fitting = [harvest for harvest, refusal in zip(harvests, refusals, strict=True) if refusal is None]
+    if not fitting:
         raise HarvestError(refusals[-1])
-    fitting = [harvest for harvest in harvests if _refusal(run, harvest, dataset) is None]
-    return max(fitting, key=lambda harvest: (harvest.path / "harvest.json").stat().st_mtime_ns)
+    return fitting[-1]
+
+
+def _age(harvest: Harvest) -> tuple[bool, int, int, Path]:
+    """Orders harvests as spd-launch does, the newest last. A shard has some of the rows alone."""
+    return harvest.is_whole, harvest.step, (harvest.path / "harvest.json").stat().st_mtime_ns, harvest.path
 
 
 def _refusal(run: "Run", harvest: Harvest, dataset: str | os.PathLike[str] | None) -> str | None:

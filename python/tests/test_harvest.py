@@ -1,6 +1,7 @@
 """Harvests, as `spd-launch harvest` lays them out."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,20 @@ def test_polars_reads_the_same_rows(run: spd.Run, monkeypatch: pytest.MonkeyPatc
     for one, other in zip(by_arrow, by_polars, strict=True):
         as_lists = [[list(cell) if hasattr(cell, "__len__") else cell for cell in row] for row in one.values]
         assert as_lists == [[list(cell) if hasattr(cell, "__len__") else cell for cell in row] for row in other.values]
+
+
+def test_the_newest_is_that_of_spd_launch(run: spd.Run, toy: spd.Run) -> None:
+    root = run.path / "harvests"
+    written = (root / "step-00000012/harvest.json").stat().st_mtime_ns
+    os.utime(root / "step-00000012-1234/harvest.json", ns=(written, written))
+    assert run.harvest().path.name == "step-00000012-1234"
+    # Of two shards the last one that was written, though others are whole, of another checkpoint.
+    for name in ("step-00000012", "step-00000012-1234"):
+        shutil.rmtree(root / name)
+    write(root / "step-00000016", toy, step=16)
+    for number in (1, 0):
+        write(root / f"step-00000012-shard-{number}-of-2", toy, parts=[1, 2])
+    assert run.harvest().path.name == "step-00000012-shard-0-of-2"
 
 
 def line_of(run: spd.Run, *path: Path, dataset: str | None = None) -> str:
