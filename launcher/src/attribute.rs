@@ -7,7 +7,7 @@ use spd_report::newest_harvest;
 use spd_trainer::Fault;
 use spd_trainer::harvest::{Attribute, Attributions, SAVE_EVERY, attribute as measure};
 
-use crate::again::{existing, tell_damaged};
+use crate::again::existing;
 use crate::cli::{self, AttributeArgs};
 use crate::exit::Exit;
 use crate::gpus::gpu;
@@ -18,8 +18,8 @@ use crate::{memory, screen};
 ///
 /// # Errors
 ///
-/// Bad input: no run of a language model, no harvest of its newest checkpoint, no such component, a
-/// directory with something else, too little memory; failures of this machine.
+/// Bad input: no run of a language model, no harvest, or no checkpoint of it any more, no such
+/// component, a directory with something else, too little memory; failures of this machine.
 pub(crate) fn attribute(asked: &AttributeArgs) -> Result<Exit, Fault> {
     existing(&asked.run)?;
     let harvest = asked.harvest.clone().or_else(|| newest(&asked.run));
@@ -39,7 +39,6 @@ pub(crate) fn attribute(asked: &AttributeArgs) -> Result<Exit, Fault> {
         },
         &|done, all| lines.say(|| line((done, all), begun.elapsed())),
     )?;
-    tell_damaged(&found.damaged, found.step);
     screen::result(&said(&found));
     Ok(Exit::Done)
 }
@@ -97,7 +96,6 @@ mod tests {
     fn the_last_line_says_what_is_attributed() {
         let mut found = Attributions {
             step: 12,
-            damaged: Vec::new(),
             dir: "x".into(),
             targets: Some((3, true)),
         };

@@ -8,6 +8,7 @@ use std::fs;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use spd_checkpoint::{Snapshot, newest, write};
 
 use crate::scratch::{Scratch, end, launch, names, send, start, wait_until};
 use crate::small_run::{language_model, toy};
@@ -175,6 +176,33 @@ fn what_cannot_be_attributed_is_refused() {
     assert!(ended.stderr.starts_with(&line), "{}", ended.stderr);
     let said = done(&scratch, &[&of_logits[..], &["--harvest", &first]].concat());
     assert_eq!(said, table(&first));
+}
+
+// The run has gone on since it was harvested.
+#[test]
+fn the_checkpoint_is_that_of_the_harvest() {
+    let scratch = Scratch::new();
+    let harvest = harvested(&scratch, "5");
+    let root = scratch.run_dir().join("checkpoints");
+    let snapshot = newest(&root).unwrap().snapshot.unwrap();
+    write(
+        &root,
+        &Snapshot {
+            step: 3,
+            ..snapshot
+        },
+    )
+    .unwrap();
+    let asked = ["attribute", "runs/x", "--to", "logits", "--positions", "1"];
+    let said = format!("0 components and the logits are attributed; the table is in {harvest}\n");
+    assert_eq!(done(&scratch, &asked), said);
+    fs::remove_dir_all(root.join("step-00000002")).unwrap();
+    refused(
+        &scratch,
+        &["runs/x", "--out", "other"],
+        "runs/x/checkpoints: has no checkpoint of step 2 any more, which was harvested; `spd-launch harvest runs/x` harvests the \
+         newest one",
+    );
 }
 
 #[test]

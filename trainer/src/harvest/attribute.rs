@@ -65,8 +65,6 @@ pub struct Attribute<'a> {
 pub struct Attributions {
     /// The step of its checkpoint.
     pub step: u64,
-    /// Newer checkpoints that do not hold: where each lies, and what is wrong with it.
-    pub damaged: Vec<(PathBuf, String)>,
     /// The directory of the table.
     pub dir: PathBuf,
     /// Components that are attributed, and whether the logits are; `None` if that was done before.
@@ -79,9 +77,9 @@ pub struct Attributions {
 ///
 /// # Errors
 ///
-/// Bad input, when the run is none of a language model, there is no harvest of its newest
-/// checkpoint, a target is none of its components, the directory has other attributions, or there
-/// is too little memory; when the disk or a GPU refuses.
+/// Bad input, when the run is none of a language model, there is no harvest, or no
+/// checkpoint of it any more, a target is none of its components, the directory has other
+/// attributions, or there is too little memory; when the disk or a GPU refuses.
 pub fn attribute(asked: &Attribute<'_>, told: &dyn Fn(u64, u64)) -> Result<Attributions, Fault> {
     let run = Run::load_resolved(&asked.run_dir.join("config.toml"))?;
     vocabulary(asked.run_dir, run.target.model.input())?;
@@ -105,7 +103,6 @@ pub fn attribute(asked: &Attribute<'_>, told: &dyn Fn(u64, u64)) -> Result<Attri
     let subject = of.subject(&counts, asked)?;
     let mut found = Attributions {
         step: of.about.step,
-        damaged: std::mem::take(&mut of.damaged),
         dir: of.place.dir.clone(),
         targets: None,
     };

@@ -104,7 +104,7 @@ pub(super) fn opened(
     let mut last = None;
     for dataset in &about.datasets {
         let of_data = dataset.data.as_deref();
-        let opened = Opened::of(&about.run, of_data)?;
+        let opened = Opened::of(&about.run, of_data, Some(about.step))?;
         let of = Dataset::of(&opened.run, of_data, &opened.sources, dataset.rows)?;
         let checkpoint = about::checkpoint(&about.run, opened.newest.step)?;
         if of.identity() != dataset.identity() || checkpoint != about.checkpoint {
@@ -124,7 +124,7 @@ pub(super) fn opened(
     let pool = Arc::new(Pool::new(threads)?);
     Ok(Harvesting {
         texts: Texts::of(opened.run.seed, texts)?,
-        damaged: opened.newest.damaged,
+        damaged: Vec::new(),
         run: opened.run,
         setup: counts.setup.clone(),
         about,

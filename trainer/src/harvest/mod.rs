@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::Serialize;
-use spd_checkpoint::Lock;
+use spd_checkpoint::{CheckpointError, Lock, load, step_path};
 use spd_dataloader::Batch;
 use spd_engine::{Arena, Builder, Executor, Pool, Processor, Store};
 use spd_harvest::{Counts, Example, OfSite, Part, Setup, Site, StateError, Text};
@@ -146,7 +146,7 @@ impl Harvesting {
             decomposition,
             newest,
             sources,
-        } = Opened::of(request.run_dir, request.data)?;
+        } = Opened::of(request.run_dir, request.data, None)?;
         let vocab = vocabulary(request.run_dir, decomposition.target.input())?;
         let positions = decomposition.shape(1).positions;
         let rows = settings.tokens.div_ceil(positions as u64);
@@ -372,7 +372,8 @@ struct Opened {
 }
 
 impl Opened {
-    fn of(run_dir: &Path, of_data: Option<&Path>) -> Result<Self, Fault> {
+    /// With the checkpoint of a step, or the newest one that holds.
+    fn of(run_dir: &Path, of_data: Option<&Path>, step: Option<u64>) -> Result<Self, Fault> {
         let config = run_dir.join("config.toml");
         let text =
             spd_files::read_to_string(&config).with_context(|| config.display().to_string())?;
@@ -380,7 +381,10 @@ impl Opened {
         if let Some(path) = of_data {
             evaluate_on(&mut run, path)?;
         }
-        let newest = newest(run_dir, "look at")?;
+        let newest = match step {
+            Some(step) => harvested(run_dir, step)?,
+            None => newest(run_dir, "look at")?,
+        };
         let sources = data::open_checked(&run)?;
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store)?;
@@ -397,6 +401,28 @@ impl Opened {
             sources,
         })
     }
+}
+
+/// Reads the checkpoint of a harvest, while the run goes on from later ones.
+fn harvested(run_dir: &Path, step: u64) -> Result<Newest, Fault> {
+    let root = run_dir.join(resume::CHECKPOINTS);
+    let path = step_path(&root, step);
+    if !path.is_dir() {
+        return Err(Fault::BadInput(format!(
+            "{}: has no checkpoint of step {step} any more, which was harvested; `spd-launch harvest {}` harvests the newest one",
+            root.display(),
+            run_dir.display()
+        )));
+    }
+    let snapshot = load(&path).map_err(|error| match error {
+        CheckpointError::Damaged { .. } => Fault::BadInput(error.to_string()),
+        error => error.into(),
+    })?;
+    Ok(Newest {
+        step,
+        snapshot,
+        damaged: Vec::new(),
+    })
 }
 
 /// The vocabulary of the target of a run, which has to read tokens.
