@@ -488,16 +488,15 @@ impl Supervisor {
         asked && other.is_some_and(|other| other.left(asked))
     }
 
-    /// Kills ranks that wait for a dead one, or have lost one that has left, while others may still
-    /// save.
+    /// Kills ranks that wait for one that is dead, or that left before they were through with it,
+    /// while others may still save.
     fn kill_forsaken(&mut self, actions: &mut Vec<Action>) {
         let died = |end| !matches!(end, End::Process(ProcessEnd::Code(DONE | STOPPED)));
-        let is_gone = |rank: usize| {
-            let ended = self.ranks.get(rank).and_then(|rank| rank.ended);
-            ended.is_some_and(|(_, end)| died(end))
+        let forsaken = |rank: &RankState| {
+            let awaited = rank.waits_for.and_then(|other| self.ranks.get(other));
+            let ended = awaited.and_then(|other| other.ended);
+            ended.is_some_and(|(_, end)| died(end) || self.outlives_another(rank))
         };
-        let forsaken =
-            |rank: &RankState| rank.waits_for.is_some_and(is_gone) || self.outlives_another(rank);
         let forsaken: Vec<bool> = self.ranks.iter().map(forsaken).collect();
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             if forsaken[index] && rank.ended.is_none() && rank.killed.is_none() {

@@ -235,20 +235,38 @@ fn a_rank_stopped_from_outside_stops_all() {
     assert_eq!(s.on(ms(1), code(1, 3)), [0, 2].map(Action::Ask));
 }
 
-// A rank that is asked while it connects leaves; one that had reached it already waits in vain.
+// A rank that is asked while it connects leaves; one that had reached it already waits in vain, or
+// saves and leaves too.
 #[test]
-fn a_rank_that_loses_one_that_was_asked_to_leave_is_ended_and_has_not_failed() {
+fn a_rank_that_loses_one_that_was_asked_to_leave_has_not_failed_and_is_killed_if_it_waits_for_it() {
     for ended in [code(0, STOPPED), signal(0, SIGTERM)] {
-        let mut s = up(3);
+        let mut s = up(4);
         s.on(ms(1), Event::Leave);
-        let lost = failure(FaultKind::PeerLost, ms(2), Some(0));
-        let told = Event::Said(1, Message::Failure(lost));
-        assert_eq!(s.on(ms(2), told), []);
-        assert_eq!(s.on(ms(3), ended), [Action::Kill(1)]);
-        assert_eq!(s.on(ms(4), signal(1, SIGKILL)), []);
-        s.on(ms(5), code(2, STOPPED));
+        for rank in [1, 2] {
+            let lost = failure(FaultKind::PeerLost, ms(2), Some(0));
+            assert_eq!(s.on(ms(2), Event::Said(rank, Message::Failure(lost))), []);
+        }
+        assert_eq!(s.on(ms(3), ended), []);
+        assert_eq!(s.on(ms(4), waiting(2, "data", 1, Some(3))), []);
+        assert_eq!(
+            s.on(ms(5), waiting(1, "data", 1, Some(0))),
+            [Action::Kill(1)]
+        );
+        assert_eq!(s.on(ms(6), signal(1, SIGKILL)), []);
+        for rank in [2, 3] {
+            assert_eq!(s.on(ms(7), code(rank, STOPPED)), []);
+        }
         assert_eq!((s.is_over(), s.verdict()), (true, Verdict::Stopped(None)));
     }
+    // A signal to one of them alone: the others are asked first.
+    let mut s = up(2);
+    let lost = failure(FaultKind::PeerLost, ms(2), Some(0));
+    s.on(ms(2), Event::Said(1, Message::Failure(lost)));
+    s.on(ms(2), Event::Said(0, Message::Stopped("early".to_owned())));
+    assert_eq!(s.on(ms(3), code(0, STOPPED)), [Action::Ask(1)]);
+    s.on(ms(4), code(1, STOPPED));
+    let words = Some("early".to_owned());
+    assert_eq!(s.verdict(), Verdict::Stopped(words));
     // Nobody has asked.
     let mut s = up(2);
     let lost = failure(FaultKind::PeerLost, ms(2), Some(0));
