@@ -1,7 +1,7 @@
 // Emulates NCCL beside the emulated GPU, whose memory is the host's: processes or threads of one
 // machine exchange numbers through mapped memory. Calls finish their work before they return.
 //
-// With $STAND_IN_NCCL, it gives a `wrong` sum to the second rank, or `refuse`s to join.
+// With $STAND_IN_NCCL, it gives a `wrong` sum to the second rank, `refuse`s to join, or lets ranks `wait` to join.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -126,7 +126,7 @@ static int has_gone(Comm *comm, int peer) {
 int ncclCommGetAsyncError(Comm *comm, int *error) {
     *error = load(&comm->error);
     for (int rank = 0; rank < comm->ranks && !*error; ++rank) {
-        if (load(&comm->meeting->state[rank]) == AWAY) {
+        if (load(&comm->meeting->state[rank]) == AWAY || told("wait")) {
             *error = IN_PROGRESS;
         }
     }

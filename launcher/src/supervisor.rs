@@ -68,6 +68,11 @@ const CAUSE: Duration = Duration::from_secs(5);
 /// would end it.
 const LISTENS: Duration = Duration::from_secs(1);
 
+/// The phase in which a rank joins the others in NCCL, and those before it. None of them goes on
+/// before all have joined.
+const JOINING: &str = "joining";
+const EARLY: [&str; 3] = ["", "connecting", JOINING];
+
 /// From a kill to giving up the rank.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
@@ -242,6 +247,8 @@ struct RankState {
 enum Killed {
     Hung(Duration),
     GraceExpired,
+    /// Because all are to leave before they have joined.
+    Early,
     /// Because another one failed, or all are to end.
     WithOthers,
 }
@@ -423,6 +430,10 @@ impl Supervisor {
         }
         if self.asked.is_some() {
             self.ask(actions);
+            // NCCL hears no request, and nothing is there to be saved yet.
+            if self.is_joining() {
+                self.kill_all(Killed::Early, actions);
+            }
         }
         if over(self.asked, self.timeouts.grace) {
             self.kill_all(Killed::GraceExpired, actions);
@@ -504,6 +515,12 @@ impl Supervisor {
                 actions.push(Action::Kill(index));
             }
         }
+    }
+
+    /// Whether ranks join, and none has come further.
+    fn is_joining(&self) -> bool {
+        let phases = || self.running().map(|(_, rank)| rank.at.phase.as_str());
+        phases().any(|phase| phase == JOINING) && phases().all(|phase| EARLY.contains(&phase))
     }
 
     /// Whether a rank's lack of progress is another's fault. If all wait for each other, each
@@ -641,7 +658,10 @@ impl RankState {
     /// When and why it failed, if it did.
     fn cause(&self, asked: bool) -> Option<(Duration, Cause)> {
         let (ended, end) = self.ended?;
-        if let Some(failure) = &self.failure {
+        let is_early = matches!(self.killed, Some((_, Killed::Early)));
+        // A rank that is killed a little later than the others may report their loss.
+        let is_told = |_: &&Failure| !(is_early && self.is_consequence());
+        if let Some(failure) = self.failure.as_ref().filter(is_told) {
             return Some((failure.time(), Cause::Failure(failure.clone())));
         }
         let cause = match (self.killed, end) {
@@ -653,7 +673,7 @@ impl RankState {
             (_, End::SurvivedKill) => Cause::SurvivedKill,
             (Some((time, Killed::Hung(limit))), _) => return Some((time, Cause::Hung(limit))),
             (Some((time, Killed::GraceExpired)), _) => return Some((time, Cause::GraceExpired)),
-            (Some((_, Killed::WithOthers)), _) => return None,
+            (Some((_, Killed::Early | Killed::WithOthers)), _) => return None,
             (None, _) if self.left_unsaved(asked) => return None,
             (None, End::Process(ProcessEnd::Code(code))) => Cause::Code(code),
             (None, End::Process(ProcessEnd::Signal(signal))) => Cause::Signal(signal),

@@ -278,6 +278,33 @@ fn a_rank_that_loses_one_that_was_asked_to_leave_has_not_failed_and_is_killed_if
 }
 
 #[test]
+fn ranks_that_join_are_killed_when_asked_and_have_not_failed() {
+    let mut s = up(3);
+    s.on(ms(1), beat(0, "connecting", 1));
+    assert_eq!(s.on(ms(2), Event::Leave), [0, 1, 2].map(Action::Ask));
+    let kills = [0, 1, 2].map(Action::Kill);
+    assert_eq!(s.on(ms(3), beat(1, "joining", 1)), kills);
+    let lost = failure(FaultKind::PeerLost, ms(4), None);
+    s.on(ms(4), Event::Said(2, Message::Failure(lost)));
+    assert_eq!(buried(&mut s, ms(5)), Verdict::Stopped(None));
+    // One that has joined may have something to save.
+    let mut s = up(2);
+    s.on(ms(1), beat(0, "target", 1));
+    s.on(ms(1), beat(1, "joining", 1));
+    assert_eq!(s.on(ms(2), Event::Leave), [0, 1].map(Action::Ask));
+    // A failure of its own counts.
+    let mut s = up(1);
+    s.on(ms(1), beat(0, "joining", 1));
+    s.on(ms(2), Event::Leave);
+    let refused = failure(FaultKind::Failed, ms(3), None);
+    s.on(ms(3), Event::Said(0, Message::Failure(refused.clone())));
+    assert_eq!(
+        buried(&mut s, ms(4)),
+        failed(0, Cause::Failure(refused), &[])
+    );
+}
+
+#[test]
 fn ranks_of_a_lost_node_are_the_cause_not_their_peers() {
     let mut s = up(4);
     let lost = failure(FaultKind::PeerLost, ms(5), Some(2));

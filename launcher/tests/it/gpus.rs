@@ -174,6 +174,24 @@ fn an_nccl_error_is_passed_on() {
     );
 }
 
+#[test]
+fn a_request_to_stop_is_heard_while_ranks_join() {
+    let Some(libraries) = nccl() else { return };
+    let scratch = Scratch::with_emulated_gpu();
+    let mut command = run(&scratch, &libraries, 2, &SHORT);
+    command.arg("--verbose").env("STAND_IN_NCCL", "wait");
+    let launcher = start(command);
+    for rank in 0..2 {
+        launcher.has_said(&format!("rank {rank}: joining, step 0"));
+    }
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    let said =
+        "stopped at the beginning (joining); nothing new is saved, and the same command goes on";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+}
+
 /// The ranks that wait for it on their GPUs are killed.
 #[test]
 fn a_dead_rank_is_named_and_the_others_are_killed() {
