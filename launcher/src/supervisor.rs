@@ -6,16 +6,23 @@
 //!   killed.
 //! - A rank that survives a kill is given up after a while: no wait is unbounded.
 
-use std::collections::BTreeMap;
-use std::mem;
+mod hang;
+mod rank_state;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use spd_trainer::FaultKind;
 
+use self::rank_state::{DONE, End, Killed, RankState, STOPPED};
 use crate::channel::Message;
-use crate::failure::Failure;
-use crate::straggler::{Pace, Stragglers, TRAIN};
+use crate::straggler::{Pace, Stragglers};
+
+pub(crate) use self::hang::HangLimit;
+pub(crate) use self::rank_state::Cause;
+pub(crate) use self::verdict::Verdict;
 
 /// Time limits for ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,36 +32,6 @@ pub(crate) struct Timeouts {
     /// From the last progress of a rank to the kill.
     pub(crate) hang: HangLimit,
 }
-
-/// Time limit without progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HangLimit {
-    /// No limit.
-    Never,
-    /// A fixed limit.
-    After(Duration),
-    /// A multiple of the longest pause so far in the phase, see [`Supervisor::limit`].
-    Learned,
-}
-
-/// A rank without progress is reported after this, or after [`TELL_FACTOR`] times its longest pause
-/// in the phase.
-const TELL: Duration = Duration::from_secs(10);
-const TELL_FACTOR: u32 = 5;
-
-/// Like [`TELL`] for a rank that others wait for.
-const TELL_WAITED_FOR: Duration = Duration::from_secs(5);
-
-/// Like [`TELL`] for a phase without a known pause, which may begin slowly.
-const TELL_FIRST: Duration = Duration::from_secs(60);
-
-/// A rank without progress is killed after this, or after [`KILL_FACTOR`] times its longest pause
-/// in the phase.
-const KILL: Duration = Duration::from_secs(60);
-const KILL_FACTOR: u32 = 20;
-
-/// Like [`KILL`] for a phase without a known pause, and for a rank that waits for a disk.
-const KILL_FIRST: Duration = Duration::from_secs(600);
 
 /// From the first failure to the kill of all ranks: the failure that caused it may arrive a little
 /// later.
@@ -144,55 +121,6 @@ impl Action {
     }
 }
 
-/// The result of an attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// All ranks have finished.
-    Done,
-    /// All ranks exited on request. Holds the message of the first that sent one.
-    Stopped(Option<String>),
-    /// Killed by a second signal.
-    Interrupted(i32),
-    /// This rank failed first, for this cause; the others failed as a consequence.
-    Failed {
-        rank: usize,
-        cause: Cause,
-        consequences: Vec<usize>,
-    },
-}
-
-/// Why a rank failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// Its own failure message.
-    Failure(Failure),
-    /// It exited with this code and no message.
-    Code(i32),
-    /// It died of a signal that the launcher did not send.
-    Signal(i32),
-    /// It was killed after this long without progress.
-    Hung(Duration),
-    /// It was killed because it did not exit within the grace period.
-    GraceExpired,
-    /// It was killed, and did not die.
-    SurvivedKill,
-    /// The launcher of its node is lost.
-    Lost,
-}
-
-impl Cause {
-    /// The kind of fault.
-    pub(crate) fn kind(&self) -> FaultKind {
-        match self {
-            Self::Failure(failure) => failure.kind,
-            Self::Code(_) => FaultKind::Bug,
-            Self::Signal(_) => FaultKind::Killed,
-            Self::Hung(_) | Self::GraceExpired | Self::SurvivedKill => FaultKind::Hang,
-            Self::Lost => FaultKind::PeerLost,
-        }
-    }
-}
-
 /// A rank's position.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Position {
@@ -215,48 +143,6 @@ pub(crate) struct Supervisor {
     /// Time of the first failure message.
     failed: Option<Duration>,
     stragglers: Stragglers,
-}
-
-#[derive(Debug, Default)]
-struct RankState {
-    /// Whether it has sent a message.
-    is_up: bool,
-    is_asked: bool,
-    is_silent: bool,
-    at: Position,
-    ticks: u64,
-    /// The rank that it waits for.
-    waits_for: Option<usize>,
-    waits_for_disk: bool,
-    /// Total time that it has waited for other ranks.
-    waited: Duration,
-    /// Time of its last progress.
-    progressed: Duration,
-    /// Its longest pause in each phase.
-    longest: BTreeMap<String, Duration>,
-    is_told: bool,
-    failure: Option<Failure>,
-    stopped: Option<String>,
-    killed: Option<(Duration, Killed)>,
-    /// When and how it ended.
-    ended: Option<(Duration, End)>,
-}
-
-/// Why the launcher killed a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Killed {
-    Hung(Duration),
-    GraceExpired,
-    /// Because all are to leave before they have joined.
-    Early,
-    /// Because another one failed, or all are to end.
-    WithOthers,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Process(ProcessEnd),
-    SurvivedKill,
 }
 
 impl Supervisor {
@@ -440,8 +326,6 @@ impl Supervisor {
         }
         self.kill_forsaken(actions);
         for index in 0..self.ranks.len() {
-            let (limit, longest) = (self.limit(index), self.ranks[index].longest());
-            let (is_idle, is_waited_for) = (self.is_idle(index), self.is_waited_for(index));
             let rank = &mut self.ranks[index];
             if rank.ended.is_some() {
                 continue;
@@ -461,42 +345,10 @@ impl Supervisor {
                 // Its connection ends it if it stays silent.
                 rank.progressed = now;
             }
-            if self.asked.is_some() || is_idle {
-                continue;
-            }
-            let silent = now.saturating_sub(rank.progressed);
-            if let Some(limit) = limit.filter(|limit| silent >= *limit) {
-                rank.killed = Some((now, Killed::Hung(limit)));
-                actions.push(Action::Kill(index));
-                self.failed.get_or_insert(now);
-                continue;
-            }
-            let least = if is_waited_for { TELL_WAITED_FOR } else { TELL };
-            let tell = longest.map_or(TELL_FIRST, |longest| least.max(TELL_FACTOR * longest));
-            if silent >= tell && !rank.is_told {
-                rank.is_told = true;
-                actions.push(Action::Tell {
-                    rank: index,
-                    silent,
-                    longest,
-                    limit,
-                    waits_for_disk: rank.waits_for_disk,
-                });
+            if self.asked.is_none() && !self.is_idle(index) {
+                self.look_at_progress(index, actions);
             }
         }
-    }
-
-    /// Whether the failure that caused the others is known.
-    fn has_cause(&self) -> bool {
-        self.ranks.iter().any(RankState::is_cause)
-    }
-
-    /// Whether a rank's only fault is that another has left, as it was asked to.
-    fn outlives_another(&self, rank: &RankState) -> bool {
-        let asked = self.asked.is_some();
-        let other = rank.failure.as_ref().and_then(|f| f.because_of);
-        let other = other.and_then(|other| self.ranks.get(other));
-        asked && other.is_some_and(|other| other.left(asked))
     }
 
     /// Kills ranks that wait for one that is dead, or that left before they were through with it,
@@ -523,38 +375,6 @@ impl Supervisor {
         phases().any(|phase| phase == JOINING) && phases().all(|phase| EARLY.contains(&phase))
     }
 
-    /// Whether a rank's lack of progress is another's fault. If all wait for each other, each
-    /// counts.
-    fn is_idle(&self, rank: usize) -> bool {
-        // The state of a silent rank is unknown: it may no longer wait.
-        let works = |(_, rank): (usize, &RankState)| rank.waits_for.is_none() || rank.is_silent;
-        self.ranks[rank].waits_for.is_some() && self.running().any(works)
-    }
-
-    fn is_waited_for(&self, rank: usize) -> bool {
-        let mut running = self.running();
-        running.any(|(_, other)| other.waits_for == Some(rank))
-    }
-
-    /// How long a rank may go without progress in its phase: [`KILL`] or [`KILL_FACTOR`] times its
-    /// longest pause there, if known. A kill cannot end a wait for a disk.
-    fn limit(&self, rank: usize) -> Option<Duration> {
-        match self.timeouts.hang {
-            HangLimit::Never => None,
-            HangLimit::After(limit) => Some(limit),
-            HangLimit::Learned => {
-                let rank = &self.ranks[rank];
-                let least = if rank.waits_for_disk {
-                    KILL_FIRST
-                } else {
-                    KILL
-                };
-                let learned = |longest| least.max(KILL_FACTOR * longest);
-                Some(rank.longest().map_or(KILL_FIRST, learned))
-            }
-        }
-    }
-
     fn kill_all(&mut self, why: Killed, actions: &mut Vec<Action>) {
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             if rank.ended.is_none() && rank.killed.is_none() {
@@ -568,120 +388,4 @@ impl Supervisor {
         let ranks = self.ranks.iter().enumerate();
         ranks.filter(|(_, rank)| rank.ended.is_none())
     }
-
-    /// The result of the attempt, once it is over.
-    pub(crate) fn verdict(&self) -> Verdict {
-        if let Some(signal) = self.interrupted {
-            return Verdict::Interrupted(signal);
-        }
-        let asked = self.asked.is_some();
-        let ranks = self.ranks.iter().enumerate();
-        let mut failures: Vec<_> = ranks
-            .filter(|(_, rank)| !self.outlives_another(rank))
-            .filter_map(|(index, rank)| {
-                let (time, cause) = rank.cause(asked)?;
-                Some(((rank.is_consequence(), time, index), cause))
-            })
-            .collect();
-        // All ranks refuse the same step, and the first reports it.
-        let of_all = |cause: &Cause| cause.kind() == FaultKind::NotFinite;
-        let refused = failures.iter().filter(|(_, cause)| of_all(cause));
-        let refused = refused.map(|((_, time, _), _)| *time).min();
-        failures.sort_by_key(|((follows, time, index), cause)| {
-            let time = refused.filter(|_| of_all(cause)).unwrap_or(*time);
-            (*follows, time, *index)
-        });
-        let mut is_told = false;
-        failures.retain(|(_, cause)| !of_all(cause) || !mem::replace(&mut is_told, true));
-        let consequences = failures.iter().skip(1).map(|((.., rank), _)| *rank);
-        let mut consequences: Vec<usize> = consequences.collect();
-        consequences.sort_unstable();
-        if let Some(((.., rank), cause)) = failures.into_iter().next() {
-            return Verdict::Failed {
-                rank,
-                cause,
-                consequences,
-            };
-        }
-        let is_done = |rank: &RankState| {
-            matches!(rank.ended, Some((_, End::Process(ProcessEnd::Code(DONE)))))
-        };
-        if self.ranks.iter().all(is_done) {
-            return Verdict::Done;
-        }
-        let words = self.ranks.iter().find_map(|rank| rank.stopped.clone());
-        Verdict::Stopped(words)
-    }
 }
-
-/// Exit codes without a failure.
-const DONE: i32 = 0;
-const STOPPED: i32 = 3;
-
-impl RankState {
-    fn pace(&self) -> Pace {
-        Pace {
-            step: (self.at.phase == TRAIN).then_some(self.at.step),
-            waited: self.waited,
-        }
-    }
-
-    fn longest(&self) -> Option<Duration> {
-        self.longest.get(&self.at.phase).copied()
-    }
-
-    /// Whether it failed by itself.
-    fn is_cause(&self) -> bool {
-        let is_hung = matches!(self.killed, Some((_, Killed::Hung(_))));
-        let has_failed = is_hung || self.failure.is_some() || self.cause(false).is_some();
-        has_failed && !self.is_consequence()
-    }
-
-    /// Whether another rank caused its failure.
-    fn is_consequence(&self) -> bool {
-        let failure = self.failure.as_ref();
-        failure.is_some_and(|f| f.because_of.is_some() || f.kind == FaultKind::PeerLost)
-    }
-
-    /// Whether a request to exit ended it before it handled signals.
-    fn left_unsaved(&self, asked: bool) -> bool {
-        let terminated = End::Process(ProcessEnd::Signal(signal_hook::consts::SIGTERM));
-        asked && self.failure.is_none() && self.ended.is_some_and(|(_, end)| end == terminated)
-    }
-
-    /// Whether it has exited as it was asked to.
-    fn left(&self, asked: bool) -> bool {
-        let stopped = End::Process(ProcessEnd::Code(STOPPED));
-        self.ended.is_some_and(|(_, end)| end == stopped) || self.left_unsaved(asked)
-    }
-
-    /// When and why it failed, if it did.
-    fn cause(&self, asked: bool) -> Option<(Duration, Cause)> {
-        let (ended, end) = self.ended?;
-        let is_early = matches!(self.killed, Some((_, Killed::Early)));
-        // A rank that is killed a little later than the others may report their loss.
-        let is_told = |_: &&Failure| !(is_early && self.is_consequence());
-        if let Some(failure) = self.failure.as_ref().filter(is_told) {
-            return Some((failure.time(), Cause::Failure(failure.clone())));
-        }
-        let cause = match (self.killed, end) {
-            (_, End::Process(ProcessEnd::Code(DONE))) => return None,
-            // Without a message, it was not asked to exit.
-            (_, End::Process(ProcessEnd::Code(STOPPED))) if asked || self.stopped.is_some() => {
-                return None;
-            }
-            (_, End::SurvivedKill) => Cause::SurvivedKill,
-            (Some((time, Killed::Hung(limit))), _) => return Some((time, Cause::Hung(limit))),
-            (Some((time, Killed::GraceExpired)), _) => return Some((time, Cause::GraceExpired)),
-            (Some((_, Killed::Early | Killed::WithOthers)), _) => return None,
-            (None, _) if self.left_unsaved(asked) => return None,
-            (None, End::Process(ProcessEnd::Code(code))) => Cause::Code(code),
-            (None, End::Process(ProcessEnd::Signal(signal))) => Cause::Signal(signal),
-            (None, End::Process(ProcessEnd::Lost)) => Cause::Lost,
-        };
-        Some((ended, cause))
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,7 +1,10 @@
 use proptest::prelude::*;
 use signal_hook::consts::{SIGABRT, SIGKILL, SIGTERM};
+use spd_trainer::FaultKind;
 
+use super::hang::{KILL, KILL_FIRST};
 use super::*;
+use crate::failure::Failure;
 
 const TIMEOUTS: Timeouts = Timeouts {
     grace: Duration::from_secs(25),
