@@ -17,6 +17,7 @@
 pub mod ablate;
 mod active_rows;
 mod again;
+mod assignment;
 mod attribution;
 mod batch_program;
 pub mod bench;

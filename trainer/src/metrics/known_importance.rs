@@ -14,6 +14,7 @@ use spd_configs::{
 };
 
 use super::{Before, Metric};
+use crate::assignment::assignment;
 use crate::run_file::{
     decomposition::{Decomposition, surely_meant},
     pattern::{is_literal, pattern_matches},
@@ -280,62 +281,13 @@ fn matches(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
 
 /// The component of each of the first `min(features, c)` features, so that the sum of their
 /// importances is largest.
-///
-/// Shortest augmenting paths (the "Hungarian algorithm"), O(features^2 c): features join one at a
-/// time, each along the cheapest chain of rearrangements, with prices that keep every reduced cost
-/// at least 0.
 fn best_match(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
-    const FREE: usize = usize::MAX;
     let rows = features.min(c);
-    let cost = |row: usize, column: usize| -f64::from(importance[row * c + column]);
-    let (mut row_price, mut column_price) = (vec![0.0; rows], vec![0.0; c]);
-    let mut row_of = vec![FREE; c];
-    for start in 0..rows {
-        let mut reach = vec![f64::INFINITY; c];
-        let mut before = vec![FREE; c];
-        let mut done = vec![false; c];
-        let (mut row, mut at, mut far) = (start, FREE, 0.0);
-        // Walks to the nearest column until one is free.
-        let free = loop {
-            let mut next = FREE;
-            for column in (0..c).filter(|&column| !done[column]) {
-                let length = far + cost(row, column) - row_price[row] - column_price[column];
-                if length < reach[column] {
-                    (reach[column], before[column]) = (length, at);
-                }
-                if next == FREE || reach[column] < reach[next] {
-                    next = column;
-                }
-            }
-            done[next] = true;
-            (at, far) = (next, reach[next]);
-            if row_of[next] == FREE {
-                break next;
-            }
-            row = row_of[next];
-        };
-        row_price[start] += far;
-        for column in (0..c).filter(|&column| done[column]) {
-            let slack = far - reach[column];
-            column_price[column] -= slack;
-            if row_of[column] != FREE {
-                row_price[row_of[column]] += slack;
-            }
-        }
-        let mut column = free;
-        while before[column] != FREE {
-            row_of[column] = row_of[before[column]];
-            column = before[column];
-        }
-        row_of[column] = start;
-    }
-    let mut matched = vec![FREE; rows];
-    for (column, &row) in row_of.iter().enumerate() {
-        if row != FREE {
-            matched[row] = column;
-        }
-    }
+    let matched = assignment(&importance[..rows * c], rows, c);
     matched
+        .into_iter()
+        .map(|(_, component)| component)
+        .collect()
 }
 
 /// The largest free component of each of the first `min(features, c)` features in turn.
