@@ -137,8 +137,7 @@ impl Places {
         let mut toolkits = [paths("CUDA_HOME"), paths("CUDA_PATH")].concat();
         toolkits.push("/usr/local/cuda".into());
         for toolkit in toolkits {
-            let libraries = ["lib64", "lib", "targets/x86_64-linux/lib"];
-            places.then.extend(libraries.map(|lib| toolkit.join(lib)));
+            places.then.extend(of_toolkit(&toolkit));
         }
         let mut pythons = [paths("VIRTUAL_ENV"), paths("CONDA_PREFIX")].concat();
         pythons.extend(python(&paths("PATH")));
@@ -150,6 +149,18 @@ impl Places {
             .extend(["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
         places
     }
+}
+
+/// Directories of libraries in a toolkit, for any processor: libraries of another one do not open.
+fn of_toolkit(toolkit: &Path) -> [PathBuf; 5] {
+    [
+        "lib64",
+        "lib",
+        "targets/x86_64-linux/lib",
+        "targets/sbsa-linux/lib",
+        "targets/aarch64-linux/lib",
+    ]
+    .map(|lib| toolkit.join(lib))
 }
 
 /// Prefix of the first `python3` on the path, which is that of the active environment.
@@ -551,6 +562,24 @@ mod tests {
         let found = find(Library::Nvrtc, &places).unwrap();
         let expected = (named.join("libnvrtc.so.12"), Some("12.9".into()));
         assert_eq!((found.path, found.version), expected);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_toolkit_has_libraries_for_processors_of_arm() {
+        let root = env::temp_dir().join(format!("spd-toolkit-{}", std::process::id()));
+        for target in ["sbsa-linux", "aarch64-linux"] {
+            let path = root.join(target).join("targets").join(target);
+            let path = path.join("lib/libnvrtc.so.13");
+            let Some(()) = library(&path, (13, 0)) else {
+                return spd_testing::skip("cc");
+            };
+            let places = Places {
+                first: of_toolkit(&root.join(target)).into(),
+                then: Vec::new(),
+            };
+            assert_eq!(find(Library::Nvrtc, &places).unwrap().path, path);
+        }
         fs::remove_dir_all(&root).unwrap();
     }
 
