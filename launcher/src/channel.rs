@@ -6,7 +6,7 @@
 
 use std::env;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{self, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ use spd_trainer::Heartbeat;
 
 use crate::failure::Failure;
 use crate::nodes::mesh::Peers;
-use crate::nodes::wire::{LineBuffer, line};
+use crate::nodes::wire::{Wire, line};
 use crate::threads;
 
 /// Environment variable that tells a rank that its standard input is this channel.
@@ -70,61 +70,17 @@ pub(crate) enum Message {
 }
 
 /// The launcher's end.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    stream: UnixStream,
-    lines: LineBuffer,
-    is_over: bool,
-}
+pub(crate) type Listener = Wire<UnixStream>;
 
-impl Listener {
-    /// Creates a channel: the launcher's end, and the rank's standard input.
-    ///
-    /// # Errors
-    ///
-    /// When the operating system has no sockets left.
-    pub(crate) fn new() -> io::Result<(Self, Stdio)> {
-        let (stream, rank) = UnixStream::pair()?;
-        stream.set_nonblocking(true)?;
-        let listener = Self {
-            stream,
-            lines: LineBuffer::new(LONGEST),
-            is_over: false,
-        };
-        Ok((listener, OwnedFd::from(rank).into()))
-    }
-
-    /// The file descriptor to poll; `None` once the rank's end is closed.
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        (!self.is_over).then(|| self.stream.as_fd())
-    }
-
-    /// Sends the rank the addresses of the other ranks, as the first message.
-    ///
-    /// # Errors
-    ///
-    /// When the rank is gone.
-    pub(crate) fn send(&mut self, peers: &Peers) -> io::Result<()> {
-        self.stream.write_all(&line(peers)?)
-    }
-
-    /// The messages that have arrived. Invalid lines are skipped.
-    pub(crate) fn read(&mut self) -> Vec<Message> {
-        let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => self.is_over = true,
-                Ok(bytes) => {
-                    messages.extend(self.lines.take::<Message>(&buffer[..bytes]));
-                    continue;
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(_) => self.is_over = true,
-            }
-            return messages;
-        }
-    }
+/// Creates a channel: the launcher's end, and the rank's standard input.
+///
+/// # Errors
+///
+/// When the operating system has no sockets left.
+pub(crate) fn pair() -> io::Result<(Listener, Stdio)> {
+    let (stream, rank) = UnixStream::pair()?;
+    stream.set_nonblocking(true)?;
+    Ok((Wire::of(stream, LONGEST), OwnedFd::from(rank).into()))
 }
 
 /// The rank's end.
@@ -249,14 +205,10 @@ impl Channel {
 mod tests {
     use super::*;
 
-    fn pair() -> (Listener, Channel) {
+    fn ends() -> (Listener, Channel) {
         let (stream, rank) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
-        let listener = Listener {
-            stream,
-            lines: LineBuffer::new(LONGEST),
-            is_over: false,
-        };
+        let listener = Wire::of(stream, LONGEST);
         (listener, Channel(Arc::new(Mutex::new(rank))))
     }
 
@@ -273,33 +225,36 @@ mod tests {
 
     #[test]
     fn messages_arrive_whole_and_junk_is_skipped() {
-        let (mut listener, channel) = pair();
-        assert!(listener.read().is_empty());
+        let (mut listener, channel) = ends();
+        assert!(listener.read::<Message>().is_empty());
         channel.send(&beat(3));
         channel.stream().write_all(b"junk\n{\"beat\":").unwrap();
-        assert_eq!(listener.read(), [beat(3)]);
+        assert_eq!(listener.read::<Message>(), [beat(3)]);
         let rest = b"{\"phase\":\"train\",\"step\":4,\"ticks\":5}}\n";
         channel.stream().write_all(rest).unwrap();
-        assert_eq!(listener.read(), [beat(4)]);
+        assert_eq!(listener.read::<Message>(), [beat(4)]);
         channel.send(&Message::Stopped("saved".to_owned()));
         drop(channel);
-        assert_eq!(listener.read(), [Message::Stopped("saved".to_owned())]);
+        assert_eq!(
+            listener.read::<Message>(),
+            [Message::Stopped("saved".to_owned())]
+        );
         assert!(listener.fd().is_none());
     }
 
     #[test]
     fn a_line_without_end_takes_bounded_memory() {
-        let (mut listener, channel) = pair();
+        let (mut listener, channel) = ends();
         for _ in 0..100 {
             channel.stream().write_all(&[b'x'; 4096]).unwrap();
-            listener.read();
+            listener.read::<Message>();
         }
-        assert!(listener.lines.pending() <= LONGEST);
+        assert!(listener.pending() <= LONGEST);
     }
 
     #[test]
     fn a_stopped_launcher_blocks_no_heartbeat() {
-        let (_listener, channel) = pair();
+        let (_listener, channel) = ends();
         let started = Instant::now();
         for step in 0..100_000 {
             channel.send_if_room(&beat(step));

@@ -64,10 +64,10 @@ pub(crate) fn line<M: Serialize>(message: &M) -> serde_json::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// One launcher's end of a connection to another. It never blocks.
+/// A launcher's end of a connection to another one, or to a rank. It never blocks.
 #[derive(Debug)]
-pub(crate) struct Wire {
-    stream: TcpStream,
+pub(crate) struct Wire<S = TcpStream> {
+    stream: S,
     lines: LineBuffer,
     out: Vec<u8>,
     /// Why the connection has ended.
@@ -82,17 +82,30 @@ impl Wire {
     /// When it has ended.
     pub(crate) fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self {
+        Ok(Self::of(stream, LONGEST))
+    }
+}
+
+impl<S: Read + Write + AsFd> Wire<S> {
+    /// Wraps a stream that does not block, for lines of at most `longest` bytes.
+    pub(crate) fn of(stream: S, longest: usize) -> Self {
+        Self {
             stream,
-            lines: LineBuffer::new(LONGEST),
+            lines: LineBuffer::new(longest),
             out: Vec::new(),
             end: None,
-        })
+        }
     }
 
     /// The file descriptor to poll; `None` once it has ended.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.end.is_none().then(|| self.stream.as_fd())
+    }
+
+    /// Bytes of an incomplete line.
+    #[cfg(test)]
+    pub(crate) fn pending(&self) -> usize {
+        self.lines.pending()
     }
 
     /// Why it has ended, if it has.

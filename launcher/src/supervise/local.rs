@@ -11,7 +11,7 @@ use indicatif::HumanDuration;
 use serde::{Deserialize, Serialize};
 
 use super::{LOOK, LOOK_SOON};
-use crate::channel::Listener;
+use crate::channel::{self, Listener};
 use crate::memory;
 use crate::output::Output;
 use crate::progress::place;
@@ -242,13 +242,13 @@ impl RankProcess {
     ) -> Result<Self> {
         let log = run_dir.log(rank);
         let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
-        let (mut listener, input) = Listener::new().context("the channel to the rank")?;
+        let (mut listener, input) = channel::pair().context("the channel to the rank")?;
         let started = Process::start(program.command(rank, meeting), input, writer);
         let process = started.with_context(|| {
             format!("{}: rank {rank} cannot be started", program.path.display())
         })?;
         if let Transport::Connections { peers, .. } = meeting {
-            listener.send(peers).context("the addresses for the rank")?;
+            listener.send(peers);
         }
         Ok(Self {
             process,
