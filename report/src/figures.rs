@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -100,10 +99,8 @@ impl<T: Default> Kept<T> {
 /// The text of a file that is no link and has at most `most` bytes.
 pub(crate) fn text(path: &Path, most: u64) -> Option<String> {
     let is_file = fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
-    let file = spd_files::open(path).ok().filter(|_| is_file)?;
-    let mut text = String::new();
-    let read = file.take(most + 1).read_to_string(&mut text).ok()?;
-    (read as u64 <= most).then_some(text)
+    let bytes = is_file.then(|| spd_files::read_at_most(path, most))?;
+    String::from_utf8(bytes.ok()?).ok()
 }
 
 /// The figures of the first and the last step, and of as many evenly spaced steps between them as

@@ -1,8 +1,7 @@
 //! `.netrc`: the user and password of a host, as curl, git and the trackers' own clients keep them.
 
 use std::fmt;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::credentials::Environment;
 
@@ -37,15 +36,10 @@ pub(crate) fn places(environment: &Environment) -> Vec<PathBuf> {
 
 /// The entry of a host in the first file that exists. A file that cannot be read has no entry.
 pub(crate) fn login(environment: &Environment, host: &str) -> Option<Login> {
-    let text = places(environment).iter().find_map(|path| read(path))?;
+    let places = places(environment).into_iter();
+    let mut texts = places.filter_map(|path| spd_files::read_at_most(&path, LONGEST).ok());
+    let text = texts.next()?;
     find(&String::from_utf8_lossy(&text), host)
-}
-
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let file = spd_files::open(path).ok()?;
-    let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
 }
 
 /// The entry of a host, otherwise the default entry.

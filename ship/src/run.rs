@@ -1,7 +1,7 @@
 //! The run, as every sink knows it.
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Serialize;
@@ -136,16 +136,11 @@ impl RunInfo {
         if path.is_empty() || !Path::new(path).components().all(inside) {
             return Err("no file of the run directory".to_owned());
         }
-        let refused = |found: std::io::Error| found.to_string();
-        let file = spd_files::open(&self.dir.join(path)).map_err(refused)?;
-        let mut bytes = Vec::new();
-        file.take(LARGEST + 1)
-            .read_to_end(&mut bytes)
-            .map_err(refused)?;
-        if bytes.len() as u64 > LARGEST {
-            return Err(format!("it has more than {LARGEST} bytes"));
-        }
-        Ok(bytes)
+        let read = spd_files::read_at_most(&self.dir.join(path), LARGEST);
+        read.map_err(|found| match found.kind() {
+            ErrorKind::FileTooLarge => format!("it has more than {LARGEST} bytes"),
+            _ => found.to_string(),
+        })
     }
 }
 

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use spd_configs::Destination;
 use spd_tracker::Start;
 use tokio::sync::watch;
 
 use crate::driver::{Link, Status, locked, owed};
 use crate::run::{About, RunInfo};
 use crate::sink::End;
-use crate::trackers::Registered;
+use crate::trackers::ship;
 
 /// Time between two polls for the start of the run, or the end of the sinks.
 const LOOK: Duration = Duration::from_millis(50);
@@ -23,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Shipper {
     dir: PathBuf,
     over: watch::Sender<Option<End>>,
-    sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
+    sinks: Vec<(Destination, Arc<Mutex<Status>>)>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -45,12 +46,8 @@ impl Shipper {
         if about.tracker.to.is_empty() {
             return Ok(None);
         }
-        let sinks: Vec<_> = about
-            .tracker
-            .to
-            .iter()
-            .map(|to| (to.word(), Arc::default()))
-            .collect();
+        let to = about.tracker.to.iter();
+        let sinks: Vec<_> = to.map(|to| (*to, Arc::default())).collect();
         let (over, is_over) = watch::channel(None);
         let stop = Arc::default();
         let work = Work {
@@ -91,7 +88,7 @@ impl Shipper {
         let told = self
             .sinks
             .iter()
-            .map(|(name, status)| Told::of(name, &locked(status), &self.dir));
+            .map(|(to, status)| Told::of(to.word(), &locked(status), &self.dir));
         told.collect()
     }
 }
@@ -145,7 +142,7 @@ impl Told {
 struct Work {
     dir: PathBuf,
     about: About,
-    sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
+    sinks: Vec<(Destination, Arc<Mutex<Status>>)>,
     over: watch::Receiver<Option<End>>,
     stop: Arc<AtomicBool>,
     say: Arc<dyn Fn(&str) + Send + Sync>,
@@ -171,19 +168,14 @@ impl Work {
             .map_err(|found| format!("cannot start a runtime: {found}"))?;
         let tasks = tokio::task::LocalSet::new();
         let run = Arc::new(run);
-        for (name, status) in &self.sinks {
-            let tracker =
-                Registered::find(name).ok_or_else(|| format!("no tracker is called {name:?}"))?;
+        for (to, status) in &self.sinks {
             let link = Link {
                 over: self.over.clone(),
                 status: Arc::clone(status),
                 say: Arc::clone(&self.say),
             };
-            tasks.spawn_local((tracker.ship)(
-                Arc::clone(&run),
-                link,
-                Arc::clone(&self.stop),
-            ));
+            let stop = Arc::clone(&self.stop);
+            tasks.spawn_local(ship(*to, Arc::clone(&run), link, stop));
         }
         runtime.block_on(tasks);
         Ok(())

@@ -4,8 +4,6 @@
 //! the driver writes together with the place in the spool after the server has accepted rows. A
 //! sink that is killed in between sends the same rows again, from the same state.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -66,7 +64,9 @@ pub(crate) trait Sink {
 
     /// Fills the place of metrics rows that the server refuses one by one, if the server counts
     /// rows.
-    async fn skip(&mut self, run: &RunInfo, state: &mut Self::State, rows: &[Stamped]) -> Taken;
+    async fn skip(&mut self, _: &RunInfo, _: &mut Self::State, _: &[Stamped]) -> Taken {
+        Ok(())
+    }
 
     /// Rolls back: rows from `to` on were sent, and the run has made others since.
     async fn roll_back(
@@ -78,18 +78,12 @@ pub(crate) trait Sink {
 
     /// Sends a heartbeat, if the server expects one. Called when nothing was sent for
     /// [`Sink::EVERY`].
-    async fn idle(&mut self, run: &RunInfo, state: &mut Self::State) -> Taken;
+    async fn idle(&mut self, _: &RunInfo, _: &mut Self::State) -> Taken {
+        Ok(())
+    }
 
     /// Sends the end of the run. If the run continues later, `open` is called again.
     async fn close(&mut self, run: &RunInfo, state: &mut Self::State, end: End) -> Taken;
-}
-
-/// A sink that run files name by [`Sink::NAME`].
-pub(crate) trait Tracker: Sink {
-    /// The tracker, with credentials from the environment of the process.
-    ///
-    /// - `stop`: set when somebody presses Stop on the page of the run
-    fn new(stop: Arc<AtomicBool>) -> Self;
 }
 
 /// The place that a run rolled back to.

@@ -1,56 +1,39 @@
-//! The trackers that a run can be sent to. A new one is a [`Tracker`] in its own folder and a line
-//! in [`TRACKERS`].
+//! The trackers that a run can be sent to. A new one is a [`Sink`](crate::sink::Sink) in its own
+//! folder, a word of [`Destination`] and a line here.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use spd_configs::Destination;
+
+use crate::credentials::Environment;
 use crate::driver::{Link, drive};
 use crate::mlflow::Mlflow;
 use crate::run::RunInfo;
-use crate::sink::Tracker;
 use crate::tensorboard::TensorBoard;
 use crate::wandb::Wandb;
 
-const TRACKERS: [Registered; 3] = [
-    Registered::of::<Wandb>(),
-    Registered::of::<Mlflow>(),
-    Registered::of::<TensorBoard>(),
-];
-
-type Ship = fn(Arc<RunInfo>, Link, Arc<AtomicBool>) -> Pin<Box<dyn Future<Output = ()>>>;
-
-/// A tracker and its name.
-#[derive(Clone, Copy)]
-pub(crate) struct Registered {
-    pub(crate) name: &'static str,
-    /// Sends the rows of a run until it is over and all of them are sent; see [`drive`].
-    pub(crate) ship: Ship,
-}
-
-impl Registered {
-    const fn of<T: Tracker + 'static>() -> Self {
-        Self {
-            name: T::NAME,
-            ship: |run, link, stop| Box::pin(async move { drive(T::new(stop), &run, link).await }),
-        }
-    }
-
-    /// The tracker of a name.
-    pub(crate) fn find(name: &str) -> Option<Self> {
-        TRACKERS.into_iter().find(|tracker| tracker.name == name)
+/// Sends the rows of a run to a tracker until it is over and all of them are sent; see [`drive`].
+/// Credentials are those of the environment of the process.
+///
+/// - `stop`: set when somebody presses Stop on the page of the run
+pub(crate) async fn ship(to: Destination, run: Arc<RunInfo>, link: Link, stop: Arc<AtomicBool>) {
+    let environment = Environment::of_process();
+    match to {
+        Destination::Wandb => drive(Wandb::of(environment, stop), &run, link).await,
+        Destination::Mlflow => drive(Mlflow::of(environment), &run, link).await,
+        Destination::Tensorboard => drive(TensorBoard::default(), &run, link).await,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use spd_configs::Destination;
-
     use super::*;
+    use crate::sink::Sink;
 
     #[test]
     fn run_files_name_every_tracker() {
         let named = Destination::WORDS.0.iter().map(|(name, _)| *name);
-        assert!(named.eq(TRACKERS.map(|tracker| tracker.name)));
+        assert!(named.eq([Wandb::NAME, Mlflow::NAME, TensorBoard::NAME]));
     }
 }

@@ -13,8 +13,6 @@ mod server;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -25,7 +23,7 @@ use spd_tracker::{Kind, Value, now};
 use crate::credentials::Environment;
 use crate::cursor::Files;
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken, Tracker};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken};
 use about::tag;
 use address::Address;
 use batch::Metric;
@@ -66,12 +64,19 @@ pub(crate) struct State {
 /// Sends rows to an MLflow server.
 #[derive(Default)]
 pub(crate) struct Mlflow {
-    /// Replaces the environment of the process.
-    environment: Option<Environment>,
+    environment: Environment,
     server: Option<Server>,
 }
 
 impl Mlflow {
+    /// With the address, credentials and settings of `environment`.
+    pub(crate) fn of(environment: Environment) -> Self {
+        Self {
+            environment,
+            ..Self::default()
+        }
+    }
+
     fn server(&self) -> Result<&Server, Refusal> {
         self.server.as_ref().ok_or_else(|| Refusal::Unauthorized {
             why: "no server is known".to_owned(),
@@ -190,10 +195,8 @@ impl Mlflow {
     /// is none.
     async fn find_or_make(&self, run: &RunInfo, generation: Option<u64>) -> Result<State, Refusal> {
         let server = self.server()?;
-        let environment = self.environment.clone();
-        let environment = environment.unwrap_or_else(Environment::of_process);
         let named = run.tracker.project.as_deref();
-        let named = named.or_else(|| environment.get("MLFLOW_EXPERIMENT_NAME"));
+        let named = named.or_else(|| self.environment.get("MLFLOW_EXPERIMENT_NAME"));
         let experiment = server.experiment(named.unwrap_or(run.project())).await?;
         let found = match generation {
             Some(generation) => {
@@ -244,12 +247,6 @@ impl Mlflow {
     }
 }
 
-impl Tracker for Mlflow {
-    fn new(_: Arc<AtomicBool>) -> Self {
-        Self::default()
-    }
-}
-
 impl Sink for Mlflow {
     type State = State;
 
@@ -260,9 +257,7 @@ impl Sink for Mlflow {
     const ROWS: usize = 200;
 
     async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<bool, Refusal> {
-        let environment = self.environment.clone();
-        let address = Address::of(&environment.unwrap_or_else(Environment::of_process));
-        let server = address.and_then(Server::new);
+        let server = Address::of(&self.environment).and_then(Server::new);
         self.server = Some(server.map_err(|why| Refusal::Unauthorized { why })?);
         let mut known = state.clone();
         let mut is_there = false;
@@ -325,10 +320,6 @@ impl Sink for Mlflow {
         Ok(())
     }
 
-    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Taken {
-        Ok(())
-    }
-
     async fn roll_back(
         &mut self,
         run: &RunInfo,
@@ -357,10 +348,6 @@ impl Sink for Mlflow {
         self.describe(run, &mut next).await?;
         *state = next;
         Ok(After::FromStart)
-    }
-
-    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Taken {
-        Ok(())
     }
 
     async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Taken {

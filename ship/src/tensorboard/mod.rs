@@ -11,15 +11,13 @@ mod stories;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use spd_tracker::Kind;
 
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken, Tracker};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken};
 use crate::system_row;
 use segment::{Segment, Written};
 
@@ -89,12 +87,6 @@ impl TensorBoard {
     }
 }
 
-impl Tracker for TensorBoard {
-    fn new(_: Arc<AtomicBool>) -> Self {
-        Self::default()
-    }
-}
-
 impl Sink for TensorBoard {
     type State = State;
 
@@ -141,10 +133,6 @@ impl Sink for TensorBoard {
         self.files(run).append(&mut state.metrics, &records)
     }
 
-    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Taken {
-        Ok(())
-    }
-
     async fn roll_back(
         &mut self,
         run: &RunInfo,
@@ -154,10 +142,6 @@ impl Sink for TensorBoard {
         *state = State::default();
         self.open_files(run, state)?;
         Ok(After::FromStart)
-    }
-
-    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Taken {
-        Ok(())
     }
 
     async fn close(&mut self, _: &RunInfo, _: &mut State, _: End) -> Taken {

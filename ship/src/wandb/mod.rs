@@ -50,7 +50,7 @@ use self::state::State;
 use self::stream::{CONSOLE, EVENTS, HISTORY, chunk, summary};
 use crate::credentials::Environment;
 use crate::run::RunInfo;
-use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken, Tracker};
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped, Taken};
 
 /// Time between two requests; servers accept two a second.
 const GAP: Duration = Duration::from_millis(500);
@@ -178,12 +178,6 @@ impl Wandb {
         });
         let asked = ("NotifyScriptableRunAlert", "notifyScriptableRunAlert");
         let _ = server.ask(asked, ALERT, variables).await;
-    }
-}
-
-impl Tracker for Wandb {
-    fn new(stop: Arc<AtomicBool>) -> Self {
-        Self::of(Environment::of_process(), stop)
     }
 }
 

@@ -51,10 +51,7 @@ impl Scratch {
         let variables: Vec<_> = variables
             .map(|(key, value)| (*key, value.as_str()))
             .collect();
-        self.sink = Mlflow {
-            environment: Some(Environment::of(&variables, None)),
-            ..Mlflow::default()
-        };
+        self.sink = Mlflow::of(Environment::of(&variables, None));
     }
 
     fn path(&self) -> &Path {
