@@ -113,12 +113,7 @@ impl TokenFile {
         let (mut hash, mut largest) = (Xxh3::new(), 0);
         self.each_piece(|stored| {
             hash.update(stored);
-            largest = largest.max(match self.dtype {
-                Dtype::U16 => largest_of(stored, |bytes: [u8; 2]| {
-                    u32::from(u16::from_le_bytes(bytes))
-                }),
-                Dtype::U32 => largest_of(stored, u32::from_le_bytes),
-            });
+            self.each_id(stored, |id| largest = largest.max(id));
         })?;
         let mut ends = Xxh3::new();
         let documents = match &self.ends {
@@ -141,6 +136,19 @@ impl TokenFile {
             each(stored);
             Ok(())
         })
+    }
+
+    fn each_id(&self, stored: &[u8], mut each: impl FnMut(u32)) {
+        match self.dtype {
+            Dtype::U16 => {
+                let ids = stored.as_chunks().0.iter();
+                ids.for_each(|&id| each(u16::from_le_bytes(id).into()));
+            }
+            Dtype::U32 => {
+                let ids = stored.as_chunks().0.iter();
+                ids.for_each(|&id| each(u32::from_le_bytes(id)));
+            }
+        }
     }
 
     /// Calls `each` with the end of each document, if the format lists them.
@@ -178,23 +186,14 @@ impl TokenFile {
     ///
     /// When the file cannot be read.
     pub(crate) fn each_end_by(&self, id: u32, mut each: impl FnMut(u64)) -> Result<(), DataError> {
-        let mut before = 0;
+        let mut place = 0;
         self.each_piece(|stored| {
-            let mut found = |at: usize| each(before + at as u64 + 1);
-            match self.dtype {
-                Dtype::U16 => {
-                    let id = u16::try_from(id).map(u16::to_le_bytes).ok();
-                    let ids = stored.as_chunks().0.iter().enumerate();
-                    ids.filter(|(_, found)| Some(**found) == id)
-                        .for_each(|(at, _)| found(at));
+            self.each_id(stored, |found| {
+                place += 1;
+                if found == id {
+                    each(place);
                 }
-                Dtype::U32 => {
-                    let ids = stored.as_chunks().0.iter().enumerate();
-                    ids.filter(|(_, found)| **found == id.to_le_bytes())
-                        .for_each(|(at, _)| found(at));
-                }
-            }
-            before += (stored.len() / self.dtype.bytes()) as u64;
+            });
         })?;
         self.opened.check_unchanged()
     }
@@ -239,11 +238,6 @@ pub(crate) struct Contents {
 
 fn bytes_of(range: &Range<u64>) -> u64 {
     range.end - range.start
-}
-
-fn largest_of<const N: usize>(stored: &[u8], id: impl Fn([u8; N]) -> u32) -> u32 {
-    let ids = stored.as_chunks().0.iter();
-    ids.fold(0, |largest, &bytes| largest.max(id(bytes)))
 }
 
 /// Returns the largest id.

@@ -75,7 +75,7 @@ pub(crate) fn identity(path: PathBuf) -> Option<Identity> {
     Some((path, found.len(), found.modified().ok()))
 }
 
-/// What was read of a file, which is read again when it has changed.
+/// A value read from a file, and read again when the file has changed.
 #[derive(Debug, Default)]
 pub(crate) struct Kept<T> {
     file: Option<Identity>,
