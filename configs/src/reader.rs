@@ -36,8 +36,8 @@ struct Missing {
     message: String,
 }
 
-/// A struct of variables with the names of its fields, each an option: `None` if one of them is, of
-/// which a fault is noted.
+/// A struct, or a variant of an enum, of variables with the names of its fields, each an option:
+/// `None` if one of them is, of which a fault is noted.
 ///
 /// ```
 /// struct Pair { left: u8, right: u8 }
@@ -46,9 +46,9 @@ struct Missing {
 /// ```
 #[macro_export]
 macro_rules! all_read {
-    ($Struct:ident: $($field:ident),+) => {
+    ($($Struct:ident)::+: $($field:ident),+) => {
         match ($($field,)+) {
-            ($(Some($field),)+) => Some($Struct { $($field),+ }),
+            ($(Some($field),)+) => Some($($Struct)::+ { $($field),+ }),
             _ => None,
         }
     };

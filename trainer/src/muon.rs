@@ -27,6 +27,7 @@
 //! faithfulness warm-up, which is AdamW's, moves it, and it is forgotten after that.
 
 use serde::Serialize;
+use spd_configs::all_read;
 use spd_configs::reader::Table;
 use spd_configs::values::{Clip, Number, Size};
 use spd_engine::{Builder, Result, Value};
@@ -76,12 +77,7 @@ pub(crate) fn read(table: &mut Table<'_>) -> Option<Muon> {
     let rms = table.or("rms", Clip, Some(0.2));
     let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, 0.0);
     let iterations = table.or("iterations", Size::between(1, 20), 5);
-    Some(Muon {
-        beta: beta?,
-        rms: rms?,
-        weight_decay: weight_decay?,
-        iterations: iterations?,
-    })
+    all_read! { Muon: beta, rms, weight_decay, iterations }
 }
 
 impl Muon {

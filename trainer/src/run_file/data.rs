@@ -22,6 +22,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use spd_configs::{
+    all_read,
     reader::Table,
     values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text, brief},
     words,
@@ -167,11 +168,7 @@ fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
         );
         table.refuse::<()>("low", message);
     }
-    Some(Data::SparseFeatures {
-        active: active?,
-        low: low?,
-        high: high?,
-    })
+    all_read! { Data::SparseFeatures: active, low, high }
 }
 
 fn read_active(table: &mut Table<'_>, target: &Facts) -> Option<Active> {
@@ -249,15 +246,7 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
             "expected `cross_documents = false` with it: rows go on over the ends of documents otherwise",
         );
     }
-    Some(Data::Tokens {
-        train: train?,
-        eval: eval?,
-        seq_len: seq_len?,
-        dtype: dtype?,
-        cross_documents: cross_documents?,
-        document_end: document_end?,
-        make: make?,
-    })
+    all_read! { Data::Tokens: train, eval, seq_len, dtype, cross_documents, document_end, make }
 }
 
 /// Refuses rows that are longer than the target has positions.

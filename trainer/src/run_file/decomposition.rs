@@ -18,6 +18,7 @@
 
 use serde::Serialize;
 use spd_configs::{
+    all_read,
     reader::Table,
     values::{Flag, Size, Text, is_default},
     words,
@@ -129,14 +130,7 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
             format!("expected it to be left out, as no components are tied, found \"{said}\""),
         );
     }
-    Some(Decomposition {
-        sites: sites?,
-        identity: identity?,
-        delta: delta?,
-        start: start?,
-        tied: tied?,
-        tied_update: tied_update?,
-    })
+    all_read! { Decomposition: sites, identity, delta, start, tied, tied_update }
 }
 
 fn read_site(table: &mut Table<'_>, patterns: &mut Vec<String>) -> Option<SitePattern> {
@@ -151,10 +145,7 @@ fn read_site(table: &mut Table<'_>, patterns: &mut Vec<String>) -> Option<SitePa
         }
         patterns.push(pattern.clone());
     }
-    Some(SitePattern {
-        pattern: pattern?,
-        components: components?,
-    })
+    all_read! { SitePattern: pattern, components }
 }
 
 /// Components of the site at `path`, as far as the file alone can say.

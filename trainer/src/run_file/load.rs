@@ -11,7 +11,7 @@
 use std::path::Path;
 
 use spd_configs::{
-    Faults, Place, Shipped,
+    Faults, Place, Shipped, all_read,
     faults::{Note, Source, about, line_and_column},
     overrides,
     reader::{Table, read_file},
@@ -372,10 +372,7 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
     let checkpoint = file.table_or_empty("checkpoint", |table| {
         let every = table.or("every", Whole::at_least(1), 1000);
         let keep = table.or("keep", Size::at_least(1), 2);
-        Some(Checkpoint {
-            every: every?,
-            keep: keep?,
-        })
+        all_read! { Checkpoint: every, keep }
     });
     let log = file.table_or_empty("log", |table| {
         let every = table.or("every", Whole::at_least(1), 100)?;
@@ -383,22 +380,10 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
     });
     let tracker = file.table_or_empty("tracker", tracker::read);
 
-    Some(Run {
-        name: name?,
-        seed: seed?,
-        precision: precision?,
-        target: target?,
-        data: data?,
-        decomposition: decomposition?,
-        importance: importance?,
-        losses: losses?,
-        nontarget: nontarget?,
-        train: train?,
-        eval: eval?,
-        checkpoint: checkpoint?,
-        log: log?,
-        tracker: tracker?,
-    })
+    all_read! {
+        Run: name, seed, precision, target, data, decomposition, importance, losses, nontarget,
+            train, eval, checkpoint, log, tracker
+    }
 }
 
 /// Why Muon cannot move the parameters of these, if so.

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use spd_configs::values::{Location, Number, Size};
-use spd_configs::{reader::Table, words};
+use spd_configs::{all_read, reader::Table, words};
 
 use crate::losses::{self, Loss, Term};
 use crate::run_file::data::check_length;
@@ -128,15 +128,9 @@ pub(crate) fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Nontarg
             ),
         }
     });
-    Some(Nontarget {
-        data: data?,
-        batch_size: batch_size?,
-        seq_len: seq_len?,
-        minimality_coeff: minimality_coeff?,
-        weight_decay: weight_decay?,
-        decays: decays?,
-        losses: losses?,
-    })
+    all_read! {
+        Nontarget: data, batch_size, seq_len, minimality_coeff, weight_decay, decays, losses
+    }
 }
 
 impl Nontarget {

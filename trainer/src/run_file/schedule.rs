@@ -20,7 +20,7 @@ use std::fmt;
 
 use serde::Serialize;
 use spd_configs::values::{Kind, Number, brief};
-use spd_configs::{reader::Table, words};
+use spd_configs::{all_read, reader::Table, words};
 use toml::de::DeValue;
 
 /// A number over the course of a run.
@@ -165,11 +165,7 @@ fn read_knots(table: &mut Table<'_>, key: &'static str, number: Number) -> Optio
             knot.refuse::<()>("at", message);
         }
         before = at;
-        Some(Knot {
-            at: at?,
-            value: value?,
-            shape: shape?,
-        })
+        all_read! { Knot: at, value, shape }
     });
     knots.map(Schedule::Knots)
 }
@@ -194,10 +190,5 @@ fn read_decay(table: &mut Table<'_>) -> Option<Decay> {
         )?,
         _ => {}
     }
-    Some(Decay {
-        start: start?,
-        shape: shape?,
-        warmup: warmup?,
-        final_fraction: final_fraction?,
-    })
+    all_read! { Decay: start, shape, warmup, final_fraction }
 }

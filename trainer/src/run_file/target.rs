@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use spd_configs::{
+    all_read,
     reader::Table,
     values::{Clip, Flag, Location, Number, Size, Text, Whole},
     words,
@@ -162,14 +163,7 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
         ),
         _ => Some(()),
     };
-    Some(Target {
-        model: model?,
-        weights: weights?,
-        commit: commit?,
-        dtype: dtype?,
-        allow_leak: allow_leak?,
-        train: train?,
-    })
+    all_read! { Target: model, weights, commit, dtype, allow_leak, train }
 }
 
 /// Defaults are those of the reference: PyTorch's AdamW for a toy, its one recipe for language
@@ -187,14 +181,5 @@ fn read_train(table: &mut Table<'_>, reads: Reads) -> Option<TargetTrain> {
     let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, weight_decay);
     let decay_vectors = table.or("decay_vectors", Flag, decay_vectors);
     let clip = table.or("clip", Clip, clip);
-    Some(TargetTrain {
-        seed: seed?,
-        steps: steps?,
-        batch_size: batch_size?,
-        lr: lr?,
-        beta2: beta2?,
-        weight_decay: weight_decay?,
-        decay_vectors: decay_vectors?,
-        clip: clip?,
-    })
+    all_read! { TargetTrain: seed, steps, batch_size, lr, beta2, weight_decay, decay_vectors, clip }
 }

@@ -36,6 +36,7 @@
 
 use serde::Serialize;
 use spd_configs::{
+    all_read,
     reader::Table,
     values::{Clip, Flag, Number, Size, Whole, is_default},
     words,
@@ -214,22 +215,10 @@ pub(crate) fn read(
             table.refuse::<()>("mask_samples", message);
         }
     }
-    Some(Train {
-        steps: steps?,
-        batch_size: batch_size?,
-        shards: shards?,
-        reduction: reduction?,
-        mask_samples: mask_samples?,
-        output_loss: output_loss?,
-        lr: lr?,
-        lr_importance: lr_importance?,
-        clip_components: clip_components?,
-        clip_importance: clip_importance?,
-        muon: muon?,
-        recompute: recompute?,
-        streamed_kl: streamed_kl?,
-        faithfulness_warmup: faithfulness_warmup?,
-    })
+    all_read! {
+        Train: steps, batch_size, shards, reduction, mask_samples, output_loss, lr, lr_importance,
+            clip_components, clip_importance, muon, recompute, streamed_kl, faithfulness_warmup
+    }
 }
 
 /// Why a batch of the rows that a key says cannot be cut into so many equal blocks, if so.
@@ -255,9 +244,5 @@ fn read_warmup(table: &mut Table<'_>) -> Option<FaithfulnessWarmup> {
     let steps = table.or("steps", Whole::at_least(0), 0);
     let lr = table.or("lr", Number::NOT_NEGATIVE, 1e-3);
     let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, 0.0);
-    Some(FaithfulnessWarmup {
-        steps: steps?,
-        lr: lr?,
-        weight_decay: weight_decay?,
-    })
+    all_read! { FaithfulnessWarmup: steps, lr, weight_decay }
 }
