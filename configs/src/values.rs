@@ -301,6 +301,14 @@ impl<T: PartialEq> OneOf<'_, T> {
     }
 }
 
+impl<T: Copy> OneOf<'_, T> {
+    /// The choice of a word.
+    pub fn of(&self, word: &str) -> Option<T> {
+        let (_, choice) = self.0.iter().find(|(known, _)| *known == word)?;
+        Some(*choice)
+    }
+}
+
 impl<T: Copy> Kind for OneOf<'_, T> {
     type Value = T;
 
@@ -318,10 +326,8 @@ impl<T: Copy> Kind for OneOf<'_, T> {
     }
 
     fn read(&self, value: &DeValue<'_>) -> Result<T, String> {
-        let choice = self.0.iter().find(|(word, _)| value.as_str() == Some(word));
-        choice
-            .map(|(_, choice)| *choice)
-            .ok_or_else(|| self.expected())
+        let choice = value.as_str().and_then(|word| self.of(word));
+        choice.ok_or_else(|| self.expected())
     }
 }
 

@@ -108,10 +108,11 @@ macro_rules! losses {
         }
 
         /// Their words in run files.
-        pub(crate) const KINDS: &[(&str, Kind)] = &[$($(($word, Kind::$Struct(Sites::$sites)),)+)*];
+        pub(crate) const KINDS: OneOf<Kind> =
+            OneOf(&[$($(($word, Kind::$Struct(Sites::$sites)),)+)*]);
 
         /// Their classes in the SPD reference, and our words.
-        pub(crate) const CLASSES: &[(&str, &str)] = &[$($($(($class, $word),)?)+)*];
+        pub(crate) const CLASSES: OneOf<&str> = OneOf(&[$($($(($class, $word),)?)+)*]);
 
         impl Kind {
             /// Reads its keys.
@@ -163,7 +164,7 @@ macro_rules! losses {
             /// The kind of the term in a run file: `stochastic_recon_layerwise`.
             pub fn name(&self) -> &'static str {
                 let sites = Sites::of(self.routing());
-                OneOf(KINDS).word(match self {
+                KINDS.word(match self {
                     $(Self::$Struct(_) => Kind::$Struct(sites),)*
                     #[cfg(test)]
                     Self::Remembered(_) => return "remembered",
@@ -190,16 +191,6 @@ struct Row<'t, K> {
     kind: &'static str,
     #[serde(flatten)]
     keys: &'t K,
-}
-
-impl Kind {
-    /// The one of a word.
-    pub(crate) fn of(word: &str) -> Option<Self> {
-        let mut kinds = KINDS.iter();
-        kinds
-            .find(|(known, _)| *known == word)
-            .map(|(_, kind)| *kind)
-    }
 }
 
 losses! {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use spd_configs::all_read;
 use spd_configs::reader::{Table, alike};
-use spd_configs::values::{Number, OneOf};
+use spd_configs::values::Number;
 use spd_engine::Builder;
 use spd_engine::ops::Weight;
 
@@ -29,11 +29,11 @@ pub struct Loss {
 
 /// Reads the losses in turn; `seen` holds the names of those before.
 pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Option<Loss> {
-    let kind = table.need_kind("kind", OneOf(KINDS));
+    let kind = table.need_kind("kind", KINDS);
     let coeff = schedule::read(table, "coeff", Number::FINITE);
     let term = kind?.read(table);
     let auxiliaries = kind?.auxiliaries(table);
-    let name = OneOf(KINDS).word(kind?);
+    let name = KINDS.word(kind?);
     if seen.contains(&name) {
         table.refuse::<()>(
             "kind",

@@ -70,13 +70,13 @@ impl Metric for Terms {
 
 /// - `seen`: the names of those before it
 fn read(table: &mut Table<'_>, seen: &mut Vec<String>) -> Option<Measure> {
-    let measurable = KINDS.iter().filter(|(_, kind)| kind.is_measurable());
+    let measurable = KINDS.0.iter().filter(|(_, kind)| kind.is_measurable());
     let measurable: Vec<(&str, Kind)> = measurable.copied().collect();
     let kind = table.need_kind("kind", OneOf(&measurable));
     let name = table.maybe("name", Text::RUN_NAME);
     let slow = table.or("slow", Flag, false);
     let term = kind?.read(table);
-    let name = name?.unwrap_or_else(|| OneOf(KINDS).word(kind.expect("is there")).to_owned());
+    let name = name?.unwrap_or_else(|| KINDS.word(kind.expect("is there")).to_owned());
     if seen.contains(&name) {
         let key = if table.has("name") { "name" } else { "kind" };
         table.refuse::<()>(

@@ -57,7 +57,7 @@ impl Tap {
     /// The one of a name.
     pub fn of(name: &str) -> Option<Self> {
         let (kind, block) = name.split_once('.')?;
-        let kind = TapKind::WORDS.0.iter().find(|(word, _)| *word == kind)?.1;
+        let kind = TapKind::WORDS.of(kind)?;
         let block = block.parse().ok()?;
         Some(Self { kind, block })
     }

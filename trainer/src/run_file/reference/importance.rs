@@ -8,7 +8,7 @@ use spd_configs::{
 };
 
 use super::made::Made;
-use crate::component_model::{IMPORTANCES, ImportanceWord as Kind};
+use crate::component_model::IMPORTANCES;
 
 const MODES: OneOf<bool> = OneOf(&[("layerwise", false), ("global", true)]);
 
@@ -42,7 +42,7 @@ fn of_table(of: &mut Table<'_>, made: &mut Made) {
     let (Some(is_global), Some(word)) = (is_global, word) else {
         return;
     };
-    let Some(kind) = known(&word) else {
+    let Some(kind) = IMPORTANCES.of(&word) else {
         of.pass_over();
         return refuse(of, "fn_type", &word);
     };
@@ -69,7 +69,7 @@ fn of_keys(table: &mut Table<'_>, made: &mut Made) {
         (_, word) => word,
     };
     if let Some(word) = word {
-        if known(&word).is_none() {
+        if IMPORTANCES.of(&word).is_none() {
             refuse(table, key, &word);
         }
         made.text("kind", place, &word);
@@ -88,14 +88,6 @@ fn of_keys(table: &mut Table<'_>, made: &mut Made) {
             made.put("hidden", place, Value::List(vec![eight]));
         }
     }
-}
-
-/// The importance function of a word.
-fn known(word: &str) -> Option<Kind> {
-    let mut known = IMPORTANCES.0.iter();
-    known
-        .find(|(known, _)| *known == word)
-        .map(|(_, kind)| *kind)
 }
 
 fn refuse(table: &mut Table<'_>, key: &'static str, word: &str) {

@@ -75,8 +75,8 @@ fn refuse<T>(row: &mut Table<'_>, class: &str, what: &str) -> Option<T> {
 
 /// The loss of a class: its word, and what it is.
 fn named(class: &str) -> Option<(&'static str, losses::Kind)> {
-    let (_, word) = CLASSES.iter().find(|(known, _)| *known == class)?;
-    Some((word, losses::Kind::of(word)?))
+    let word = CLASSES.of(class)?;
+    Some((word, losses::KINDS.of(word)?))
 }
 
 /// The keys of a loss.

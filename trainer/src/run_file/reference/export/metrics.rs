@@ -28,7 +28,7 @@ pub(super) fn losses(losses: &[Loss], left_out: &mut Vec<String>) -> Vec<Value> 
 
 /// A loss under its class and keys there, if it is there.
 fn row(coeff: Option<f64>, term: &Term) -> Option<Value> {
-    let (class, _) = CLASSES.iter().find(|(_, word)| *word == term.name())?;
+    let class = Some(CLASSES.word(term.name())).filter(|class| !class.is_empty())?;
     let mut row = Map::new();
     row.insert("classname".into(), json!(class));
     if let Some(coeff) = coeff {
