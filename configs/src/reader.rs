@@ -10,7 +10,7 @@ use toml::{
 
 use crate::{
     faults::{Note, about},
-    values::{Kind, found},
+    values::{Kind, brief, found},
 };
 
 /// A table being read. A method that returns `None` has noted a fault.
@@ -248,6 +248,32 @@ impl<'t> Table<'t> {
             let message = format!("expected a divisor of {of} = {whole}, found {number}");
             self.refuse::<()>(key, message);
         }
+    }
+
+    /// Refuses a number that is not below another one, where both were read.
+    pub fn in_order(
+        &mut self,
+        [low, high]: [&'static str; 2],
+        numbers: (Option<f64>, Option<f64>),
+    ) {
+        if let (Some(below), Some(above)) = numbers
+            && below >= above
+        {
+            let key = if self.has(high) { high } else { low };
+            let found = format!("{} and {}", brief(below), brief(above));
+            let message = format!("expected {low} below {high}, found {found}");
+            self.refuse::<()>(key, message);
+        }
+    }
+
+    /// Refuses a name that a row before has too; `seen` are those of the rows before.
+    ///
+    /// - `then`: what could be done, behind a semicolon
+    pub fn once(&mut self, key: &str, name: &str, seen: &mut Vec<String>, then: &str) {
+        if seen.iter().any(|known| known == name) {
+            self.refuse::<()>(key, format!("found {name:?} twice{then}"));
+        }
+        seen.push(name.to_owned());
     }
 
     /// Notes a fault of a key, at the key or, where it is left out, at the table.

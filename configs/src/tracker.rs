@@ -81,9 +81,8 @@ pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
     let to = table.or("to", Words, Vec::new()).and_then(|words| {
         let mut to = Vec::new();
         for word in words {
-            let found = Destination::WORDS.0.iter().find(|(name, _)| *name == word);
-            match found {
-                Some((_, destination)) if !to.contains(destination) => to.push(*destination),
+            match Destination::WORDS.of(&word) {
+                Some(destination) if !to.contains(&destination) => to.push(destination),
                 Some(_) => return table.refuse("to", format!("found {word:?} twice")),
                 None => {
                     let message = format!(

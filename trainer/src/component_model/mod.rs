@@ -29,9 +29,7 @@ pub use importance::{
     ImportanceKind, InputTap, Mlp, NamedChunk, Sampling, SelfAttention, SharedMlp, Sigmoid,
     SiteGroup, SiteMlp, Transformer, TransformerBlock, VectorMlp,
 };
-pub(crate) use importance::{
-    KINDS as IMPORTANCES, Kind as ImportanceWord, input_scales, read as read_importance,
-};
+pub(crate) use importance::{KINDS as IMPORTANCES, input_scales, read as read_importance};
 use importance::{Seen, SeenSite};
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
 pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS};

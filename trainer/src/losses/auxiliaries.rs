@@ -210,10 +210,7 @@ impl Auxiliary {
                 "expected another name than that of the output's distance",
             );
         }
-        if seen.contains(&name) {
-            row.refuse::<()>("name", format!("found {name:?} twice; add its comparisons"));
-        }
-        seen.push(name.clone());
+        row.once("name", &name, seen, "; add its comparisons");
         Some(Self {
             name,
             coeff: coeff?,

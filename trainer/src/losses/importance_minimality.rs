@@ -47,21 +47,8 @@ impl LossTerm for ImportanceMinimality {
         let anneal_start = table.or("anneal_start", Number::FRACTION, 0.0);
         let anneal_end = table.or("anneal_end", Number::FRACTION, 1.0);
         let beta = table.or("beta", Number::NOT_NEGATIVE, 0.0);
-        if let (Some(start), Some(end)) = (anneal_start, anneal_end)
-            && start >= end
-        {
-            let key = if table.has("anneal_end") {
-                "anneal_end"
-            } else {
-                "anneal_start"
-            };
-            let message = format!(
-                "expected anneal_start below anneal_end, found {} and {}",
-                brief(start),
-                brief(end)
-            );
-            table.refuse::<()>(key, message);
-        }
+        let ends = ["anneal_start", "anneal_end"];
+        table.in_order(ends, (anneal_start, anneal_end));
         all_read! { Self: p, p_final, anneal_start, anneal_end, beta }
     }
 

@@ -28,19 +28,13 @@ pub struct Loss {
 }
 
 /// Reads the losses in turn; `seen` holds the names of those before.
-pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Option<Loss> {
+pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<String>) -> Option<Loss> {
     let kind = table.need_kind("kind", KINDS);
     let coeff = schedule::read(table, "coeff", Number::FINITE);
     let term = kind?.read(table);
     let auxiliaries = kind?.auxiliaries(table);
     let name = KINDS.word(kind?);
-    if seen.contains(&name) {
-        table.refuse::<()>(
-            "kind",
-            format!("found \"{name}\" twice; add up the coefficients"),
-        );
-    }
-    seen.push(name);
+    table.once("kind", name, seen, "; add up the coefficients");
     all_read! { Loss: term, coeff, auxiliaries }
 }
 

@@ -156,10 +156,7 @@ impl Metric for Subsets {
 fn read(table: &mut Table<'_>, target: &Facts, names: &mut Vec<String>) -> Option<Subset> {
     let name = table.need("name", Text::RUN_NAME);
     if let Some(name) = &name {
-        if names.contains(name) {
-            table.refuse::<()>("name", format!("found {name:?} twice"));
-        }
-        names.push(name.clone());
+        table.once("name", name, names, "");
     }
     let sites = table.maybe("sites", Patterns);
     let all_but = table.maybe("all_but", Patterns);

@@ -77,14 +77,8 @@ fn read(table: &mut Table<'_>, seen: &mut Vec<String>) -> Option<Measure> {
     let slow = table.or("slow", Flag, false);
     let term = kind?.read(table);
     let name = name?.unwrap_or_else(|| KINDS.word(kind.expect("is there")).to_owned());
-    if seen.contains(&name) {
-        let key = if table.has("name") { "name" } else { "kind" };
-        table.refuse::<()>(
-            key,
-            format!("found {name:?} twice; tell them apart by `name`"),
-        );
-    }
-    seen.push(name.clone());
+    let key = if table.has("name") { "name" } else { "kind" };
+    table.once(key, &name, seen, "; tell them apart by `name`");
     Some(Measure {
         term: term?,
         name,

@@ -144,19 +144,7 @@ fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let natural_low = target.traits().map_or(0.0, |traits| traits.low);
     let low = table.or("low", Number::FINITE, natural_low);
     let high = table.or("high", Number::FINITE, 1.0);
-    if let (Some(low), Some(high)) = (low, high)
-        && low >= high
-    {
-        let key = if table.has("high") { "high" } else { "low" };
-        table.refuse::<()>(
-            key,
-            format!(
-                "expected low below high, found {} and {}",
-                brief(low),
-                brief(high)
-            ),
-        );
-    }
+    table.in_order(["low", "high"], (low, high));
     if let (Some((kind, _)), true, Some(low)) = (target.network, target.trained_here, low)
         && let Some(learns) = kind.traits().learns
         && low < 0.0

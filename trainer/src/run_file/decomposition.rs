@@ -137,13 +137,7 @@ fn read_site(table: &mut Table<'_>, patterns: &mut Vec<String>) -> Option<SitePa
     let pattern = table.need("pattern", Text::ANY);
     let components = table.need("C", Size::at_least(1));
     if let Some(pattern) = &pattern {
-        if patterns.contains(pattern) {
-            table.refuse::<()>(
-                "pattern",
-                format!("found {pattern:?} twice; a site has one C"),
-            );
-        }
-        patterns.push(pattern.clone());
+        table.once("pattern", pattern, patterns, "; a site has one C");
     }
     all_read! { SitePattern: pattern, components }
 }
