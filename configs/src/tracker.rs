@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::{
     reader::Table,
-    values::{Text, Words},
+    values::{Text, WORDS},
     words,
 };
 
@@ -78,7 +78,7 @@ words! {
 
 /// Reads the table `[tracker]`.
 pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
-    let to = table.or("to", Words, Vec::new()).and_then(|words| {
+    let to = table.or("to", WORDS, Vec::new()).and_then(|words| {
         let mut to = Vec::new();
         for word in words {
             match Destination::WORDS.of(&word) {
@@ -98,7 +98,7 @@ pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
     let entity = table.maybe("entity", Text::ANY);
     let group = table.maybe("group", Text::ANY);
     let name = table.maybe("name", Text::ANY);
-    let tags = table.or("tags", Words, Vec::new());
+    let tags = table.or("tags", WORDS, Vec::new());
     let notes = table.maybe("notes", Text::ANY);
     let on_rollback = table.or("on_rollback", OnRollback::WORDS, OnRollback::default());
     Some(Tracker {

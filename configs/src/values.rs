@@ -363,126 +363,77 @@ macro_rules! words {
     };
 }
 
-/// Widths of layers, at least one.
-pub struct Widths;
+/// A list of values of one kind.
+pub struct List<K> {
+    of: K,
+    least: usize,
+    expected: &'static str,
+}
 
-impl Kind for Widths {
-    type Value = Vec<usize>;
-
-    fn expected(&self) -> String {
-        "a list of widths of at least 1, such as [16]".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Vec<usize>, String> {
-        let widths = WidthsOrNone.read(value).ok();
-        let widths = widths.filter(|widths| !widths.is_empty());
-        widths.ok_or_else(|| self.expected())
+impl<K> List<K> {
+    /// At least `least` values, each of the kind `of`; `expected` says what.
+    pub const fn new(of: K, least: usize, expected: &'static str) -> Self {
+        Self {
+            of,
+            least,
+            expected,
+        }
     }
 }
+
+impl<K: Kind> Kind for List<K> {
+    type Value = Vec<K::Value>;
+
+    fn expected(&self) -> String {
+        self.expected.to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
+        let items = value.as_array().filter(|items| items.len() >= self.least);
+        let read = |item: &toml::Spanned<DeValue<'_>>| self.of.read(item.get_ref()).ok();
+        items
+            .and_then(|items| items.iter().map(read).collect())
+            .ok_or_else(|| self.expected())
+    }
+}
+
+/// Widths of layers, at least one.
+pub const WIDTHS: List<Size> = List::new(
+    Size::at_least(1),
+    1,
+    "a list of widths of at least 1, such as [16]",
+);
 
 /// Widths of layers, or none.
-pub struct WidthsOrNone;
-
-impl Kind for WidthsOrNone {
-    type Value = Vec<usize>;
-
-    fn expected(&self) -> String {
-        "a list of widths of at least 1, such as [16], or []".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Vec<usize>, String> {
-        let read =
-            |width: &toml::Spanned<DeValue<'_>>| Size::at_least(1).read(width.get_ref()).ok();
-        value
-            .as_array()
-            .and_then(|widths| widths.iter().map(read).collect())
-            .ok_or_else(|| self.expected())
-    }
-}
+pub const WIDTHS_OR_NONE: List<Size> = List::new(
+    Size::at_least(1),
+    0,
+    "a list of widths of at least 1, such as [16], or []",
+);
 
 /// Patterns of module paths, at least one.
-pub struct Patterns;
-
-impl Kind for Patterns {
-    type Value = Vec<String>;
-
-    fn expected(&self) -> String {
-        "a list of patterns of sites, such as [\"h.*.mlp.*\"]".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Vec<String>, String> {
-        let patterns = value.as_array().filter(|patterns| !patterns.is_empty());
-        let read = |pattern: &DeValue<'_>| Text::ANY.read(pattern).ok();
-        patterns
-            .and_then(|patterns| patterns.iter().map(|item| read(item.get_ref())).collect())
-            .ok_or_else(|| self.expected())
-    }
-}
+pub const PATTERNS: List<Text> = List::new(
+    Text::ANY,
+    1,
+    "a list of patterns of sites, such as [\"h.*.mlp.*\"]",
+);
 
 /// Words, or none.
-pub struct Words;
-
-impl Kind for Words {
-    type Value = Vec<String>;
-
-    fn expected(&self) -> String {
-        "a list of strings that are not empty".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Vec<String>, String> {
-        let words = value.as_array().ok_or_else(|| self.expected())?;
-        let read = |word: &toml::Spanned<DeValue<'_>>| Text::ANY.read(word.get_ref());
-        let words: Result<_, _> = words.iter().map(read).collect();
-        words.map_err(|_: String| self.expected())
-    }
-}
+pub const WORDS: List<Text> = List::new(Text::ANY, 0, "a list of strings that are not empty");
 
 /// Things that are numbered from 0, or none.
-pub struct Sizes;
-
-impl Kind for Sizes {
-    type Value = Vec<usize>;
-
-    fn expected(&self) -> String {
-        "a list of numbers from 0, such as [1, 3]".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Vec<usize>, String> {
-        let read = |number| Size::at_least(0).read(number).ok();
-        value
-            .as_array()
-            .and_then(|numbers| {
-                numbers
-                    .iter()
-                    .map(|number| read(number.get_ref()))
-                    .collect()
-            })
-            .ok_or_else(|| self.expected())
-    }
-}
+pub const NUMBERED: List<Size> = List::new(
+    Size::at_least(0),
+    0,
+    "a list of numbers from 0, such as [1, 3]",
+);
 
 /// Groups of things that are numbered from 0, none of them empty.
-pub struct Groups;
-
-impl Kind for Groups {
-    type Value = Vec<Vec<usize>>;
-
-    fn expected(&self) -> String {
-        "a list of groups of features, such as [[0, 1], [2, 3]]".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Vec<Vec<usize>>, String> {
-        let list = |value: &DeValue<'_>| {
-            let items = value.as_array().filter(|items| !items.is_empty())?;
-            let number = |item: &DeValue<'_>| Size::at_least(0).read(item).ok();
-            items.iter().map(|item| number(item.get_ref())).collect()
-        };
-        value
-            .as_array()
-            .and_then(|groups| groups.iter().map(|group| list(group.get_ref())).collect())
-            .ok_or_else(|| self.expected())
-    }
-}
+pub const GROUPS: List<List<Size>> = List::new(
+    List::new(Size::at_least(0), 1, ""),
+    0,
+    "a list of groups of features, such as [[0, 1], [2, 3]]",
+);
 
 /// A value as a message names it, in one line.
 pub fn found(value: &DeValue<'_>) -> String {

@@ -28,7 +28,7 @@ use std::slice;
 use serde::Serialize;
 use spd_configs::all_read;
 use spd_configs::reader::Table;
-use spd_configs::values::{Flag, Number, Sizes, Whole};
+use spd_configs::values::{Flag, NUMBERED, Number, Whole};
 use spd_dataloader::Batch;
 use spd_draws::Purpose;
 use spd_engine::{Arena, Builder, Executor, Given, Result, Slot, Store};
@@ -80,7 +80,7 @@ impl Metric for Ladder {
 
 impl Rungs {
     fn read(table: &mut Table<'_>) -> Option<Self> {
-        let steps = table.or("steps", Sizes, USUAL.to_vec());
+        let steps = table.or("steps", NUMBERED, USUAL.to_vec());
         let step_size = table.or("step_size", Number::PROBABILITY, 0.1);
         let batches = table.or("batches", Whole::at_least(1), 1);
         let joint = table.or("joint", Flag, false);

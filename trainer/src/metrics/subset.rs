@@ -18,7 +18,7 @@ use serde::Serialize;
 use spd_configs::{
     all_read,
     reader::Table,
-    values::{Flag, Patterns, Text},
+    values::{Flag, PATTERNS, Text},
 };
 use spd_engine::{Builder, Result};
 
@@ -158,8 +158,8 @@ fn read(table: &mut Table<'_>, target: &Facts, names: &mut Vec<String>) -> Optio
     if let Some(name) = &name {
         table.once("name", name, names, "");
     }
-    let sites = table.maybe("sites", Patterns);
-    let all_but = table.maybe("all_but", Patterns);
+    let sites = table.maybe("sites", PATTERNS);
+    let all_but = table.maybe("all_but", PATTERNS);
     match (table.has("sites"), table.has("all_but")) {
         (true, true) => table.refuse(
             "all_but",

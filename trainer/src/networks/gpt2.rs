@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::all_read;
 use spd_configs::reader::Table;
-use spd_configs::values::{Flag, Number, Size, Sizes};
+use spd_configs::values::{Flag, NUMBERED, Number, Size};
 
 use super::decoder::{Decoder, Inputs, Names, Nonlinearity};
 use super::layer_norm::NORM_EPS;
@@ -187,7 +187,7 @@ fn read_neo(table: &mut Table<'_>) -> Found<GptNeo> {
     } = read(table);
     let window = table.or("window", Size::at_least(1), 256);
     let n_layer = sizes.map_or(0, |sizes| sizes.n_layer);
-    let local_layers = table.or("local_layers", Sizes, (1..n_layer).step_by(2).collect());
+    let local_layers = table.or("local_layers", NUMBERED, (1..n_layer).step_by(2).collect());
     let beyond = |layers: &Vec<usize>| layers.iter().copied().find(|&layer| layer >= n_layer);
     if let (Some(_), Some(layer)) = (sizes, local_layers.as_ref().and_then(beyond)) {
         let message = format!("expected blocks below n_layer = {n_layer}, found {layer}");

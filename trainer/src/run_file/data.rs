@@ -24,7 +24,7 @@ use serde::Serialize;
 use spd_configs::{
     all_read,
     reader::Table,
-    values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text, brief},
+    values::{Flag, GROUPS, Kind, Location, Number, OneOf, Size, Text, brief},
     words,
 };
 use toml::de::DeValue;
@@ -162,7 +162,7 @@ fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
 fn read_active(table: &mut Table<'_>, target: &Facts) -> Option<Active> {
     let probability = table.maybe("probability", Number::PROBABILITY);
     let exactly = table.maybe("exactly_active", Size::at_least(1));
-    let synced = table.or("synced_inputs", Groups, Vec::new());
+    let synced = table.or("synced_inputs", GROUPS, Vec::new());
     if let (Some(Some(exactly)), Some(n_features)) = (exactly, target.n_features())
         && exactly > n_features
     {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use spd_configs::all_read;
 use spd_configs::reader::Table;
-use spd_configs::values::{Patterns, Size};
+use spd_configs::values::{PATTERNS, Size};
 
 use super::all_sites::one_each;
 use super::of_taps::{Chunk, Chunking};
@@ -40,7 +40,7 @@ pub struct NamedChunk {
 
 impl NamedChunk {
     fn read(table: &mut Table<'_>) -> Option<Self> {
-        let sites = table.need("sites", Patterns);
+        let sites = table.need("sites", PATTERNS);
         let taps = table.need("taps", Names);
         all_read! { Self: sites, taps }
     }

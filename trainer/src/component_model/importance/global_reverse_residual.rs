@@ -29,7 +29,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::all_read;
 use spd_configs::reader::Table;
-use spd_configs::values::{Patterns, Size, Text, WidthsOrNone};
+use spd_configs::values::{PATTERNS, Size, Text, WIDTHS_OR_NONE};
 use spd_engine::{Builder, Result, Value};
 
 use super::all_sites::{all, on_positions, one_each, share_out, side_by_side, width};
@@ -72,7 +72,7 @@ pub struct SiteGroup {
 impl SiteGroup {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let name = table.need("name", Text::ANY);
-        let patterns = table.need("patterns", Patterns);
+        let patterns = table.need("patterns", PATTERNS);
         all_read! { Self: name, patterns }
     }
 
@@ -145,7 +145,7 @@ impl ImportanceFunction for GlobalReverseResidual {
             Some(_) => attention.map(Some),
             None => Some(None),
         };
-        let reader_hidden = table.or("reader_hidden", WidthsOrNone, Vec::new());
+        let reader_hidden = table.or("reader_hidden", WIDTHS_OR_NONE, Vec::new());
         let transition_hidden = table.maybe("transition_hidden", Size::at_least(1));
         let groups = table.rows("groups", SiteGroup::read);
         all_read! { Self: d_model, reader_hidden, transition_hidden, attention, groups }

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
-use spd_configs::values::Widths;
+use spd_configs::values::WIDTHS;
 use spd_engine::{Builder, Result, Value};
 
 use super::all_sites::{all, by_name, share_out, side_by_side, width};
@@ -32,7 +32,7 @@ impl GlobalSharedMlp {
 
 impl ImportanceFunction for GlobalSharedMlp {
     fn read(table: &mut Table<'_>) -> Option<Self> {
-        let hidden = table.need("hidden", Widths)?;
+        let hidden = table.need("hidden", WIDTHS)?;
         Some(Self { hidden })
     }
 

@@ -25,7 +25,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::all_read;
 use spd_configs::reader::Table;
-use spd_configs::values::{Size, Widths};
+use spd_configs::values::{Size, WIDTHS};
 use spd_engine::{Builder, Result, Value};
 
 use super::all_sites::{all, by_name, on_positions, share_out, width};
@@ -79,7 +79,7 @@ impl ImportanceFunction for GlobalSharedTransformer {
         let n_head = table.need("n_head", Size::at_least(1));
         let attention = SelfAttention::read(table, d_model, n_head);
         let usual = vec![d_model.map_or(1, |width| width.saturating_mul(4).min(Size::MOST))];
-        let hidden = table.or("hidden", Widths, usual);
+        let hidden = table.or("hidden", WIDTHS, usual);
         all_read! { Self: d_model, n_layer, attention, hidden }
     }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spd_configs::reader::Table;
-use spd_configs::values::Widths;
+use spd_configs::values::WIDTHS;
 use spd_engine::{Builder, Result, Value};
 
 use super::layers::{AT_END, ImportanceTensor, Linear, Tensors, Weights, mlp_layers};
@@ -66,7 +66,7 @@ pub(super) fn values(b: &mut Builder, weights: Weights<'_>, layers: &[Linear]) -
 impl<F: SiteFunction> ImportanceFunction for SiteMlp<F> {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         Some(Self {
-            hidden: table.need("hidden", Widths)?,
+            hidden: table.need("hidden", WIDTHS)?,
             function: PhantomData,
         })
     }

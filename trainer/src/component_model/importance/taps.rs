@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::{Kind, OneOf, Sizes};
+use spd_configs::values::{Kind, NUMBERED, OneOf};
 use spd_configs::words;
 use toml::de::DeValue;
 
@@ -52,7 +52,7 @@ impl Boundaries {
 
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let kind = table.need("kind", OneOf(&[(BOUNDARIES, ())]));
-        let offsets = table.need("offsets", Sizes);
+        let offsets = table.need("offsets", NUMBERED);
         kind?;
         match offsets?[..] {
             [] => table.refuse("offsets", "expected at least one boundary, found []"),

@@ -6,7 +6,7 @@ use toml::de::DeValue;
 
 use spd_configs::{
     reader::Table,
-    values::{Kind, OneOf, Patterns, Text},
+    values::{Kind, OneOf, PATTERNS, Text},
     yaml::{Node, Value},
 };
 
@@ -274,7 +274,7 @@ impl Kind for Groups {
     fn read(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
         let groups = value.as_table().ok_or_else(|| self.expected())?;
         let groups = groups.iter().map(|(name, patterns)| {
-            Patterns
+            PATTERNS
                 .read(patterns.get_ref())
                 .map_err(|_| self.expected())?;
             let list = Node::of_toml(patterns.get_ref(), name.span().start);

@@ -8,7 +8,7 @@ use super::{importance, metrics, schedule, target};
 use crate::run_file::OutputLoss;
 use spd_configs::{
     reader::Table,
-    values::{Flag, Patterns, Text},
+    values::{Flag, PATTERNS, Text},
     yaml::{Node, Value},
 };
 
@@ -145,8 +145,8 @@ fn site(row: &mut Table<'_>) -> Option<Site> {
 fn of_patterns(table: &mut Table<'_>) -> (Vec<Site>, Vec<Site>) {
     let mut components = Made::default();
     components.need(table, ("C", "a whole number"), "C");
-    let sites = table.need("target_module_patterns", Patterns);
-    let identity = table.maybe("identity_module_patterns", Patterns).flatten();
+    let sites = table.need("target_module_patterns", PATTERNS);
+    let identity = table.maybe("identity_module_patterns", PATTERNS).flatten();
     let Some(components) = components.into_entries().pop() else {
         return Default::default();
     };

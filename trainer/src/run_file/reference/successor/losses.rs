@@ -2,7 +2,7 @@
 
 use spd_configs::{
     reader::Table,
-    values::{OneOf, Text, Words},
+    values::{OneOf, Text, WORDS},
     yaml::Value,
 };
 
@@ -141,7 +141,7 @@ fn hidden(one: &mut Table<'_>, of: Of) -> Option<Made> {
     let place = one.place("points");
     own.text("name", place, "hidden_acts_reconstruction");
     schedule::read(one, "coeff", (&mut own, "coeff"))?;
-    let points = one.need("points", Words)?;
+    let points = one.need("points", WORDS)?;
     let comparisons = points.iter().map(|point| {
         let mut compared = Made::default();
         compared.text("capture", place, &capture(point, of));

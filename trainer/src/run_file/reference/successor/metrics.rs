@@ -2,7 +2,7 @@
 
 use spd_configs::{
     reader::Table,
-    values::{Flag, Number, OneOf, Size, Sizes, Text},
+    values::{Flag, NUMBERED, Number, OneOf, Size, Text},
     yaml::{Node, Value},
 };
 
@@ -120,7 +120,7 @@ impl Eval {
     fn rung(&mut self, row: &mut Table<'_>) {
         row.raw("name");
         let steps = match row.has("read_out_steps") {
-            true => row.need("read_out_steps", Sizes),
+            true => row.need("read_out_steps", NUMBERED),
             false => row
                 .need("n_steps", Size::at_least(1))
                 .map(|steps| vec![steps]),

@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use spd_configs::{
     reader::Table,
-    values::{Kind, OneOf, Size, Sizes, Text},
+    values::{Kind, NUMBERED, OneOf, Size, Text},
     yaml::{Node, Value},
 };
 
@@ -115,7 +115,7 @@ fn blocks(of: &mut Table<'_>) -> Option<Vec<usize>> {
             }
             Some((start..end).collect())
         }
-        _ => match of.need("indices", Sizes)? {
+        _ => match of.need("indices", NUMBERED)? {
             none if none.is_empty() => {
                 of.refuse("indices", "expected at least one block, found []")
             }

@@ -3,7 +3,7 @@
 
 use spd_configs::{
     reader::Table,
-    values::{OneOf, Sizes, Text},
+    values::{NUMBERED, OneOf, Text},
 };
 
 use super::super::made::Made;
@@ -19,7 +19,7 @@ pub(super) fn prompts(of: &mut Table<'_>) -> Option<String> {
     let operations = OneOf(&[("add", '+'), ("sub", '-'), ("mul", '*')]);
     let operation = of.need("operation", operations);
     let ranges = ["a_range", "b_range"].map(|key| {
-        let range = of.need(key, Sizes)?;
+        let range = of.need(key, NUMBERED)?;
         match range[..] {
             [from, to] if from <= to => Some(format!("{from} to {to}")),
             _ => of.refuse(key, format!("expected [FIRST, LAST], found {range:?}")),
