@@ -119,11 +119,14 @@ impl Eval {
     /// The same with many steps: a rung of the ladder, or several.
     fn rung(&mut self, row: &mut Table<'_>) {
         row.raw("name");
-        let steps = match row.has("read_out_steps") {
-            true => row.need("read_out_steps", NUMBERED),
-            false => row
+        let steps = match row.maybe("read_out_steps", NUMBERED) {
+            Some(None) => row
                 .need("n_steps", Size::at_least(1))
                 .map(|steps| vec![steps]),
+            Some(Some(none)) if none.is_empty() => {
+                row.refuse("read_out_steps", "expected at least one step, found []")
+            }
+            steps => steps.flatten(),
         };
         let step_size = row.need("step_size", Number::PROBABILITY);
         shared(row);
