@@ -20,6 +20,8 @@ pub struct Table<'t> {
     offset: usize,
     entries: BTreeMap<&'t str, Entry<'t>>,
     asked: Vec<&'static str>,
+    /// Keys that are left out, and are read only where they are there.
+    heard_of: Vec<&'static str>,
     missing: Vec<Missing>,
     notes: Vec<Note>,
     keys_known: bool,
@@ -87,6 +89,7 @@ impl<'t> Table<'t> {
             offset,
             entries: entries.collect(),
             asked: Vec::new(),
+            heard_of: Vec::new(),
             missing: Vec::new(),
             notes: Vec::new(),
             keys_known: true,
@@ -216,9 +219,13 @@ impl<'t> Table<'t> {
             .map_or(self.offset, |entry| entry.offset)
     }
 
-    /// Whether the key is there, whatever it holds.
-    pub fn has(&self, key: &str) -> bool {
-        self.entries.contains_key(key)
+    /// Whether the key is there, whatever it holds. A misspelt key may mean one that is not.
+    pub fn has(&mut self, key: &'static str) -> bool {
+        let is_there = self.entries.contains_key(key);
+        if !is_there {
+            self.heard_of.push(key);
+        }
+        is_there
     }
 
     /// Whether the key is there and holds a table.
@@ -389,7 +396,8 @@ impl<'t> Table<'t> {
             .iter()
             .filter(|(key, _)| !self.asked.contains(key));
         for (key, entry) in unknown.filter(|_| self.keys_known) {
-            let advice = match nearest(key, &self.asked) {
+            let known = [&self.asked[..], &self.heard_of].concat();
+            let advice = match nearest(key, &known) {
                 Some(near) => {
                     // A misspelled key is one fault, not an unknown key and a missing one.
                     self.missing.retain(|missing| missing.key != near);

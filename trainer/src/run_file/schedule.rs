@@ -140,12 +140,10 @@ pub(crate) fn read_rate_or_none(
     table: &mut Table<'_>,
     key: &'static str,
 ) -> Option<Option<Schedule>> {
-    if table.has(key) {
-        return read_rate(table, key).map(Some);
+    match table.raw(key) {
+        Some(_) => read_rate(table, key).map(Some),
+        None => Some(None),
     }
-    // It is a known key, given or not.
-    table.raw(key);
-    Some(None)
 }
 
 fn read_knots(table: &mut Table<'_>, key: &'static str, number: Number) -> Option<Schedule> {

@@ -76,18 +76,13 @@ fn of_keys(table: &mut Table<'_>, made: &mut Made) {
     }
     let key = ["gate_hidden_dims", "ci_fn_hidden_dims"]
         .into_iter()
-        .rfind(|key| table.has(key));
-    match key {
-        Some(key) => made.carry(table, key, "hidden"),
-        None => {
-            let value = Value::Number("8".to_owned());
-            let eight = Node {
-                offset: place,
-                value,
-            };
-            made.put("hidden", place, Value::List(vec![eight]));
-        }
-    }
+        .rfind(|key| table.has(key))
+        .unwrap_or("ci_fn_hidden_dims");
+    let eight = Node {
+        offset: place,
+        value: Value::Number("8".to_owned()),
+    };
+    made.carry_or(table, key, "hidden", (place, Value::List(vec![eight])));
 }
 
 fn refuse(table: &mut Table<'_>, key: &'static str, word: &str) {

@@ -54,10 +54,21 @@ impl Made {
 
     /// The value of a key under our name for it, if it is given; the reader of run files checks it.
     pub(crate) fn carry(&mut self, table: &mut Table<'_>, theirs: &'static str, ours: &str) {
-        if let Some((offset, value)) = table.raw(theirs) {
-            let value = Node::of_toml(value, offset).value;
+        if let Some((offset, value)) = given(table, theirs) {
             self.put(ours, offset, value);
         }
+    }
+
+    /// The same, or else another value at a place.
+    pub(crate) fn carry_or(
+        &mut self,
+        table: &mut Table<'_>,
+        theirs: &'static str,
+        ours: &str,
+        other: (usize, Value),
+    ) {
+        let (offset, value) = given(table, theirs).unwrap_or(other);
+        self.put(ours, offset, value);
     }
 
     /// The same for a required key.
@@ -71,6 +82,11 @@ impl Made {
             self.put(ours, table.place(theirs), node.value);
         }
     }
+}
+
+fn given(table: &mut Table<'_>, key: &'static str) -> Option<(usize, Value)> {
+    let (offset, value) = table.raw(key)?;
+    Some((offset, Node::of_toml(value, offset).value))
 }
 
 /// Any value; what it has to be is said only where it is missing.

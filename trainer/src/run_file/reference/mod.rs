@@ -21,7 +21,11 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
-use spd_configs::{faults::Note, reader::read_file, yaml::Entry};
+use spd_configs::{
+    faults::Note,
+    reader::{Table, read_file},
+    yaml::Entry,
+};
 
 use found::{Found, Wanted};
 
@@ -70,6 +74,19 @@ pub(crate) fn translate(file: &DeTable<'_>, path: &Path) -> Translated {
         notes,
         unused: found.unused,
         wanted: found.wanted,
+    }
+}
+
+/// Why the components of another run are not read.
+const OF_ANOTHER: &str =
+    "a run does not start from the components of another one here; leave it out";
+
+/// Refuses the keys of a table that are not here, where they are given.
+fn refuse(table: &mut Table<'_>, refused: &[(&'static str, &str)]) {
+    for &(key, why) in refused {
+        if table.raw(key).is_some() {
+            table.refuse::<()>(key, why);
+        }
     }
 }
 

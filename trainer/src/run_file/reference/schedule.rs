@@ -17,11 +17,8 @@ pub(crate) fn read(table: &mut Table<'_>, out: &mut Made) {
             made.need(of, ("start_val", "a number above 0"), "start");
             made.carry(of, "fn_type", "shape");
             made.carry(of, "warmup_pct", "warmup");
-            if of.has("final_val_frac") {
-                made.carry(of, "final_val_frac", "final_fraction");
-            } else {
-                made.put("final_fraction", place, Value::Number("1".to_owned()));
-            }
+            let one = (place, Value::Number("1".to_owned()));
+            made.carry_or(of, "final_val_frac", "final_fraction", one);
             out.table("lr", place, made);
             Some(())
         });
@@ -33,12 +30,8 @@ pub(crate) fn read(table: &mut Table<'_>, out: &mut Made) {
     made.carry(table, "lr", "start");
     made.carry(table, "lr_warmup_pct", "warmup");
     let shapes = OneOf(&[("constant", "1"), ("cosine", "0"), ("linear", "1")]);
-    let (end, shape) = if table.has("lr_schedule") {
-        let end = table.or("lr_schedule", shapes, "1");
-        (end, table.or("lr_schedule", Text::ANY, String::new()))
-    } else {
-        (Some("1"), Some("constant".to_owned()))
-    };
+    let end = table.or("lr_schedule", shapes, "1");
+    let shape = table.or("lr_schedule", Text::ANY, "constant".to_owned());
     if let (Some(end), Some(shape)) = (end, shape) {
         made.text("shape", place, &shape);
         made.put("final_fraction", place, Value::Number(end.to_owned()));

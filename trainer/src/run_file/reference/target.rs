@@ -222,15 +222,8 @@ pub(super) fn features(task: &mut Table<'_>, data: &mut Made) {
 }
 
 fn tokens(task: &mut Table<'_>, tokenizer: Option<&str>, data: &mut Made, found: &mut Found) {
-    if task.has("max_seq_len") {
-        data.carry(task, "max_seq_len", "seq_len");
-    } else {
-        data.put(
-            "seq_len",
-            task.place("task_name"),
-            Value::Number("512".to_owned()),
-        );
-    }
+    let usual = (task.place("task_name"), Value::Number("512".to_owned()));
+    data.carry_or(task, "max_seq_len", "seq_len", usual);
     if task.or("shuffle_each_epoch", Flag, true) == Some(false) {
         task.refuse::<()>(
             "shuffle_each_epoch",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::found::Found;
 use super::made::{Made, named_after};
-use super::{importance, metrics, schedule, target};
+use super::{OF_ANOTHER, importance, metrics, refuse, schedule, target};
 use crate::run_file::OutputLoss;
 use spd_configs::{
     reader::Table,
@@ -78,20 +78,11 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
         run.table("checkpoint", table.place("save_freq"), checkpoint);
     }
     let mut log = Made::default();
-    if table.has("train_log_freq") {
-        log.carry(table, "train_log_freq", "every");
-    } else {
-        log.put("every", 0, Value::Number("50".to_owned()));
-    }
+    let usual = (0, Value::Number("50".to_owned()));
+    log.carry_or(table, "train_log_freq", "every", usual);
     run.table("log", table.place("train_log_freq"), log);
 
-    if table.has("init_spd_checkpoint") {
-        table.raw("init_spd_checkpoint");
-        table.refuse::<()>(
-            "init_spd_checkpoint",
-            "a run does not start from the components of another one here; leave it out",
-        );
-    }
+    refuse(table, &[("init_spd_checkpoint", OF_ANOTHER)]);
     found.unused(table, LOGGING);
     found.unused(table, DROPPED);
     run

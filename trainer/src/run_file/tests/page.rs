@@ -132,7 +132,7 @@ fn keys_of(row: &str) -> BTreeSet<String> {
 /// The keys that the reader asks for in each table: an unknown one makes it list them.
 fn asked() -> BTreeMap<String, BTreeSet<String>> {
     let mut importances = IMPORTANCES.0.iter().map(|(word, _)| *word).cycle();
-    let mut losses = LOSSES.iter().map(|(word, _)| *word).cycle();
+    let mut losses = LOSSES.0.iter().map(|(word, _)| *word).cycle();
     let mut asked: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut read = |network: &str, sizes: &str, data: &str| {
         let (importance, loss) = (importances.next().unwrap(), losses.next().unwrap());

@@ -46,11 +46,8 @@ pub(super) fn read(ci: &mut Table<'_>, of: Of, made: &mut Made) -> Option<()> {
                 ("blocks_per_chunk", "a whole number"),
                 "blocks_per_chunk",
             );
-            if ci.has("input_tap") {
-                made.carry(ci, "input_tap", "input_tap");
-            } else {
-                made.text("input_tap", place, "first_block_resid");
-            }
+            let usual = (place, Value::Text("first_block_resid".to_owned()));
+            made.carry_or(ci, "input_tap", "input_tap", usual);
             transformer(ci, made);
         }
         ("global_transformer", Of::Tokens) => {

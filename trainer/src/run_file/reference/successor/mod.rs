@@ -2,8 +2,7 @@
 //! `target`, `data`, `eval` and `cadence`, as tables of ours.
 //!
 //! All components start and move as there. Keys of how its program is spread over devices change
-//! nothing here, and are told. Other keys that are not here are refused, all of them at once; the
-//! tables of those are `REFUSED` of this file, `losses` and `metrics`.
+//! nothing here, and are told. Other keys that are not here are refused, all of them at once.
 
 mod importance;
 mod losses;
@@ -25,25 +24,11 @@ use spd_configs::{
 use super::found::Found;
 use super::made::{Made, named_after};
 use super::top::warmup;
+use super::{OF_ANOTHER, refuse};
 
 /// Whether a file is one of the successor.
-pub(super) fn is_one(table: &Table<'_>) -> bool {
+pub(super) fn is_one(table: &mut Table<'_>) -> bool {
     table.has("pd")
-}
-
-/// Keys of the file that are not here, and what could be done.
-const REFUSED: &[(&str, &str)] = &[(
-    "resume_provenance",
-    "a run does not start from the components of another one here; leave it out",
-)];
-
-/// Refuses the keys of a table that are not here, where they are given.
-fn refuse(table: &mut Table<'_>, refused: &'static [(&'static str, &'static str)]) {
-    for (key, why) in refused {
-        if table.raw(key).is_some() {
-            table.refuse::<()>(key, why);
-        }
-    }
 }
 
 /// Whether a run is of a toy, which says the sizes of its own network.
@@ -62,10 +47,9 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
     let place = table.place("target");
     let mut streamed = None;
     table.table("target", |target| {
-        of = match target.has("spec") {
-            true => Of::Tokens,
-            false => Of::Features,
-        };
+        if !target.has("spec") {
+            of = Of::Features;
+        }
         let place_of_edge = target.place("output_edge");
         let edge = target
             .maybe_table("output_edge", target::is_streamed)
@@ -125,20 +109,16 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
             Some(())
         });
     }
-    if table.has("eval") {
-        let place = table.place("eval");
-        table.table("eval", |eval| {
-            run.table("eval", place, metrics::read(eval, found));
-            Some(())
-        });
-    }
+    let place = table.place("eval");
+    table.maybe_table("eval", |eval| {
+        run.table("eval", place, metrics::read(eval, found));
+        Some(())
+    });
     let place = table.place("cadence");
     table.table("cadence", |cadence| {
         let mut log = Made::default();
-        match cadence.has("train_log_every") {
-            true => log.carry(cadence, "train_log_every", "every"),
-            false => log.put("every", place, Value::Number("20".to_owned())),
-        }
+        let usual = (place, Value::Number("20".to_owned()));
+        log.carry_or(cadence, "train_log_every", "every", usual);
         run.table("log", place, log);
         found.unused(cadence, &["dense_log_phase"]);
         if let Some(checkpoint) = checkpoint(cadence) {
@@ -146,7 +126,7 @@ pub(super) fn read(table: &mut Table<'_>, path: &Path, found: &mut Found) -> Mad
         }
         Some(())
     });
-    refuse(table, REFUSED);
+    refuse(table, &[("resume_provenance", OF_ANOTHER)]);
     found.unused(table, &["runtime", "wandb"]);
     run
 }
