@@ -140,7 +140,7 @@ impl<'t> Table<'t> {
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
     ) -> Option<T> {
         match self.take(key) {
-            Some(entry) => self.read_table(key, entry, read),
+            Some(entry) => self.read_table(key, "a table", entry, read),
             None => {
                 let message = format!("missing table [{}]", self.child(key));
                 self.missing.push(Missing { key, message });
@@ -156,7 +156,7 @@ impl<'t> Table<'t> {
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
     ) -> Option<T> {
         match self.take(key) {
-            Some(entry) => self.read_table(key, entry, read),
+            Some(entry) => self.read_table(key, "a table", entry, read),
             None => self.enter(Table::new(self.child(key), self.offset, None), read),
         }
     }
@@ -168,9 +168,23 @@ impl<'t> Table<'t> {
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
     ) -> Option<Option<T>> {
         match self.take(key) {
-            Some(entry) => self.read_table(key, entry, read).map(Some),
+            Some(entry) => self.read_table(key, "a table", entry, read).map(Some),
             None => Some(None),
         }
+    }
+
+    /// A table that may be left out, and whose keys all have defaults; `such` shows one.
+    pub fn maybe_table_such_as<T>(
+        &mut self,
+        key: &'static str,
+        such: &str,
+        read: impl FnOnce(&mut Table<'t>) -> Option<T>,
+    ) -> Option<Option<T>> {
+        let Some(entry) = self.take(key) else {
+            return Some(None);
+        };
+        let expected = format!("a table such as {such}, or {{}} for its usual settings");
+        self.read_table(key, &expected, entry, read).map(Some)
     }
 
     /// A list of at least one table.
@@ -317,6 +331,7 @@ impl<'t> Table<'t> {
     fn read_table<T>(
         &mut self,
         key: &str,
+        expected: &str,
         entry: Entry<'t>,
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
     ) -> Option<T> {
@@ -325,7 +340,7 @@ impl<'t> Table<'t> {
                 let offset = entry.value.span().start;
                 self.enter(Table::new(self.child(key), offset, Some(table)), read)
             }
-            other => self.unexpected(key, "a table", other),
+            other => self.unexpected(key, expected, other),
         }
     }
 

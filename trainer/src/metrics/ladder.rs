@@ -73,7 +73,7 @@ const USUAL: [usize; 7] = [20, 40, 80, 160, 320, 640, 1280];
 
 impl Metric for Ladder {
     fn read(table: &mut Table<'_>, _: &Before<'_>) -> Option<Self> {
-        let ladder = table.maybe_table("ladder", Rungs::read)?;
+        let ladder = table.maybe_table_such_as("ladder", "{ steps = [20, 40] }", Rungs::read)?;
         Some(Self { ladder })
     }
 }

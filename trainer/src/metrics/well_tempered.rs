@@ -58,11 +58,12 @@ pub struct WellTemperedSample {
 
 impl Metric for WellTempered {
     fn read(table: &mut Table<'_>, before: &Before<'_>) -> Option<Self> {
-        let well_tempered = table.maybe_table("well_tempered", |of| {
-            let positions = of.or("positions", Size::between(1, 10_000), 16);
-            let components = of.or("components", Size::between(2, 10_000), 8);
-            all_read! { WellTemperedSample: positions, components }
-        })?;
+        let well_tempered =
+            table.maybe_table_such_as("well_tempered", "{ positions = 16 }", |of| {
+                let positions = of.or("positions", Size::between(1, 10_000), 16);
+                let components = of.or("components", Size::between(2, 10_000), 8);
+                all_read! { WellTemperedSample: positions, components }
+            })?;
         if let (Some(_), Some(name)) = (well_tempered, before.target.of_features()) {
             let message = format!("expected a language model, found {name}");
             table.refuse::<()>("well_tempered", message);

@@ -172,7 +172,7 @@ pub(crate) fn read(
     let lr_importance = schedule::read_rate_or_none(table, "lr_importance");
     let clip_components = table.or("clip_components", Clip, None);
     let clip_importance = table.or("clip_importance", Clip, None);
-    let muon = table.maybe_table("muon", muon::read);
+    let muon = table.maybe_table_such_as("muon", "{ beta = 0.95 }", muon::read);
     let recompute = table.or("recompute", Recompute::WORDS, Recompute::Auto);
     let streamed_kl = table.or("streamed_kl", Flag, false);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
