@@ -199,22 +199,31 @@ fn check_within(
         .min_by_key(|(bytes, _)| *bytes)
         .filter(|(less, _)| *less < need);
     let most = if is_whole { " most" } else { "" };
-    let advice = match best {
-        None if is_whole => "no single setting reduces it".to_owned(),
-        None => "fewer layers, sites or rows reduce it".to_owned(),
-        Some((less, set)) => {
-            let set: Vec<String> = set.iter().map(|set| format!("--set {set}")).collect();
-            let enough = if less <= there {
-                ""
-            } else {
-                ", still too much"
-            };
-            format!(
-                "{} reduces it{most}, to {}{enough}",
-                set.join(" "),
-                bytes(less)
-            )
-        }
+    let best = best.map(|(less, set)| {
+        let set: Vec<String> = set.iter().map(|set| format!("--set {set}")).collect();
+        let enough = match less <= there {
+            true => "",
+            false => ", still too much",
+        };
+        let (set, less) = (set.join(" "), bytes(less));
+        format!("{set} reduces it{most}, to {less}{enough}")
+    });
+    let shards = std::iter::successors(Some(2 * run.train.blocks()), |shards| Some(2 * shards));
+    let mut shards = shards
+        .take_while(|&shards| run.refuses_shards(shards).is_none() && begun.elapsed() < patience);
+    let in_shards = shards.find_map(|shards| {
+        let set = format!("train.shards={shards}");
+        let less = try_with(std::slice::from_ref(&set)).filter(|less| *less <= there)?;
+        let less = bytes(less);
+        Some(format!(
+            "--set {set} computes the same batch in {shards} parts, with {less}"
+        ))
+    });
+    let advice: Vec<String> = best.into_iter().chain(in_shards).collect();
+    let advice = match &advice[..] {
+        [] if is_whole => "no single setting reduces it".to_owned(),
+        [] => "fewer layers, sites or rows reduce it".to_owned(),
+        advice => advice.join("; "),
     };
     Err(format!(
         "the run needs {} of memory, and {} are available; {advice}",
@@ -328,6 +337,9 @@ mod tests {
                 Some(5 << 20)
             }
             "eval.batch_size=2048" => Some(6 << 20),
+            "train.shards=2" => Some(5 << 20),
+            "train.shards=4" => None,
+            "train.shards=8" => Some(2 << 20),
             "target.train.batch_size=512" | "train.recompute=always" => None,
             other => panic!("{other}"),
         };
@@ -337,12 +349,14 @@ mod tests {
         assert_eq!(
             check(Some(4 << 20)).unwrap_err(),
             "the run needs 6.00 MiB of memory, and 4.00 MiB are available; \
-             --set train.batch_size=2048 reduces it most, to 3.00 MiB"
+             --set train.batch_size=2048 reduces it most, to 3.00 MiB; \
+             --set train.shards=8 computes the same batch in 8 parts, with 2.00 MiB"
         );
         assert_eq!(
             check(Some(2 << 20)).unwrap_err(),
             "the run needs 6.00 MiB of memory, and 2.00 MiB are available; \
-             --set train.batch_size=2048 reduces it most, to 3.00 MiB, still too much"
+             --set train.batch_size=2048 reduces it most, to 3.00 MiB, still too much; \
+             --set train.shards=8 computes the same batch in 8 parts, with 2.00 MiB"
         );
         assert_eq!(
             super::check(&run(), 6 << 20, Some(1), |_| None).unwrap_err(),
