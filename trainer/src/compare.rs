@@ -24,6 +24,7 @@ use crate::component_model::transposed;
 use crate::decomposition::Decomposition;
 use crate::fault::{Fault, Outcome};
 use crate::figures::{self, Compared};
+use crate::rounded::rounded;
 
 /// A request to compare runs.
 #[expect(missing_debug_implementations, reason = "it asks a function")]
@@ -357,8 +358,7 @@ fn unit(row: &[f32]) -> Vec<f32> {
         length if length.is_normal() => 1.0 / length,
         _ => 0.0,
     };
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    row.iter().map(|&x| (f64::from(x) * scale) as f32).collect()
+    row.iter().map(|&x| rounded(f64::from(x) * scale)).collect()
 }
 
 /// Absolute cosines of the components of a site of two runs, f32 `[alive, alive]`.

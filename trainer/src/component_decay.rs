@@ -5,6 +5,7 @@ use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{CleanPass, Decomposition};
 use crate::parameters::LR;
+use crate::rounded::rounded;
 use crate::run_file::{Decays, Nontarget};
 
 impl Decomposition {
@@ -39,13 +40,9 @@ impl Decomposition {
         };
         let importances: Vec<Vec<Value>> = (0..self.sites.len()).map(importances).collect();
         let needed = b.max_rows(&importances)?;
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a setting is rounded to f32"
-        )]
         let op = |b: &mut Builder, of| Decay {
             lr: b.step_scalar(LR),
-            decay: *weight_decay as f32,
+            decay: rounded(*weight_decay),
             root: *decays == Decays::Product,
             of,
         };

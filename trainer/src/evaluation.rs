@@ -12,6 +12,7 @@ use crate::fault::Interrupt;
 use crate::losses::adversary::{HELD_OUT_ROW, SOURCE_ROW};
 use crate::metrics::Evaluated;
 use crate::networks::Input;
+use crate::rounded::drawn;
 use crate::run_file::Data;
 use crate::task::{CheckStop, Measured};
 use crate::world::World;
@@ -103,14 +104,7 @@ fn draw_source_rows(given: &mut Given, of: usize) {
     let first = block as usize * rows.len();
     for (row, to) in (first..).zip(rows) {
         let row = u32::try_from(row).expect("a batch has fewer than 2^32 rows");
-        let draw = f64::from(HELD_OUT_ROW.uniform(seed, step, row, 0));
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a part of a number of rows"
-        )]
-        let drawn = (draw * of as f64) as u32;
-        *to = drawn;
+        *to = drawn(HELD_OUT_ROW.uniform(seed, step, row, 0), of);
     }
 }
 

@@ -33,6 +33,7 @@ use spd_engine::ops::{MaskValues, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
 use crate::repeat::{repeat_rows, tile_rows};
+use crate::rounded::rounded;
 
 /// A linear map from `n` filters, real and imaginary parts f32 `[n, bins]`, to kernels f32
 /// `[lags, n]`.
@@ -150,8 +151,7 @@ pub(crate) fn root_mean_square(b: &mut Builder, x_btd: Value) -> Result<Value> {
     let [rows, t, d] = dims(b, x_btd);
     let squares = b.elementwise(["square", "square_grad"], [x_btd], |[x]| x.square())?;
     let squares = b.second_first(squares)?;
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    let share = b.constant((1.0 / t as f64) as f32, &[1, t])?;
+    let share = b.constant(rounded(1.0 / t as f64), &[1, t])?;
     let means = b.matmul(share, squares)?;
     let roots = b.elementwise(["root", "root_grad"], [means], |[x]| x.sqrt())?;
     b.reshape(roots, &[rows, d])

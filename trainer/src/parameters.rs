@@ -6,6 +6,7 @@ use spd_engine::{Builder, Given, Result, Slot, Store, Value};
 
 use crate::muon::{Moved, Muon};
 use crate::networks::{Start, ramanujan};
+use crate::rounded::rounded;
 
 /// Tensors whose gradients are clipped together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,9 +147,8 @@ pub(crate) fn set_scalars(
     given: &mut Given,
     scalars: impl IntoIterator<Item = (impl AsRef<str>, f64)>,
 ) {
-    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
     for (name, value) in scalars {
-        given.set_scalar(name.as_ref(), value as f32);
+        given.set_scalar(name.as_ref(), rounded(value));
     }
 }
 
@@ -356,16 +356,12 @@ impl Parameters {
                     }
                 }
                 for on in rounds {
-                    #[expect(
-                        clippy::cast_possible_truncation,
-                        reason = "settings are rounded to f32"
-                    )]
                     let op = AdamW {
                         lr: b.step_scalar(lr),
-                        beta1: BETA1 as f32,
-                        beta2: beta2 as f32,
-                        decay: if decays { decay as f32 } else { 0.0 },
-                        clip: clip.map(|clip| clip as f32),
+                        beta1: rounded(BETA1),
+                        beta2: rounded(beta2),
+                        decay: if decays { rounded(decay) } else { 0.0 },
+                        clip: clip.map(rounded),
                         ..AdamW::new(b)
                     };
                     b.adamw(op, &on, norms, &guards)?;
@@ -408,37 +404,26 @@ pub(crate) fn start_rows(
                 values[row] = 1.0;
             }
         }
-        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-        Start::Filled(number) => values.fill(number as f32),
-        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+        Start::Filled(number) => values.fill(rounded(number)),
         Start::Ramanujan => {
             for (position, values) in values.chunks_mut(columns).enumerate() {
                 for (value, q) in values.iter_mut().zip(1..) {
-                    *value = ramanujan(position, q) as f32;
+                    *value = rounded(ramanujan(position, q));
                 }
             }
         }
-        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
         Start::Ramp => {
             let last = values.len().saturating_sub(1).max(1) as f64;
             for (at, value) in values.iter_mut().enumerate() {
-                *value = (2.0 * at as f64 / last - 1.0) as f32;
+                *value = rounded(2.0 * at as f64 / last - 1.0);
             }
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a standard deviation is rounded to f32"
-        )]
         Start::Normal(std) => {
             for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {
                 stream.fill_normal(seed, 0, row, values);
-                values.iter_mut().for_each(|value| *value *= std as f32);
+                values.iter_mut().for_each(|value| *value *= rounded(std));
             }
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a coordinate is rounded to f32"
-        )]
         Start::UnitRows => {
             for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {
                 stream.fill_normal(seed, 0, row, values);
@@ -446,7 +431,7 @@ pub(crate) fn start_rows(
                 let length = squares.sum::<f64>().sqrt();
                 values
                     .iter_mut()
-                    .for_each(|value| *value = (f64::from(*value) / length) as f32);
+                    .for_each(|value| *value = rounded(f64::from(*value) / length));
             }
         }
         Start::Fractions => {
@@ -465,13 +450,12 @@ pub(crate) fn start_rows(
                 half.pack(&numbers, None, words);
             }
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a bound is rounded to f32")]
         Start::Uniform(bound) => {
             for (row, values) in (first_row..).zip(values.chunks_mut(columns)) {
                 stream.fill_uniform(seed, 0, row, values);
                 values
                     .iter_mut()
-                    .for_each(|value| *value = (2.0 * *value - 1.0) * bound as f32);
+                    .for_each(|value| *value = (2.0 * *value - 1.0) * rounded(bound));
             }
         }
     });

@@ -9,6 +9,7 @@ use spd_engine::Store;
 
 use crate::fault::Fault;
 use crate::parameters::HALT;
+use crate::rounded::whole;
 use crate::task::{Measured, NonFinite, Task, run_step};
 
 /// Advice when the decomposition diverged.
@@ -29,12 +30,7 @@ pub(crate) fn halted(store: &mut Store) -> Result<Option<u64>, Fault> {
     };
     store.fetch_one(slot)?;
     let halt = store.get(slot);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a step"
-    )]
-    Ok((!halt[1].is_finite()).then_some(halt[0] as u64))
+    Ok((!halt[1].is_finite()).then_some(whole(f64::from(halt[0])) as u64))
 }
 
 /// Stops when a step since the last look was refused.

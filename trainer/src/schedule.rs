@@ -5,6 +5,7 @@ use std::f64::consts::PI;
 use spd_engine::ops::Weight;
 use spd_engine::{Builder, Result, Value};
 
+use crate::rounded::whole;
 use crate::run_file::{Decay, Knot, Schedule, Shape};
 
 /// A step scalar as a value.
@@ -36,12 +37,7 @@ impl Decay {
     /// `steps * warmup` steps (rounded down) rise from 0; the rest follow the shape, which reaches
     /// its last value at `steps - 1`. Source: the reference's schedule.
     fn at(&self, step: u64, steps: u64) -> f64 {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a fraction of the steps"
-        )]
-        let warmup = (steps as f64 * self.warmup) as u64;
+        let warmup = whole(steps as f64 * self.warmup) as u64;
         if step < warmup {
             return self.start * step as f64 / warmup as f64;
         }

@@ -14,6 +14,7 @@ use spd_engine::ops::GeluKind;
 use spd_engine::{Alone, Builder, OpProfile, Pool, Precision, Processor, Store, Type};
 
 use crate::fault::Fault;
+use crate::rounded::whole;
 
 /// Work long enough for the clock, short enough for a command line.
 const ROUND_S: f64 = 0.02;
@@ -276,12 +277,7 @@ fn fastest_s(mut work: impl FnMut()) -> f64 {
     let start = Instant::now();
     work();
     let once_s = start.elapsed().as_secs_f64().max(1e-9);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a number of calls"
-    )]
-    let calls = (ROUND_S / once_s).ceil() as usize;
+    let calls = whole((ROUND_S / once_s).ceil());
     let mut best_s = once_s;
     for _ in 0..ROUNDS {
         let start = Instant::now();

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::Settings;
 use crate::fault::Fault;
+use crate::rounded::whole;
 
 /// Times of the steps of one workload.
 #[derive(Debug, Clone)]
@@ -85,12 +86,7 @@ impl Clock {
 /// Of sorted values, of which there must be one.
 pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len() - 1) as f64;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "an index"
-    )]
-    let below = place as usize;
+    let below = whole(place);
     let above = (below + 1).min(sorted.len() - 1);
     sorted[below] + (sorted[above] - sorted[below]) * (place - below as f64)
 }

@@ -14,6 +14,7 @@ use crate::fault::Fault;
 use crate::memory::{Peak, packed_bytes};
 use crate::networks::{Input, Start, Target, TargetTensor};
 use crate::parameters::{self, BETA2, Group, HALT, LR, Parameters, corrections};
+use crate::rounded::drawn;
 use crate::run_file::{Data, Run};
 use crate::world::World;
 
@@ -345,12 +346,7 @@ fn batches(preset: &Preset) -> Result<Vec<Vec<Batch>>, Fault> {
                 let mut draws = vec![0.0; size.rows * (size.positions.unwrap_or(*seq_len) + 1)];
                 stream.fill_uniform(run.seed, number, 0, &mut draws);
                 batch.rows = size.rows;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "below the vocabulary"
-                )]
-                let token = |&draw: &f32| (f64::from(draw) * below as f64) as u32;
+                let token = |&draw: &f32| drawn(draw, below);
                 batch.tokens = draws.iter().map(token).collect();
             }
         }

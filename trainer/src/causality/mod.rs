@@ -34,6 +34,7 @@ use crate::fault::Fault;
 use crate::networks::{Layer, LayerKind, Start, Target, TargetTensor};
 use crate::parameters;
 use crate::pass::Pass;
+use crate::rounded::drawn;
 use crate::target_values::target_values;
 
 /// Updates on the random stream.
@@ -258,13 +259,8 @@ fn draw(step: u64, row: usize, symbols: usize, tokens: &mut [u32]) {
     let mut draws = vec![0.0; tokens.len()];
     let [step, row] = [step, row as u64].map(|number| u32::try_from(number).unwrap_or(u32::MAX));
     TOKENS.fill_uniform(SEED, step, row, &mut draws);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a token is below the vocabulary"
-    )]
     for (token, draw) in tokens.iter_mut().zip(draws) {
-        *token = (f64::from(draw) * symbols as f64) as u32;
+        *token = drawn(draw, symbols);
     }
 }
 

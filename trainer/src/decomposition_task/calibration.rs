@@ -11,6 +11,7 @@ use super::DecompositionTask;
 use crate::component_model::input_scales;
 use crate::data::{fill, training_feed};
 use crate::fault::{Fault, Interrupt};
+use crate::rounded::{rounded, whole};
 use crate::task::CheckStop;
 
 /// The part of the activations that are no larger than the quantile.
@@ -66,8 +67,7 @@ impl DecompositionTask {
                     ))
                     .into());
                 }
-                #[expect(clippy::cast_possible_truncation, reason = "a start is rounded to f32")]
-                factors.push((1.0 / value) as f32);
+                factors.push(rounded(1.0 / value));
             }
             for name in input_scales(site) {
                 let slot = store.slot(&name).expect("logits are conditioned");
@@ -92,12 +92,7 @@ impl Quantile {
     /// That of so many numbers.
     fn of(all: u64) -> Self {
         let place = PART * all.saturating_sub(1) as f64;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a place among the numbers"
-        )]
-        let below = place as u64;
+        let below = whole(place) as u64;
         Self {
             kept: Vec::new(),
             most: usize::try_from(all - below).unwrap_or(usize::MAX),

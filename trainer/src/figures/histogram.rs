@@ -1,5 +1,6 @@
 //! How values are distributed: counted finely as they come, then over the bins of a figure.
 
+use crate::rounded::whole;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -123,12 +124,8 @@ pub(super) fn histogram(site: String, (low, high): (f64, f64), values: &[(f64, u
     let mut counts = vec![0; BINS];
     for &(value, count) in values {
         let place = (value - low) / (high - low) * BINS as f64;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a bin, and the last one for its upper border"
-        )]
-        let bin = (place.max(0.0) as usize).min(BINS - 1);
+        // The upper border is of the last bin.
+        let bin = whole(place).min(BINS - 1);
         counts[bin] += count;
     }
     Histogram {

@@ -19,6 +19,7 @@ use crate::metrics::{
     Subset,
     toy::{self, Answer},
 };
+use crate::rounded::rounded;
 use crate::strongest::{Context, Strongest};
 use crate::task::CheckStop;
 
@@ -101,11 +102,7 @@ pub(super) fn sums(
     // Beyond them rows come again.
     let different = source.samples().unwrap_or(0);
     let shape = task.decomposition.shape(feed.rows);
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a threshold is rounded to f32"
-    )]
-    let alive = run.eval.metrics.active.alive_threshold as f32;
+    let alive = rounded(run.eval.metrics.active.alive_threshold);
     if run.eval.components > 0 && different > 0 {
         for (number, site) in (0..).zip(&mut sites) {
             let seed = run.seed;

@@ -71,6 +71,7 @@ pub use stored::SourceDtype;
 use super::{Extent, LossInputs, StateTensor};
 use crate::component_model::{BatchShape, Draws, MaskedPass, USUAL_MASKS};
 use crate::networks::Start;
+use crate::rounded::whole;
 use crate::run_file::schedule::{self, Schedule};
 use crate::sites::Site;
 
@@ -139,14 +140,7 @@ impl Adversary {
 
     /// The step at which it starts.
     fn start(&self, steps: u64) -> u64 {
-        let start = (steps as f64 * self.start_frac).ceil();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a fraction of the steps"
-        )]
-        let start = start as u64;
-        start
+        whole((steps as f64 * self.start_frac).ceil()) as u64
     }
 
     /// The step scalars by which its sources move, for a loss of this name.
