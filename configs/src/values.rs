@@ -177,10 +177,6 @@ impl Kind for Number {
 fn finite(value: &DeValue<'_>) -> Option<f64> {
     let number = match value {
         DeValue::Float(float) => float.as_str().parse().ok()?,
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a decimal rounds in the same way"
-        )]
         DeValue::Integer(digits) => {
             i64::from_str_radix(digits.as_str(), digits.radix()).ok()? as f64
         }

@@ -9,11 +9,7 @@ pub(crate) fn rounded(number: f64) -> f32 {
 
 /// The whole part of a number; that of one below 0 is 0.
 pub(crate) fn whole(number: f64) -> usize {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the whole part, from 0 on"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "the whole part, from 0 on")]
     let number = number as usize;
     number
 }

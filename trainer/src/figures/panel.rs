@@ -96,11 +96,7 @@ impl Heat {
         } else {
             (stops[1], stops[2], place - 1.0)
         };
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "between 0 and 255"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "between 0 and 255")]
         let mix = |index: usize| (from[index] + part * (to[index] - from[index])).round() as u8;
         RGBColor(mix(0), mix(1), mix(2))
     }

@@ -89,7 +89,6 @@ impl GptNeoX {
 
     /// The `config.json` that [`of_json`] reads.
     fn of_transformers(&self) -> OfTransformers {
-        #[expect(clippy::cast_precision_loss, reason = "widths of a head are small")]
         let part = self.d_rotary as f64 / (self.d_model / self.n_head) as f64;
         OfTransformers {
             class: "transformers.GPTNeoXForCausalLM",
