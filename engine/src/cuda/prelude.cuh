@@ -770,3 +770,6 @@ DEVICE float gelu_tanh_slope(float x) {
     float s = logistic(1.5957691216057308f * x * (1.0f + cubic));
     return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 3.0f * cubic);
 }
+// Keeps 0 and NaN.
+DEVICE float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
+

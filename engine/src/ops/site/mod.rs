@@ -7,7 +7,6 @@ pub(crate) mod masked;
 mod output;
 pub(crate) mod routed_matmul;
 
-pub use ascend::Ascend;
 pub use draws::{Bernoulli, Uniform, UniformSubsets};
 pub use masked::{Draw, Mask, MaskValues, Masked};
 pub use output::SiteOutput;

@@ -52,7 +52,7 @@ impl State {
 
     /// After one more step.
     fn next(self, [a, b, dt]: [&Expr; 3], is_free: bool) -> Self {
-        let bounded = |x: Expr, bound| if is_free { x } else { clamp(&x, bound) };
+        let bounded = |x: Expr, bound: f32| if is_free { x } else { x.clamp(-bound, bound) };
         let dt = dt.logistic() * 0.2;
         let Self { u, w, drive } = self;
         let v = bounded(u.clone(), 2.0);
@@ -63,11 +63,6 @@ impl State {
             drive,
         }
     }
-}
-
-/// Exact for numbers a few times as large as the bound, as those of a step are.
-fn clamp(x: &Expr, bound: f32) -> Expr {
-    x + ((-bound) - x.clone()).relu() - (x - bound).relu()
 }
 
 impl Builder {

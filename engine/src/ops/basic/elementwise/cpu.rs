@@ -164,6 +164,12 @@ fn act<'a>(action: Action, read: impl Fn(From) -> &'a [f32], to: &mut [f32], add
                 Function::Relu => one(x, to, add, |x| if x < 0.0 { 0.0 } else { x }),
                 Function::Exp => one(x, to, add, exp),
                 Function::Logistic => one(x, to, add, logistic),
+                Function::Log1p => one(x, to, add, f32::ln_1p),
+                // Keeps NaN.
+                Function::Sign => one(x, to, add, |x| {
+                    let sign = if x < 0.0 { -1.0 } else { x };
+                    if x > 0.0 { 1.0 } else { sign }
+                }),
                 Function::Sqrt => one(x, to, add, f32::sqrt),
                 Function::Cos => one(x, to, add, f32::cos),
                 Function::Sin => one(x, to, add, f32::sin),

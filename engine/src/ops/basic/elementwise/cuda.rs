@@ -138,6 +138,8 @@ fn number(action: Action) -> String {
                 Function::Relu => "relu",
                 Function::Exp => "expf",
                 Function::Logistic => "logistic",
+                Function::Log1p => "log1pf",
+                Function::Sign => "sign",
                 Function::Sqrt => "sqrtf",
                 Function::Cos => "cosf",
                 Function::Sin => "sinf",

@@ -22,6 +22,10 @@ pub(super) enum Function {
     Exp,
     /// `1 / (1 + e^-x)`.
     Logistic,
+    /// `ln(1 + x)`.
+    Log1p,
+    /// 1 or -1; 0 stays 0.
+    Sign,
     Sqrt,
     Cos,
     Sin,
@@ -48,6 +52,8 @@ pub(super) enum Term {
     Constant(u32),
     Of(Function, Expr),
     Both(Operator, Expr, Expr),
+    /// The first, with the derivatives of the second.
+    As(Expr, Expr),
 }
 
 /// A number computed from an element of each operand, in f32, for
@@ -137,6 +143,31 @@ impl Expr {
         (self * 2.0).logistic() * 2.0 - 1.0
     }
 
+    /// `ln(1 + x)`, as exact for small `x`.
+    #[must_use]
+    pub fn log_1p(&self) -> Self {
+        Self::of(Function::Log1p, self)
+    }
+
+    /// 1 for numbers above 0, -1 for those below, and 0 at 0. The derivative is 0.
+    #[must_use]
+    pub fn sign(&self) -> Self {
+        Self::of(Function::Sign, self)
+    }
+
+    /// The nearest number in `[low, high]`: exact if the number is at most twice the bound that it
+    /// exceeds. The derivative is 1 between the bounds and at them, and 0 beyond.
+    #[must_use]
+    pub fn clamp(&self, low: f32, high: f32) -> Self {
+        self + (low - self.clone()).relu() - (self - high).relu()
+    }
+
+    /// The same number, to whose derivatives those of another expression are given.
+    #[must_use]
+    pub fn with_derivative_of(&self, other: &Self) -> Self {
+        Self(Arc::new(Term::As(self.clone(), other.clone())))
+    }
+
     /// The square root. The derivative at 0 is infinite.
     #[must_use]
     pub fn sqrt(&self) -> Self {
@@ -184,6 +215,8 @@ impl Expr {
                     Function::Relu => return Self::both(Operator::Gate, self.clone(), of(x)),
                     Function::Exp => self.clone(),
                     Function::Logistic => self * (1.0 - self.clone()),
+                    Function::Log1p => 1.0 / (x + 1.0),
+                    Function::Sign => return Self::from(0.0),
                     Function::Sqrt => Self::from(0.5) / self.clone(),
                     Function::Cos => Self::of(Function::Sin, x) * -1.0,
                     Function::Sin => Self::of(Function::Cos, x),
@@ -203,6 +236,7 @@ impl Expr {
                 };
                 slope * of(x)
             }
+            Term::As(_, other) => of(other),
             Term::Both(operator, a, b) => {
                 let (da, db) = (of(a), of(b));
                 match operator {
@@ -227,6 +261,7 @@ impl Expr {
             Term::Both(operator, a, b) => {
                 Self::both(*operator, a.replaced(known), b.replaced(known))
             }
+            Term::As(x, other) => x.replaced(known).with_derivative_of(&other.replaced(known)),
         }
     }
 }
@@ -290,6 +325,7 @@ impl fmt::Debug for Expr {
             Term::Constant(bits) => write!(f, "{:?}", f32::from_bits(*bits)),
             Term::Of(function, x) => write!(f, "{function:?}({x:?})"),
             Term::Both(operator, a, b) => write!(f, "{operator:?}({a:?}, {b:?})"),
+            Term::As(x, other) => write!(f, "{x:?} as {other:?}"),
         }
     }
 }

@@ -111,6 +111,7 @@ impl Nodes {
             return node;
         }
         let node = match &*expr.0 {
+            Term::As(x, _) => return self.node(x),
             Term::Operand(index) => Node::Operand(*index),
             Term::Constant(bits) => Node::Constant(*bits),
             Term::Of(function, x) => Node::Of(*function, self.node(x)),

@@ -7,44 +7,27 @@
 //! The result is a constant to the loss that reads it: no gradient passes to `r` or, through it, to
 //! the operands of `G`.
 
-mod cpu;
-mod cuda;
-
-use crate::op::{Builder, Op, Result, op, refuse};
-use crate::value::{Type, Value};
-
-/// `clamp(r + step_size * sign(G), 0, 1)`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ascend {
-    /// How far each element moves.
-    pub step_size: f32,
-}
+use crate::op::{Builder, Result, refuse};
+use crate::value::Value;
 
 impl Builder {
-    /// An adversary's next source from its source and the gradient of the loss with respect to it,
-    /// f32 of one shape.
+    /// An adversary's next source from its source, in `[0, 1]`, and the gradient of the loss with
+    /// respect to it, f32 of one shape.
     ///
     /// # Errors
     ///
     /// When the shapes differ.
     pub fn ascend(&mut self, source: Value, gradient: Value, step_size: f32) -> Result<Value> {
-        self.op1(Ascend { step_size }, &[source, gradient])
-    }
-}
-
-impl Op for Ascend {
-    op! {
-        name "ascend"; is_constant;
-        kernels(self) cpu::run(self), cuda::value(self);
-        flops(self, inputs) inputs[0].len() as u64;
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let (source, gradient) = (inputs[0], inputs[1]);
-        if source != gradient {
-            return refuse!(self, "source {source} and gradient {gradient} differ");
+        let types = [source, gradient].map(|value| self.ty(value));
+        if types[0] != types[1] {
+            let [source, gradient] = types;
+            return refuse!("ascend", "source {source} and gradient {gradient} differ");
         }
-        Ok(vec![source.clone()])
+        // A longer step ends at a bound too.
+        let step_size = step_size.min(1.0);
+        self.elementwise_constant("ascend", [source, gradient], |[r, g]| {
+            (r + g.sign() * step_size).clamp(0.0, 1.0)
+        })
     }
 }
 

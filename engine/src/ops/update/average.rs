@@ -10,18 +10,9 @@
 //! it, at any time; [`keep_average`](Builder::keep_average) [keeps](Builder::keep) `e'` for the next
 //! step. A gradient passes to `x` as if `y` were `x`.
 
-mod cuda;
-
-use crate::cpu::Frame;
-use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
-use crate::value::{StepScalar, Type, Value};
-
-/// `y`. Inputs: `e`, `x`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Average {
-    weight: f32,
-    correction: StepScalar,
-}
+use crate::op::{Builder, Result, refuse};
+use crate::ops::Weight;
+use crate::value::{StepScalar, Value};
 
 impl Builder {
     /// The average that `x` makes of `average`, f32 of one shape, divided by `correction`. The
@@ -37,7 +28,17 @@ impl Builder {
         weight: f32,
         correction: StepScalar,
     ) -> Result<Value> {
-        self.op1(Average { weight, correction }, &[average, x])
+        let types = [average, x].map(|value| self.ty(value));
+        if types[0] != types[1] {
+            let [average, x] = types;
+            return refuse!("average", "average {average} and value {x} differ");
+        }
+        let one = self.constant(1.0, &[])?;
+        let correction = self.weighted_sum(&[(Weight::Step(correction), one)])?;
+        let names = ["average", "average_grad"];
+        self.elementwise(names, [average, x, correction], |[e, x, c]| {
+            ((&e + (&x - &e) * weight) / c).with_derivative_of(&x)
+        })
     }
 
     /// Keeps the average that `x` makes of `average`, which is persistent, unless one of `guards`
@@ -56,34 +57,6 @@ impl Builder {
         let names = ["averaged", "averaged_grad"];
         let newest = self.elementwise(names, [average, x], |[e, x]| &e + (x - &e) * weight)?;
         self.keep(average, newest, guards)
-    }
-}
-
-impl Op for Average {
-    op! {
-        name "average";
-        cuda(self) cuda::average(self);
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let (average, x) = (inputs[0], inputs[1]);
-        if average != x {
-            return refuse!(self, "average {average} and value {x} differ");
-        }
-        Ok(vec![x.clone()])
-    }
-
-    fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
-        gradients.pass(node.inputs[1], g)
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        let correction = frame.scalar(self.correction);
-        let out = frame.output(0).values;
-        let values = frame.input(0).iter().zip(frame.input(1));
-        for (out, (e, x)) in out.iter_mut().zip(values) {
-            *out = (e + self.weight * (x - e)) / correction;
-        }
     }
 }
 
