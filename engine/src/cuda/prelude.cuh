@@ -398,26 +398,6 @@ template <i64 COLUMNS, i64 PITCH> DEVICE void store_vector_of_row(OutFloats auto
     }
 }
 
-// Log-sum-exp of a row in one pass: each thread keeps its maximum, and rescales its sum.
-template <int THREADS, i64 COLUMNS, i64 PITCH> DEVICE float row_log_sum_exp(auto logits, i64 row) {
-    const float least = -f32(INFINITE);
-    float largest = least, sum = 0.0f;
-    each_vector<THREADS, COLUMNS, PITCH>([&](i64 column) {
-        Four x = load_vector_of_row<PITCH>(logits, row, column);
-        float most = least;
-        each_of_vector<COLUMNS, PITCH>(column, [&](int k) { most = larger(most, x.v[k]); });
-        if (most > largest) {
-            sum *= expf(largest - most);
-            largest = most;
-        }
-        // Includes NaN, which the sum keeps.
-        each_of_vector<COLUMNS, PITCH>(column, [&](int k) { sum += x.v[k] == least ? 0.0f : expf(x.v[k] - largest); });
-    });
-    float all = block_max<THREADS>(largest);
-    sum = block_sum<THREADS>(largest == least && sum == 0.0f ? 0.0f : sum * expf(largest - all));
-    return all + logf(sum);
-}
-
 // ---- Sums over a whole tensor: one part per block, then all parts in f64.
 
 const int PART = 4096;
@@ -734,6 +714,9 @@ DEVICE float clamp(float x, float low, float high) {
 // fmaxf would hide NaN.
 DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
+// Keeps 0 and NaN.
+DEVICE float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
+
 DEVICE float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // log2(x) within 2^-22 max(1, |log2(x)|) for normal x > 0, and 2^x within 2^-22 2^x: a GPU's own
@@ -755,6 +738,62 @@ DEVICE float fast_log2(float x) { return log2f(x); }
 DEVICE float fast_exp2(float x) { return exp2f(x); }
 #endif
 
+// The largest of some numbers, and the sum of the powers of their distances from it.
+struct Powers {
+    float largest, sum;
+
+    // A power is within 2^-22 + |d| 2^-23 of itself, for d the distance from the largest: rounding
+    // of d and of its product, and `fast_exp2`.
+    template <int N> DEVICE_MEMBER void add(const Wide<N> &some) {
+        const float least = -f32(INFINITE), log2_e = 1.4426950408889634f;
+        float most = some.v[0];
+        for (int k = 1; k < N; ++k) {
+            most = larger(most, some.v[k]);
+        }
+        if (most > largest) {
+            sum *= fast_exp2(log2_e * (largest - most));
+            largest = most;
+        }
+        // Includes NaN, which the sum keeps.
+        for (int k = 0; k < N; ++k) {
+            sum += some.v[k] == least ? 0.0f : fast_exp2(log2_e * (some.v[k] - largest));
+        }
+    }
+};
+
+// Log-sum-exp of a row by a block, in one pass: each thread keeps its maximum, and rescales its
+// sum. Vectors of 16 bytes are aligned in memory, and so do not start with the row if PITCH is no
+// multiple of their width: threads have the columns before and after them one by one. A thread
+// reads AHEAD vectors before it processes the first of them.
+template <int THREADS, i64 COLUMNS, i64 PITCH, int AHEAD = 1> DEVICE float row_log_sum_exp(auto x, i64 row) {
+    // A row of two vectors or more has a whole one, wherever it starts.
+    constexpr int MOST = is_bf16<decltype(x)> ? 8 : 4, WIDTH = COLUMNS < 2 * MOST ? 1 : MOST;
+    const float least = -f32(INFINITE);
+    i64 first = row * PITCH, last = first + COLUMNS;
+    i64 start = (first + WIDTH - 1) / WIDTH * WIDTH, end = last / WIDTH * WIDTH;
+    Powers powers = {least, 0.0f};
+    for (i64 at = start + (i64)threadIdx.x * WIDTH; at < end; at += THREADS * WIDTH * AHEAD) {
+        Wide<WIDTH> some[AHEAD];
+        for (int ahead = 0; ahead < AHEAD; ++ahead) {
+            if (at + ahead * THREADS * WIDTH < end) {
+                some[ahead] = load_wide<WIDTH>(x, at + ahead * THREADS * WIDTH);
+            }
+        }
+        for (int ahead = 0; ahead < AHEAD && at + ahead * THREADS * WIDTH < end; ++ahead) {
+            powers.add(some[ahead]);
+        }
+    }
+    if (first + threadIdx.x < start) {
+        powers.add(load_wide<1>(x, first + threadIdx.x));
+    }
+    if (end + threadIdx.x < last) {
+        powers.add(load_wide<1>(x, end + threadIdx.x));
+    }
+    float largest = powers.largest, sum = powers.sum, all = block_max<THREADS>(largest);
+    sum = block_sum<THREADS>(largest == least && sum == 0.0f ? 0.0f : sum * expf(largest - all));
+    return all + logf(sum);
+}
+
 // x Phi(x), and its slope Phi(x) + x phi(x).
 DEVICE float normal_below(float x) { return 0.5f * erfcf(-0.70710678118654752f * x); }
 
@@ -770,6 +809,3 @@ DEVICE float gelu_tanh_slope(float x) {
     float s = logistic(1.5957691216057308f * x * (1.0f + cubic));
     return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 3.0f * cubic);
 }
-// Keeps 0 and NaN.
-DEVICE float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
-

@@ -10,24 +10,16 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     rows(to, (x, sizes), y);
 }
 
-/// The log-sum-exps `y` of the rows of `x`, of so many columns, so many elements apart.
+/// The log-sum-exps `y` of the rows of `x`, of so many columns, so many elements apart, the first
+/// of which starts with a vector.
 pub(in crate::ops) fn rows(
     to: &mut Lowering<'_>,
     (x, [columns, pitch]): (Operand, [usize; 2]),
     y: Operand,
 ) {
-    // A row of two vectors or more has a whole one, wherever it starts.
-    let width = 16 / x.dtype.bytes();
-    let width = if columns < 2 * width || !x.first.is_multiple_of(width) {
-        1
-    } else {
-        width
-    };
-    let threads = columns
-        .div_ceil(4 * width)
-        .next_power_of_two()
-        .clamp(32, 256);
-    let constants = constants![threads, columns, pitch, width];
+    let vectors = columns.div_ceil(16 / x.dtype.bytes());
+    let threads = vectors.div_ceil(4).next_power_of_two().clamp(32, 256);
+    let constants = constants![threads, columns, pitch];
     to.kernel(KERNELS, "log_sum_exp", &constants)
         .blocks(y.len, 1)
         .threads(threads)
