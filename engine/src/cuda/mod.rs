@@ -40,8 +40,7 @@
 //! | `layer_norm_parameter_parts` | 2 | weight and bias one after the other |
 //! | `softmax` | 3 | largest element, sum, result |
 //! | `softmax_grad` | 2 | a sum over the gradient, result |
-//! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence |
-//! | `head_divergence` | 2 | log-sum-exp of a chunk's logits, divergence and gradient in place |
+//! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence and gradient in place |
 //! | `component_mlp_grad` | hidden / 8 | eight hidden units are in registers at a time |
 //! | `site_rows` | positions / 64 | of `V` and `U`, for each tile of 64 positions |
 //! | `site_sums` | components / 64 | of `x` and `y`'s gradient, for each tile of 64 components |

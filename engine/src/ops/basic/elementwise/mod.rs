@@ -177,6 +177,12 @@ impl Elementwise {
             .expect("a sum keeps one number")
     }
 
+    /// The first operand times the second, a scalar.
+    pub(crate) fn scaled(name: &'static str) -> Self {
+        let product = Expr::operand(0) * Expr::operand(1);
+        Self::new([name; 2], vec![product], vec![false, true]).expect("a product keeps two numbers")
+    }
+
     /// Whether it is the sum of its operands.
     pub(crate) fn is_sum(&self) -> bool {
         let is_sum = |sum: &Self| sum.results == self.results && sum.is_scalar == self.is_scalar;

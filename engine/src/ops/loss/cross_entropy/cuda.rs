@@ -1,22 +1,37 @@
-use crate::cuda::lowering::{Lowering, Source, arguments, constants, row_threads};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
+use crate::cuda::operand::Operand;
+use crate::ops::basic::log_sum_exp_rows;
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("cross_entropy", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
-    let rows = to.ty(0).rows();
-    let [columns, pitch] = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
+    let sizes = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
     let (logits, labels) = (to.input(0), to.input(1));
     let (y, lse) = (to.output(0), to.output(1));
-    let losses = to.scratch(rows);
-    let threads = row_threads(columns);
-    let constants = constants![threads, columns, pitch];
-    to.kernel(KERNELS, "cross_entropy", &constants)
-        .blocks(rows, 1)
-        .threads(threads)
-        .launch(&arguments![logits, labels, lse, losses.out()]);
-    to.kernel(KERNELS, "cross_entropy_mean", &constants![rows])
-        .launch(&arguments![losses, labels, y]);
+    let found = to.scratch(labels.len);
+    log_sum_exp_rows(to, (logits, sizes), lse);
+    label_logits(to, (logits, sizes), labels, found);
+    mean(to, [lse, found, labels], y);
+}
+
+/// The logit of the label of each row of logits, of so many columns, so many elements apart.
+pub(in crate::ops) fn label_logits(
+    to: &mut Lowering<'_>,
+    (logits, [columns, pitch]): (Operand, [usize; 2]),
+    labels: Operand,
+    found: Operand,
+) {
+    let constants = constants![labels.len, columns, pitch];
+    to.kernel(KERNELS, "label_logits", &constants)
+        .threads_over(labels.len)
+        .launch(&arguments![logits, labels, found.out()]);
+}
+
+/// The mean cross-entropy of rows: log-sum-exps, logits of labels, and labels.
+pub(in crate::ops) fn mean(to: &mut Lowering<'_>, [lse, found, labels]: [Operand; 3], y: Operand) {
+    to.kernel(KERNELS, "cross_entropy_mean", &constants![labels.len])
+        .launch(&arguments![lse, found, labels, y]);
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {

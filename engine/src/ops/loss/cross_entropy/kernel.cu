@@ -1,14 +1,12 @@
 const u32 IGNORED = 0xffffffffu;
 
-// A block for each row. A label beyond the columns gives NaN, which the guard of the update finds.
-template <int THREADS, i64 COLUMNS, i64 PITCH>
-DEVICE void cross_entropy(InFloats auto logits, In<u32> labels, Out<float> lse, Out<float> losses) {
-    i64 row = blockIdx.x;
-    float all = row_log_sum_exp<THREADS, COLUMNS, PITCH>(logits, row);
-    if (threadIdx.x == 0) {
+// A thread for each row: the label's logit. A label beyond the columns gives NaN, which the guard
+// of the update finds.
+template <i64 ROWS, i64 COLUMNS, i64 PITCH> DEVICE void label_logits(InFloats auto logits, In<u32> labels, Out<float> found) {
+    i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < ROWS) {
         u32 label = labels[row];
-        lse[row] = all;
-        losses[row] = label == IGNORED ? 0.0f : label < COLUMNS ? all - logits[row * PITCH + label] : f32(0x7fc00000u);
+        found[row] = label == IGNORED ? 0.0f : label < COLUMNS ? logits[row * PITCH + label] : f32(0x7fc00000u);
     }
 }
 
@@ -22,15 +20,21 @@ template <i64 ROWS> DEVICE double counted(In<u32> labels) {
     return count > 1 ? (double)count : 1.0;
 }
 
-// The mean loss, and 1 / rows for the gradient.
-template <i64 ROWS> DEVICE void cross_entropy_mean(In<float> losses, In<u32> labels, Out<float> y) {
-    double count = counted<ROWS>(labels);
-    double sum = all_parts<256, ROWS>(losses);
+// The mean of log-sum-exps less the labels' logits, over the rows that count.
+template <i64 ROWS> DEVICE void cross_entropy_mean(In<float> lse, In<float> found, In<u32> labels, Out<float> y) {
+    double count = counted<ROWS>(labels), sum = 0.0;
+    for (i64 row = threadIdx.x; row < ROWS; row += 256) {
+        if (labels[row] != IGNORED) {
+            sum += (double)(lse[row] - found[row]);
+        }
+    }
+    sum = block_sum<256>(sum);
     if (threadIdx.x == 0) {
         y[0] = (float)(sum / count);
     }
 }
 
+// 1 / rows for the gradient.
 template <i64 ROWS> DEVICE void cross_entropy_scale(In<u32> labels, In<float> g, Out<float> scale) {
     double count = counted<ROWS>(labels);
     if (threadIdx.x == 0) {

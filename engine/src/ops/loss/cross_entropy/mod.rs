@@ -5,7 +5,7 @@
 //! log-sum-exp of each row is kept for it.
 
 pub(super) mod cpu;
-mod cuda;
+pub(super) mod cuda;
 
 use crate::alike::{Alike, Of};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};

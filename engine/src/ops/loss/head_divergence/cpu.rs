@@ -14,9 +14,9 @@ use crate::cpu::reduce::{add_to, max, mean, replace_and_sum, sum_over};
 use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::Tile;
 use crate::cpu::{Frame, Output, Rows};
+use crate::ops::grain_rows;
 use crate::ops::loss::cross_entropy::IGNORED;
 use crate::ops::loss::cross_entropy::cpu::{column, counted};
-use crate::ops::{GRAIN, grain_rows};
 use crate::precision::Precision;
 
 /// Elements of a chunk's logits, if that is at least a block of rows.
@@ -523,16 +523,4 @@ fn log_sum_exp(cut: Cut, sums: &[f32], (row, terms): (usize, usize)) -> f32 {
     let powers: f32 = parts.map(|(own, powers)| powers * exp(own - largest)).sum();
     // The sum contains e^0, unless it is NaN.
     largest + ln(powers)
-}
-
-pub(super) fn run_gradient(frame: &mut Frame<'_>) {
-    let Output { values: out, add } = frame.output(0);
-    let (scale, kept) = (frame.input(0)[0], frame.input(1));
-    frame
-        .pool
-        .run(out.len(), GRAIN, Rows(out, 1), |range, out| {
-            for (g, x) in out.0.iter_mut().zip(&kept[range]) {
-                *g = if add { *g } else { 0.0 } + scale * x;
-            }
-        });
 }

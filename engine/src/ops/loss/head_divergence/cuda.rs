@@ -4,12 +4,12 @@
 //! FLOPs would take 0.4. Other sizes of chunks are unmeasured.
 
 use super::{HeadDivergence, Sizes};
-use crate::cuda::lowering::{Lowering, Source, arguments, constants, row_threads};
+use crate::cuda::lowering::Lowering;
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 use crate::ops::basic::log_sum_exp_rows;
-
-const KERNELS: Source = Source::new("head_divergence", include_str!("kernel.cu"));
+use crate::ops::loss::cross_entropy::cuda::{label_logits, mean};
+use crate::ops::loss::kl_divergence::cuda::divergences;
 
 /// Elements of a chunk's logits, and the multiple of its rows. Tests have several small chunks.
 const CHUNK: usize = if cfg!(test) { 1 << 12 } else { 1 << 23 };
@@ -17,7 +17,10 @@ const LEAST: usize = if cfg!(test) { 32 } else { 128 };
 
 pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
     // Rows of logits are as far apart as the padded head makes them long.
-    let columns = op.sizes(|index| to.unpadded_ty(index)).vocabulary;
+    let sizes = [
+        op.sizes(|index| to.unpadded_ty(index)).vocabulary,
+        op.sizes(|index| to.ty(index)).vocabulary,
+    ];
     let Sizes {
         rows,
         d,
@@ -40,7 +43,6 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
     };
     let [lse, losses] = [0, 1].map(|_| to.scratch(rows));
     let labels = op.labels().map(|index| (to.input(index), to.scratch(rows)));
-    let threads = row_threads(columns);
     let matrix = |operand: Operand, columns| Lowering::matrix(operand, columns, false);
     let head = |transposed: bool| Matrix {
         transposed,
@@ -65,28 +67,21 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
                 let made = streamed.part(0, count * vocabulary);
                 product(to, target, made);
                 let lse = part(target_lse, 1);
-                log_sum_exp_rows(to, (made, [columns, vocabulary]), lse.out());
+                log_sum_exp_rows(to, (made, sizes), lse.out());
                 made
             }
         };
         if let Some((labels, found)) = labels {
-            let constants = constants![count, columns, vocabulary];
-            to.kernel(KERNELS, "head_labels", &constants)
-                .threads_over(count)
-                .launch(&arguments![own, part(labels, 1), part(found, 1).out()]);
+            label_logits(to, (own, sizes), part(labels, 1), part(found, 1));
         }
         let operands = [
             of_target,
             part(target_lse, 1),
-            own.out(),
+            if op.gradient { own.out() } else { own },
             part(lse, 1).out(),
             part(losses, 1).out(),
         ];
-        let constants = constants![threads, columns, vocabulary, op.gradient];
-        to.kernel(KERNELS, "head_divergence", &constants)
-            .blocks(count, 1)
-            .threads(threads)
-            .launch(&operands.map(Into::into));
+        divergences(to, operands, sizes);
         if op.gradient {
             let gradient = to.output(1 + usize::from(op.labels));
             let (slopes, out) = (matrix(own, vocabulary), matrix(part(gradient, d), d));
@@ -99,15 +94,6 @@ pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
     to.sum_parts(losses, (to.output(0), false), 1.0 / rows as f64);
     if let Some((labels, found)) = labels {
         let y = to.output(1);
-        to.kernel(KERNELS, "head_entropy", &constants![rows])
-            .launch(&arguments![lse, found, labels, y]);
+        mean(to, [lse, found, labels], y);
     }
-}
-
-pub(super) fn gradient(to: &mut Lowering<'_>) {
-    let (g, kept, out) = (to.input(0), to.input(1), to.output(0));
-    let constants = constants![out.len, to.adds(0)];
-    to.kernel(KERNELS, "head_divergence_grad", &constants)
-        .fours(1, out.len)
-        .launch(&arguments![g, kept, out]);
 }

@@ -36,6 +36,7 @@ use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
 use crate::derivation::{Derivation, Right};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
+use crate::ops::Elementwise;
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
 
@@ -52,10 +53,6 @@ pub struct HeadDivergence {
     bias: bool,
     gradient: bool,
 }
-
-/// Gradient of [`HeadDivergence`]'s `H`: the gradient of the mean times the stored gradient.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct HeadDivergenceGrad;
 
 /// Number of rows, columns of `H`, and size of the vocabulary.
 #[derive(Debug, Clone, Copy)]
@@ -355,7 +352,8 @@ impl Op for HeadDivergence {
             };
             gradients.builder().widen(node.outputs[0], Arc::new(op))?
         };
-        gradients.emit(HeadDivergenceGrad, &[g, kept], &[Some(on.h)])
+        let scaled = Elementwise::scaled("head_divergence_grad");
+        gradients.emit(scaled, &[kept, g], &[Some(on.h)])
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -369,15 +367,6 @@ impl Op for HeadDivergence {
         let gradient = usize::from(self.gradient) * (2 * d + 20);
         let target = usize::from(self.streamed) * (2 * d + 22);
         (rows * vocabulary * (2 * d + 45 + gradient + target)) as u64
-    }
-}
-
-impl Op for HeadDivergenceGrad {
-    op! {
-        name "head_divergence_grad"; formats [Full, Either] => [Either]; accumulates;
-        results(self, inputs) vec![inputs[1].clone()];
-        kernels(self) cpu::run_gradient(), cuda::gradient();
-        flops(self, inputs) inputs[1].len() as u64;
     }
 }
 

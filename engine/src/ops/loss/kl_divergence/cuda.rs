@@ -1,38 +1,48 @@
 use super::KlDivergenceGrad;
-use crate::cuda::lowering::{Lowering, Source, arguments, constants, row_threads};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
+use crate::cuda::operand::Operand;
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("kl_divergence", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
-    let rows = to.ty(2).rows();
-    let [columns, pitch] = [to.unpadded_ty(2), to.ty(2)].map(Type::columns);
+    let sizes = [to.unpadded_ty(2), to.ty(2)].map(Type::columns);
     let [target, target_lse, logits] = [0, 1, 2].map(|index| to.input(index));
     let (y, lse) = (to.output(0), to.output(1));
-    let losses = to.scratch(rows);
-    let threads = row_threads(columns);
-    let constants = constants![threads, columns, pitch];
+    let losses = to.scratch(lse.len);
+    let operands = [target, target_lse, logits, lse, losses.out()];
+    divergences(to, operands, sizes);
+    to.sum_parts(losses, (y, false), 1.0 / lse.len as f64);
+}
+
+/// The log-sum-exps of rows of logits, of so many columns, so many elements apart, and their
+/// divergences from a target's. Their gradients take the place of logits that may be written.
+///
+/// - `operands`: target, its log-sum-exps, logits, log-sum-exps, divergences
+pub(in crate::ops) fn divergences(
+    to: &mut Lowering<'_>,
+    operands: [Operand; 5],
+    [columns, pitch]: [usize; 2],
+) {
+    // As many as `log_sum_exp` has: equal logits have equal log-sum-exps.
+    let vectors = columns.div_ceil(16 / operands[2].dtype.bytes());
+    let threads = vectors.div_ceil(4).next_power_of_two().clamp(32, 256);
+    let constants = constants![threads, columns, pitch, operands[2].written];
     to.kernel(KERNELS, "kl_divergence", &constants)
-        .blocks(rows, 1)
+        .blocks(operands[3].len, 1)
         .threads(threads)
-        .launch(&arguments![target, target_lse, logits, lse, losses.out()]);
-    to.sum_parts(losses, (y, false), 1.0 / rows as f64);
+        .launch(&operands.map(Into::into));
 }
 
 pub(super) fn gradient(op: KlDivergenceGrad, to: &mut Lowering<'_>) {
     let rows = to.ty(0).rows();
     let [columns, pitch] = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
     let [target, target_lse, lse, g] = [0, 1, 2, 3].map(|index| to.input(index));
+    let logits = (!op.in_place).then(|| to.input(4));
     let out = to.output(0);
-    if op.in_place {
-        let constants = constants![rows, columns, pitch];
-        return to
-            .kernel(KERNELS, "kl_divergence_grad_in_place", &constants)
-            .fours(rows, pitch)
-            .launch(&arguments![target, target_lse, lse, g, out]);
-    }
-    let logits = to.input(4);
-    let constants = constants![rows, columns, pitch, to.adds(0)];
+    // A gradient in the place of the logits adds to none.
+    let adds = to.adds(0) && !op.in_place;
+    let constants = constants![rows, columns, pitch, op.in_place, adds];
     to.kernel(KERNELS, "kl_divergence_grad", &constants)
         .fours(rows, pitch)
         .launch(&arguments![target, target_lse, logits, lse, g, out]);

@@ -7,7 +7,7 @@
 //! most two matrices are held, the target's and one more. The target gets no gradient.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 
 use std::sync::Arc;
 
