@@ -37,7 +37,7 @@
 //!
 //! | kernel | readings of an element | why |
 //! |---|---|---|
-//! | `layer_norm_parameter_parts` | 2 | weight and bias one after the other |
+//! | `norm_parameter_parts` | 2 | weight and bias one after the other |
 //! | `softmax` | 3 | largest element, sum, result |
 //! | `softmax_grad` | 2 | a sum over the gradient, result |
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence and gradient in place |

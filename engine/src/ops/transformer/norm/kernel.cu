@@ -35,8 +35,9 @@ template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH> struct Row {
 };
 
 // `entry(at)` gives each group of columns of a row: mean, then variance around it, then the row.
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, class F>
-DEVICE void layer_norm_row(F entry, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
+// Only rows that are CENTRED have a mean, and a bias.
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool CENTRED, class F>
+DEVICE void norm_row(F entry, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
     using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
     R of;
     typename R::Columns x[R::GROUPS], w[R::GROUPS], b[R::GROUPS];
@@ -44,14 +45,18 @@ DEVICE void layer_norm_row(F entry, In<float> weight, In<float> bias, OutFloats 
     of.each([&](int group, i64 column, i64 at) {
         x[group] = entry(at);
         w[group] = load_wide<WIDTH>(weight, column);
-        b[group] = load_wide<WIDTH>(bias, column);
-    });
-    of.each([&](int group, i64, i64) {
-        for (int k = 0; k < WIDTH; ++k) {
-            mean += x[group].v[k];
+        if (CENTRED) {
+            b[group] = load_wide<WIDTH>(bias, column);
         }
     });
-    mean = of.sum(mean) / (float)COLUMNS;
+    if (CENTRED) {
+        of.each([&](int group, i64, i64) {
+            for (int k = 0; k < WIDTH; ++k) {
+                mean += x[group].v[k];
+            }
+        });
+        mean = of.sum(mean) / (float)COLUMNS;
+    }
     of.each([&](int group, i64, i64) {
         for (int k = 0; k < WIDTH; ++k) {
             float from_mean = x[group].v[k] - mean;
@@ -66,16 +71,17 @@ DEVICE void layer_norm_row(F entry, In<float> weight, In<float> bias, OutFloats 
     }
     of.each([&](int group, i64, i64 at) {
         for (int k = 0; k < WIDTH; ++k) {
-            x[group].v[k] = fmaf((x[group].v[k] - mean) * rstd, w[group].v[k], b[group].v[k]);
+            float normal = (x[group].v[k] - mean) * rstd, by = w[group].v[k];
+            x[group].v[k] = CENTRED ? fmaf(normal, by, b[group].v[k]) : normal * by;
         }
         store_wide<WIDTH>(y, at, x[group]);
     });
 }
 
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
-DEVICE void layer_norm(InFloats auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool CENTRED>
+DEVICE void norm(InFloats auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
     auto entry = [&](i64 at) { return load_wide<WIDTH>(x, at); };
-    layer_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, bias, y, stats, eps);
+    norm_row<ROWS, COLUMNS, THREADS, WIDTH, CENTRED>(entry, weight, bias, y, stats, eps);
 }
 
 // The sum of two groups of columns, as it is kept.
@@ -89,20 +95,20 @@ template <int WIDTH> DEVICE Wide<WIDTH> kept_sum(InFloats auto x, InFloats auto 
     return both;
 }
 
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
-DEVICE void layer_norm_of_sum(InFloats auto x, InFloats auto other, In<float> weight, In<float> bias, OutFloats auto sum,
-                              OutFloats auto y, Out<float> stats, float eps) {
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool CENTRED>
+DEVICE void norm_of_sum(InFloats auto x, InFloats auto other, In<float> weight, In<float> bias, OutFloats auto sum,
+                        OutFloats auto y, Out<float> stats, float eps) {
     auto entry = [&](i64 at) { return kept_sum<WIDTH>(x, other, sum, at); };
-    layer_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, bias, y, stats, eps);
+    norm_row<ROWS, COLUMNS, THREADS, WIDTH, CENTRED>(entry, weight, bias, y, stats, eps);
 }
 
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool ADD>
-DEVICE void layer_norm_grad(InFloats auto x, In<float> weight, In<float> stats, InFloats auto g, OutFloats auto out) {
+template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool CENTRED, bool ADD>
+DEVICE void norm_grad(InFloats auto x, In<float> weight, In<float> stats, InFloats auto g, OutFloats auto out) {
     using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
     R of;
     // Normal numbers, and the gradients of `y` times the weight.
     typename R::Columns normal[R::GROUPS], up[R::GROUPS];
-    float mean = of.row < ROWS ? stats[2 * of.row] : 0.0f, rstd = of.row < ROWS ? stats[2 * of.row + 1] : 0.0f;
+    float mean = CENTRED && of.row < ROWS ? stats[2 * of.row] : 0.0f, rstd = of.row < ROWS ? stats[2 * of.row + 1] : 0.0f;
     float shift = 0.0f, slope = 0.0f;
     of.each([&](int group, i64 column, i64 at) {
         Wide<WIDTH> w = load_wide<WIDTH>(weight, column);
@@ -119,7 +125,7 @@ DEVICE void layer_norm_grad(InFloats auto x, In<float> weight, In<float> stats, 
             slope += up[group].v[k] * normal[group].v[k];
         }
     });
-    shift = of.sum(shift) / (float)COLUMNS;
+    shift = CENTRED ? of.sum(shift) / (float)COLUMNS : 0.0f;
     slope = of.sum(slope) / (float)COLUMNS;
     of.each([&](int group, i64, i64 at) {
         for (int k = 0; k < WIDTH; ++k) {
@@ -129,87 +135,13 @@ DEVICE void layer_norm_grad(InFloats auto x, In<float> weight, In<float> stats, 
     });
 }
 
-template <i64 ROWS, i64 COLUMNS, i64 STRETCH>
-DEVICE void layer_norm_parameter_parts(InFloats auto x, In<float> stats, InFloats auto g, Out<float> of_weight, Out<float> of_bias) {
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, bool CENTRED>
+DEVICE void norm_parameter_parts(InFloats auto x, In<float> stats, InFloats auto g, Out<float> of_weight, Out<float> of_bias) {
     column_parts<ROWS, COLUMNS, STRETCH>(of_weight, [&](i64 row, i64 column) {
-        return g[row * COLUMNS + column] * ((x[row * COLUMNS + column] - stats[2 * row]) * stats[2 * row + 1]);
+        float mean = CENTRED ? stats[2 * row] : 0.0f;
+        return g[row * COLUMNS + column] * ((x[row * COLUMNS + column] - mean) * stats[2 * row + 1]);
     });
-    column_parts<ROWS, COLUMNS, STRETCH>(of_bias, [&](i64 row, i64 column) { return g[row * COLUMNS + column]; });
-}
-
-// `entry(at)` gives each group of columns of a row.
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, class F>
-DEVICE void rms_norm_row(F entry, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
-    using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
-    R of;
-    typename R::Columns x[R::GROUPS], w[R::GROUPS];
-    float square = 0.0f;
-    of.each([&](int group, i64 column, i64 at) {
-        x[group] = entry(at);
-        w[group] = load_wide<WIDTH>(weight, column);
-    });
-    of.each([&](int group, i64, i64) {
-        for (int k = 0; k < WIDTH; ++k) {
-            square += x[group].v[k] * x[group].v[k];
-        }
-    });
-    float factor = 1.0f / sqrtf(of.sum(square) / (float)COLUMNS + eps);
-    if (of.leads()) {
-        factors[of.row] = factor;
+    if constexpr (CENTRED) {
+        column_parts<ROWS, COLUMNS, STRETCH>(of_bias, [&](i64 row, i64 column) { return g[row * COLUMNS + column]; });
     }
-    of.each([&](int group, i64, i64 at) {
-        for (int k = 0; k < WIDTH; ++k) {
-            x[group].v[k] = x[group].v[k] * factor * w[group].v[k];
-        }
-        store_wide<WIDTH>(y, at, x[group]);
-    });
-}
-
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
-DEVICE void rms_norm(InFloats auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
-    auto entry = [&](i64 at) { return load_wide<WIDTH>(x, at); };
-    rms_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, y, factors, eps);
-}
-
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH>
-DEVICE void rms_norm_of_sum(InFloats auto x, InFloats auto other, In<float> weight, OutFloats auto sum, OutFloats auto y,
-                            Out<float> factors, float eps) {
-    auto entry = [&](i64 at) { return kept_sum<WIDTH>(x, other, sum, at); };
-    rms_norm_row<ROWS, COLUMNS, THREADS, WIDTH>(entry, weight, y, factors, eps);
-}
-
-template <i64 ROWS, i64 COLUMNS, int THREADS, int WIDTH, bool ADD>
-DEVICE void rms_norm_grad(InFloats auto x, In<float> weight, In<float> factors, InFloats auto g, OutFloats auto out) {
-    using R = Row<ROWS, COLUMNS, THREADS, WIDTH>;
-    R of;
-    // The row, and the gradients of `y` times the weight.
-    typename R::Columns entry[R::GROUPS], up[R::GROUPS];
-    float factor = of.row < ROWS ? factors[of.row] : 0.0f, slope = 0.0f;
-    of.each([&](int group, i64 column, i64 at) {
-        Wide<WIDTH> w = load_wide<WIDTH>(weight, column);
-        entry[group] = load_wide<WIDTH>(x, at);
-        up[group] = load_wide<WIDTH>(g, at);
-        for (int k = 0; k < WIDTH; ++k) {
-            up[group].v[k] *= w.v[k];
-        }
-    });
-    of.each([&](int group, i64, i64) {
-        for (int k = 0; k < WIDTH; ++k) {
-            slope += up[group].v[k] * entry[group].v[k];
-        }
-    });
-    slope = of.sum(slope) * (factor * factor / (float)COLUMNS);
-    of.each([&](int group, i64, i64 at) {
-        for (int k = 0; k < WIDTH; ++k) {
-            up[group].v[k] = factor * (up[group].v[k] - entry[group].v[k] * slope);
-        }
-        give_wide<WIDTH, ADD>(out, at, up[group]);
-    });
-}
-
-template <i64 ROWS, i64 COLUMNS, i64 STRETCH>
-DEVICE void rms_norm_weight_parts(InFloats auto x, In<float> factors, InFloats auto g, Out<float> parts) {
-    column_parts<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
-        return g[row * COLUMNS + column] * (x[row * COLUMNS + column] * factors[row]);
-    });
 }

@@ -13,13 +13,12 @@
 //! w: sum over rows of g n               b: sum over rows of g
 //! ```
 //!
-//! The statistics of each row, `mean` and `r`, or `r` alone, are kept for it. `w` and `b` get their
+//! `mean` and `r` of each row are kept for it; the mean is 0 in `rms`. `w` and `b` get their
 //! gradients from an op of its own, which a frozen model does not run. Zhang and Sennrich, "Root
 //! mean square layer normalization", 2019.
 
+mod cpu;
 mod cuda;
-mod layer;
-mod rms;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
@@ -28,7 +27,7 @@ use crate::ops::row_chunks;
 use crate::value::{Type, Value};
 
 /// The norm of each row over the last dimension: `x`, weight and bias if it has one to `y`, and the
-/// statistics of each row, f32 `[rows, 2]` or `[rows]`.
+/// statistics of each row, f32 `[rows, 2]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
     kind: Kind,
@@ -106,8 +105,7 @@ impl Op for Norm {
                 return refuse!(self, "{what} is {ty}, not [{}] as for {x}", x.columns());
             }
         }
-        let dims = self.kind.either(vec![x.rows(), 2], vec![x.rows()]);
-        Ok(vec![x.clone(), Type::f32(&dims)])
+        Ok(vec![x.clone(), Type::f32(&[x.rows(), 2])])
     }
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -124,8 +122,8 @@ impl Op for Norm {
 
     fn run(&self, frame: &mut Frame<'_>) {
         match self.kind {
-            Kind::Layer => layer::run(self.eps, frame),
-            Kind::Rms => rms::run(self.eps, frame),
+            Kind::Layer => cpu::run::<true>(self.eps, frame),
+            Kind::Rms => cpu::run::<false>(self.eps, frame),
         }
     }
 }
@@ -134,14 +132,14 @@ impl Op for NormGrad {
     op! {
         name(self) self.0.either("layer_norm_grad", "rms_norm_grad");
         formats [Either, Full, Full, Either] => [Either]; accumulates;
-        cuda(self) cuda::gradient(self.name());
+        cuda(self) cuda::gradient(self.0);
         flops(self, inputs) self.0.either(15, 8) * inputs[0].len() as u64;
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
         match self.0 {
-            Kind::Layer => layer::run_gradient(frame),
-            Kind::Rms => rms::run_gradient(frame),
+            Kind::Layer => cpu::run_gradient::<true>(frame),
+            Kind::Rms => cpu::run_gradient::<false>(frame),
         }
     }
 }
@@ -166,8 +164,8 @@ impl Op for NormParameterGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         match self.0 {
-            Kind::Layer => layer::run_parameter_gradient(frame),
-            Kind::Rms => rms::run_weight_gradient(frame),
+            Kind::Layer => cpu::run_parameter_gradient::<true>(frame),
+            Kind::Rms => cpu::run_parameter_gradient::<false>(frame),
         }
     }
 }
