@@ -24,10 +24,8 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::losses::divergence_and_cross_entropy;
 use crate::networks::{Input, LEAKY};
-use crate::prompt::{
-    MaskedPrompt, On, Prompt, Rows, Token, divergence, given_masks, set_masks, texts, token,
-};
-use crate::removal::log_sum_exp;
+use crate::prompt::{MaskedPrompt, On, Prompt, Rows, Token, given_masks, set_masks, texts, token};
+use crate::removal::{divergence, log_sum_exp};
 
 /// Next tokens that are shown.
 const NEXT: usize = 5;

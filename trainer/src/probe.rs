@@ -26,9 +26,8 @@ use crate::component_model::RowsOf;
 use crate::component_set::{SiteSet, named};
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
-use crate::prompt::{
-    MaskedPrompt, On, Prompt, Rows, Token, divergence, rows_of_sites, texts, token,
-};
+use crate::prompt::{MaskedPrompt, On, Prompt, Rows, Token, rows_of_sites, texts, token};
+use crate::removal::divergence;
 
 /// Components of a set that are tried one by one, at most.
 const TRIED: usize = 256;

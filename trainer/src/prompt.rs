@@ -12,7 +12,6 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::metrics::toy::MAGNITUDE;
 use crate::networks::{Input, Target};
-use crate::removal::log_sum_exp;
 use crate::repeat::tile_rows;
 
 /// The input of a decomposition.
@@ -302,38 +301,4 @@ pub(crate) fn rows_of_sites(
             _ => RowsOf::Sequences,
         })
         .collect())
-}
-
-/// `KL(original || other)` of the next token, in nats.
-pub(crate) fn divergence(original: &[f32], other: &[f32]) -> f64 {
-    let [of_original, of_other] = [original, other].map(log_sum_exp);
-    let terms = original.iter().zip(other).map(|(&original, &other)| {
-        let before = f64::from(original) - of_original;
-        match before.exp() {
-            0.0 => 0.0,
-            likely => likely * (before - (f64::from(other) - of_other)),
-        }
-    });
-    match terms.sum::<f64>() {
-        // Rounding leaves that of equal distributions a little below 0.
-        below if below < 0.0 => 0.0,
-        sum => sum,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // By hand: (1/2, 1/2) against (1/4, 3/4) is ln 2 - ln 3 / 2.
-    #[test]
-    fn a_divergence_is_in_nats() {
-        let found = divergence(&[1.0, 1.0], &[0.0, 3f32.ln()]);
-        // Logits are f32.
-        assert!(
-            (found - (2f64.ln() - 3f64.ln() / 2.0)).abs() < 1e-7,
-            "{found}"
-        );
-        assert!(divergence(&[0.3, -2.0, 7.0], &[0.3, -2.0, 7.0]) < 1e-15);
-    }
 }

@@ -356,3 +356,15 @@ fn equal_changes_are_ordered_by_token_and_nan_is_left_out() {
     let none = effect(&[f32::NAN, 1.0], &[0.0, 1.0]);
     assert!(none.kl.is_nan() && none.up.is_empty() && none.down.is_empty());
 }
+
+// By hand: (1/2, 1/2) against (1/4, 3/4) is ln 2 - ln 3 / 2.
+#[test]
+fn a_divergence_is_in_nats() {
+    let found = divergence(&[1.0, 1.0], &[0.0, 3f32.ln()]);
+    // Logits are f32.
+    assert!(
+        (found - (2f64.ln() - 3f64.ln() / 2.0)).abs() < 1e-7,
+        "{found}"
+    );
+    assert!(divergence(&[0.3, -2.0, 7.0], &[0.3, -2.0, 7.0]) < 1e-15);
+}
