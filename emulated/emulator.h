@@ -1,4 +1,5 @@
-// Emulates the CUDA side of a kernel on a processor: the same source, thread by thread.
+// Emulates the CUDA side of a kernel on a processor: the same source, thread by thread, after this
+// in the place of `device.cuh`, which says what its functions do.
 //
 // Each thread of a block is a fiber, and blocks run one after another. A fiber runs until it ends
 // or waits: for its block at a barrier, for its warp at a shuffle. Every memory access is checked
@@ -141,11 +142,11 @@ static void copy_later(void *to, const void *from, size_t bytes) {
 
 static void close_group() { ++copies().group; }
 
-// Waits until at most `left` of the closed groups are unfinished.
-static void await_copies(unsigned left) {
+// Waits until at most LEFT of the closed groups are unfinished.
+template <unsigned LEFT> void await_copies() {
     std::vector<Copy> later;
     for (const Copy &copy : copies().pending) {
-        if (copy.group + left < copies().group) {
+        if (copy.group + LEFT < copies().group) {
             arrive(copy);
         } else {
             later.push_back(copy);
@@ -254,6 +255,17 @@ template <class T> struct Checked {
         return start[at];
     }
 
+    // The elements of a vector, which must start at a multiple of its size.
+    T *vector(long long at, size_t bytes) const {
+        for (size_t k = 0; k < bytes / sizeof(T); ++k) {
+            (*this)[at + k];
+        }
+        if ((uintptr_t)(start + at) % bytes != 0) {
+            fail("a misaligned vector", (uintptr_t)(start + at) % bytes, bytes);
+        }
+        return start + at;
+    }
+
     operator Checked<const T>() const { return {start, len, accesses}; }
 };
 
@@ -273,13 +285,6 @@ template <class T> Checked<T> shared(const void *site, size_t len) {
     block.shared_bytes += bytes;
     block.most_shared_bytes = block.shared_bytes > block.most_shared_bytes ? block.shared_bytes : block.most_shared_bytes;
     return {(T *)start, len, &shared_accesses};
-}
-
-// A vector must start at a multiple of its size.
-template <class T> void must_be_aligned(const T *first, size_t bytes) {
-    if ((uintptr_t)first % bytes != 0) {
-        fail("a misaligned vector", (uintptr_t)first % bytes, bytes);
-    }
 }
 
 // Values that the threads of a warp exchange. All threads must take part.
@@ -309,11 +314,11 @@ template <class T> using In = emulator::Checked<const T>;
 template <class T> using Out = emulator::Checked<T>;
 template <class T> using Shared = emulator::Checked<T>;
 
-static inline Shared<float> part_of(Shared<float> memory, int first) {
+template <class T = float> Shared<T> part_of(Shared<float> memory, int first) {
     if (first < 0 || (unsigned long long)first > memory.len) {
         emulator::fail("part of shared memory", (unsigned long long)first, memory.len);
     }
-    return {memory.start + first, memory.len - first, memory.accesses};
+    return {(T *)(memory.start + first), (memory.len - first) * sizeof(float) / sizeof(T), memory.accesses};
 }
 
 #define SHARED(type, name, len) \
@@ -322,6 +327,7 @@ static inline Shared<float> part_of(Shared<float> memory, int first) {
 
 #define LAUNCHED(name, len) SHARED(float, name, len)
 
+#define __expf expf
 #define threadIdx emulator::thread_index
 #define blockIdx emulator::block_index
 #define blockDim emulator::block_size
@@ -364,6 +370,90 @@ template <class To, class From> static inline To bits_as(From from) {
 static inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
 static inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 static inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline float fast_log2(float x) { return log2f(x); }
+static inline float fast_exp2(float x) { return exp2f(x); }
+
+static inline unsigned one_bf16(float x) {
+    unsigned bits = __float_as_uint(x);
+    if (x != x) {
+        return bits >> 16 | 0x40u;
+    }
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+static inline unsigned two_bf16(float low, float high) { return one_bf16(low) | one_bf16(high) << 16; }
+
+struct uint2 {
+    unsigned x, y;
+};
+
+struct uint4 {
+    unsigned x, y, z, w;
+};
+
+struct float4 {
+    float x, y, z, w;
+};
+
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+template <class V, class T> V load_as(emulator::Checked<T> x, long long at) {
+    V vector;
+    memcpy(&vector, x.vector(at, sizeof vector), sizeof vector);
+    return vector;
+}
+
+template <class V, class T> void store_as(emulator::Checked<T> y, long long at, V vector) {
+    memcpy(y.vector(at, sizeof vector), &vector, sizeof vector);
+}
+
+static inline void store_at_once(Out<float> y, long long at, const float (&v)[4]) { memcpy(y.vector(at, sizeof v), v, sizeof v); }
+
+using emulator::await_copies;
+using emulator::close_group;
+
+template <class T> void copy_later(Shared<T> to, int at, In<T> from, long long first, bool there) {
+    emulator::copy_later(to.vector(at, 16), there ? from.vector(first, 16) : nullptr, 16);
+}
+
+template <bool TURNED, class T> void load_matrices(unsigned (&m)[4], Shared<T> memory, int at) {
+    memory.vector(at, 16);
+    auto starts = emulator::show(at);
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+        unsigned both[2];
+        for (int k = 0; k < 2; ++k) {
+            int row = TURNED ? 2 * q + k : g, column = TURNED ? g : 2 * q + k;
+            both[k] = memory[starts.of(8 * i + row) + column].bits;
+        }
+        m[i] = both[0] | both[1] << 16;
+    }
+}
+
+struct Factors {
+    unsigned a[4], b[2];
+};
+
+static inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    auto factors = emulator::show(Factors{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    auto half = [](unsigned both, int k) { return __uint_as_float(k == 0 ? both << 16 : both & 0xffff0000u); };
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    for (int at = 0; at < 4; ++at) {
+        int lower = at / 2, column = 2 * q + at % 2;
+        // More exact than a device, which sums in f32 in an unspecified order.
+        double total = sum[at];
+        for (int k = 0; k < 16; ++k) {
+            const int side = k / 8, owner = k % 8 / 2;
+            float left = half(factors.of(4 * g + owner).a[lower + 2 * side], k % 2);
+            float right = half(factors.of(4 * column + owner).b[side], k % 2);
+            total += (double)left * right;
+        }
+        sum[at] = (float)total;
+    }
+}
 
 // Operands as the host passes them: start, and length in elements.
 struct Span {

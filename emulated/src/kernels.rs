@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn a_misaligned_vector_is_detected() {
         faults(
-            "store_aligned(y, 2, fill(1.0f))",
+            "store_wide(y, 2, fill(1.0f))",
             "a misaligned vector: 8 of 16",
         );
     }

@@ -7,7 +7,7 @@ use super::operand::Operand;
 use crate::value::DType;
 
 /// Source that precedes every kernel.
-pub const PRELUDE: &str = include_str!("prelude.cuh");
+pub const PRELUDE: &str = concat!(include_str!("device.cuh"), include_str!("prelude.cuh"));
 
 /// A kernel of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,22 +1,8 @@
-// Precedes every kernel: pointers, groups of four columns, sums, draws, elementary functions.
+// Precedes every kernel: pointers, vectors of columns, sums, draws, elementary functions.
 //
-// NVRTC compiles this without any header; a C++ compiler does after `emulated/emulator.h`, which
-// defines the CUDA keywords for a processor. Results do not depend on the device: there are no
-// atomics, and every sum has one order.
-
-#ifndef EMULATED
-template <class T> using In = const T *__restrict__;
-template <class T> using Out = T *__restrict__;
-template <class T> using Shared = T *;
-#define DEVICE static __device__ __forceinline__
-#define DEVICE_MEMBER __device__ __forceinline__
-#define SHARED(type, name, len) __shared__ type name[len]
-// Dynamic shared memory of the launch, aligned to vectors.
-#define LAUNCHED(name, len) extern __shared__ __align__(16) float name[]
-DEVICE Shared<float> part_of(Shared<float> memory, int first) { return memory + first; }
-#define KERNEL(name, threads, parameters, ...) \
-    extern "C" __global__ void __launch_bounds__(threads) name parameters { __VA_ARGS__; }
-#endif
+// NVRTC compiles this after `device.cuh`, without any header; a C++ compiler does after
+// `emulated/emulator.h`. Results do not depend on the device: there are no atomics, and every sum
+// has one order.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -26,26 +12,7 @@ DEVICE float f32(u32 bits) { return __uint_as_float(bits); }
 const u32 INFINITE = 0x7f800000u;
 DEVICE double f64(u64 bits) { return __longlong_as_double((i64)bits); }
 
-// ---- bf16: the upper half of a float, rounded to nearest, ties to even. It is for storage only;
-// arithmetic is float.
-
-#ifndef EMULATED
-// `low` becomes the lower half of the word.
-DEVICE u32 two_bf16(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-#else
-DEVICE u32 one_bf16(float x) {
-    u32 bits = __float_as_uint(x);
-    if (x != x) {
-        return bits >> 16 | 0x40u;
-    }
-    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-}
-DEVICE u32 two_bf16(float low, float high) { return one_bf16(low) | one_bf16(high) << 16; }
-#endif
+// ---- bf16: the upper half of a float, for storage only; arithmetic is float.
 
 struct bf16 {
     unsigned short bits;
@@ -57,32 +24,85 @@ struct bf16 {
     }
 };
 
-// `InFloats auto x`: an f32 or bf16 operand. `In<float>` is f32 in every program.
-template <class P> constexpr bool is_in = false;
-template <class P> constexpr bool is_out = false;
-#ifndef EMULATED
-template <> constexpr bool is_in<const float *> = true;
-template <> constexpr bool is_in<const bf16 *> = true;
-template <> constexpr bool is_out<float *> = true;
-template <> constexpr bool is_out<bf16 *> = true;
-#else
-template <> constexpr bool is_in<In<float>> = true;
-template <> constexpr bool is_in<In<bf16>> = true;
-template <> constexpr bool is_out<Out<float>> = true;
-template <> constexpr bool is_out<Out<bf16>> = true;
-#endif
-template <class P> concept InFloats = is_in<P>;
-template <class P> concept OutFloats = is_out<P>;
+// The two bf16s of a word.
+DEVICE float low_of(u32 both) { return f32(both << 16); }
+DEVICE float high_of(u32 both) { return f32(both & 0xffff0000u); }
+
+// `InFloats auto x`: an operand of f32 or bf16. `In<float>` is f32 in every program.
+template <class P> concept InFloats = requires(P p) { (float)p[0]; };
+template <class P> concept OutFloats = requires(P p) { p[0] = 0.0f; };
+template <class P> constexpr bool is_bf16 = requires(P p) { p[0].bits; };
 
 // ---- Numbers of a step: seed (low, high), step, first row, then the step scalars.
 
 DEVICE float scalar(In<u32> parameters, int index) { return f32(parameters[4 + index]); }
 
+// ---- WIDTH columns of a row: 16 bytes are 8 of bf16 and 4 of f32. One column where no vectors
+// are aligned.
+
+template <int WIDTH> struct Wide {
+    float v[WIDTH];
+};
+
+template <int WIDTH> DEVICE Wide<WIDTH> load_wide(auto x, i64 at) {
+    if constexpr (WIDTH == 1) {
+        return {{(float)x[at]}};
+    } else if constexpr (WIDTH == 4 && !is_bf16<decltype(x)>) {
+        float4 four = load_as<float4>(x, at);
+        return {{four.x, four.y, four.z, four.w}};
+    } else if constexpr (WIDTH == 4) {
+        uint2 two = load_as<uint2>(x, at);
+        return {{low_of(two.x), high_of(two.x), low_of(two.y), high_of(two.y)}};
+    } else if constexpr (!is_bf16<decltype(x)>) {
+        Wide<4> low = load_wide<4>(x, at), high = load_wide<4>(x, at + 4);
+        return {{low.v[0], low.v[1], low.v[2], low.v[3], high.v[0], high.v[1], high.v[2], high.v[3]}};
+    } else {
+        uint4 four = load_as<uint4>(x, at);
+        return {{low_of(four.x), high_of(four.x), low_of(four.y), high_of(four.y), low_of(four.z), high_of(four.z), low_of(four.w), high_of(four.w)}};
+    }
+}
+
+template <int WIDTH> DEVICE void store_wide(OutFloats auto y, i64 at, Wide<WIDTH> wide) {
+    const float *v = wide.v;
+    if constexpr (WIDTH == 1) {
+        y[at] = v[0];
+    } else if constexpr (WIDTH == 4 && !is_bf16<decltype(y)>) {
+        store_as(y, at, make_float4(v[0], v[1], v[2], v[3]));
+    } else if constexpr (WIDTH == 4) {
+        store_as(y, at, make_uint2(two_bf16(v[0], v[1]), two_bf16(v[2], v[3])));
+    } else if constexpr (!is_bf16<decltype(y)>) {
+        store_as(y, at, make_float4(v[0], v[1], v[2], v[3]));
+        store_as(y, at + 4, make_float4(v[4], v[5], v[6], v[7]));
+    } else {
+        store_as(y, at, make_uint4(two_bf16(v[0], v[1]), two_bf16(v[2], v[3]), two_bf16(v[4], v[5]), two_bf16(v[6], v[7])));
+    }
+}
+
+template <int WIDTH, bool ADD> DEVICE void give_wide(OutFloats auto y, i64 at, Wide<WIDTH> wide) {
+    if (ADD) {
+        Wide<WIDTH> before = load_wide<WIDTH>(y, at);
+        for (int k = 0; k < WIDTH; ++k) {
+            wide.v[k] = before.v[k] + wide.v[k];
+        }
+    }
+    store_wide(y, at, wide);
+}
+
+// The numbers as an operand holds them.
+template <int WIDTH> DEVICE Wide<WIDTH> as_stored(OutFloats auto y, Wide<WIDTH> wide) {
+    for (int k = 0; k < WIDTH && is_bf16<decltype(y)>; k += 2) {
+        u32 both = two_bf16(wide.v[k], k + 1 < WIDTH ? wide.v[k + 1] : 0.0f);
+        wide.v[k] = low_of(both);
+        if (k + 1 < WIDTH) {
+            wide.v[k + 1] = high_of(both);
+        }
+    }
+    return wide;
+}
+
 // ---- Groups of four: a thread has four columns of a row.
 
-struct Four {
-    float v[4];
-};
+using Four = Wide<4>;
 
 DEVICE Four fill(float value) { return Four{{value, value, value, value}}; }
 
@@ -90,66 +110,17 @@ template <class F> DEVICE Four map(F of) { return Four{{of(0), of(1), of(2), of(
 
 template <class F> DEVICE void each_of_four(F of) { of(0), of(1), of(2), of(3); }
 
-#ifndef EMULATED
-DEVICE Four load_aligned(In<float> x, i64 at) {
-    float4 four = *reinterpret_cast<const float4 *>(x + at);
-    return Four{{four.x, four.y, four.z, four.w}};
-}
-
-DEVICE Four load_aligned(In<bf16> x, i64 at) {
-    uint2 four = *reinterpret_cast<const uint2 *>(x + at);
-    const u32 high = 0xffff0000u;
-    return Four{{f32(four.x << 16), f32(four.x & high), f32(four.y << 16), f32(four.y & high)}};
-}
-
-DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
-    *reinterpret_cast<float4 *>(y + at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
-}
-
-DEVICE void store_aligned(Out<bf16> y, i64 at, Four four) {
-    *reinterpret_cast<uint2 *>(y + at) =
-        make_uint2(two_bf16(four.v[0], four.v[1]), two_bf16(four.v[2], four.v[3]));
-}
-
-// To global memory, by one instruction: where a part of the vector is known earlier than the rest,
-// the compiler may split `store_aligned` into four.
-DEVICE void store_at_once(Out<float> y, i64 at, Four four) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y + at), "f"(four.v[0]), "f"(four.v[1]), "f"(four.v[2]),
-                 "f"(four.v[3])
-                 : "memory");
-}
-#else
-template <class T> DEVICE Four load_vector(In<T> x, i64 at) {
-    emulator::must_be_aligned(x.start + at, 4 * sizeof(T));
-    return map([&](int k) { return (float)x[at + k]; });
-}
-
-DEVICE Four load_aligned(In<float> x, i64 at) { return load_vector(x, at); }
-DEVICE Four load_aligned(In<bf16> x, i64 at) { return load_vector(x, at); }
-
-DEVICE void store_aligned(OutFloats auto y, i64 at, Four four) {
-    emulator::must_be_aligned(y.start + at, 4 * sizeof(*y.start));
-    for (int k = 0; k < 4; ++k) {
-        y[at + k] = four.v[k];
-    }
-}
-
-DEVICE void store_at_once(Out<float> y, i64 at, Four four) { store_aligned(y, at, four); }
-#endif
-
-// Four columns of a row; zeros beyond its end. Written operands may be read.
-template <i64 COLUMNS> DEVICE Four load(auto x, i64 row, i64 column) {
-    i64 at = row * COLUMNS + column;
+// Four columns of a row of COLUMNS, at `at`; zeros beyond its end. Written operands may be read.
+template <i64 COLUMNS> DEVICE Four load_some(auto x, i64 at, i64 column) {
     if (COLUMNS % 4 == 0) {
-        return load_aligned(x, at);
+        return load_wide<4>(x, at);
     }
     return map([&](int k) { return column + k < COLUMNS ? (float)x[at + k] : 0.0f; });
 }
 
-template <i64 COLUMNS> DEVICE void store(OutFloats auto y, i64 row, i64 column, Four four) {
-    i64 at = row * COLUMNS + column;
+template <i64 COLUMNS> DEVICE void store_some(OutFloats auto y, i64 at, i64 column, Four four) {
     if (COLUMNS % 4 == 0) {
-        store_aligned(y, at, four);
+        store_wide(y, at, four);
         return;
     }
     for (int k = 0; k < 4; ++k) {
@@ -157,6 +128,12 @@ template <i64 COLUMNS> DEVICE void store(OutFloats auto y, i64 row, i64 column, 
             y[at + k] = four.v[k];
         }
     }
+}
+
+template <i64 COLUMNS> DEVICE Four load(auto x, i64 row, i64 column) { return load_some<COLUMNS>(x, row * COLUMNS + column, column); }
+
+template <i64 COLUMNS> DEVICE void store(OutFloats auto y, i64 row, i64 column, Four four) {
+    store_some<COLUMNS>(y, row * COLUMNS + column, column, four);
 }
 
 // y = [y +] four.
@@ -178,103 +155,6 @@ DEVICE float kept(Out<bf16> y, i64 at, float value) {
     rounded = value;
     y[at] = rounded;
     return rounded;
-}
-
-// ---- WIDTH columns of a row: 16 bytes are 8 of bf16 and 4 of f32. One column where no vectors
-// are aligned.
-
-template <int WIDTH> struct Wide {
-    float v[WIDTH];
-};
-
-#ifndef EMULATED
-DEVICE Wide<8> load_eight(In<bf16> x, i64 at) {
-    uint4 eight = *reinterpret_cast<const uint4 *>(x + at);
-    const u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
-    Wide<8> wide;
-    for (int k = 0; k < 4; ++k) {
-        wide.v[2 * k] = f32(words[k] << 16);
-        wide.v[2 * k + 1] = f32(words[k] & 0xffff0000u);
-    }
-    return wide;
-}
-
-DEVICE void store_eight(Out<bf16> y, i64 at, const Wide<8> &wide) {
-    const float *v = wide.v;
-    *reinterpret_cast<uint4 *>(y + at) =
-        make_uint4(two_bf16(v[0], v[1]), two_bf16(v[2], v[3]), two_bf16(v[4], v[5]), two_bf16(v[6], v[7]));
-}
-#else
-DEVICE Wide<8> load_eight(In<bf16> x, i64 at) {
-    emulator::must_be_aligned(x.start + at, 16);
-    Wide<8> wide;
-    for (int k = 0; k < 8; ++k) {
-        wide.v[k] = x[at + k];
-    }
-    return wide;
-}
-
-DEVICE void store_eight(Out<bf16> y, i64 at, const Wide<8> &wide) {
-    emulator::must_be_aligned(y.start + at, 16);
-    for (int k = 0; k < 8; ++k) {
-        y[at + k] = wide.v[k];
-    }
-}
-#endif
-
-template <class P> constexpr bool is_bf16 = requires(P p) { p[0].bits; };
-
-template <int WIDTH> DEVICE Wide<WIDTH> load_wide(auto x, i64 at) {
-    if constexpr (WIDTH == 8 && is_bf16<decltype(x)>) {
-        return load_eight(x, at);
-    } else {
-        Wide<WIDTH> wide;
-        if constexpr (WIDTH == 1) {
-            wide.v[0] = x[at];
-        } else {
-            for (int k = 0; k < WIDTH; k += 4) {
-                Four four = load_aligned(x, at + k);
-                each_of_four([&](int j) { wide.v[k + j] = four.v[j]; });
-            }
-        }
-        return wide;
-    }
-}
-
-template <int WIDTH> DEVICE void store_wide(OutFloats auto y, i64 at, const Wide<WIDTH> &wide) {
-    if constexpr (WIDTH == 8 && is_bf16<decltype(y)>) {
-        store_eight(y, at, wide);
-    } else if constexpr (WIDTH == 1) {
-        y[at] = wide.v[0];
-    } else {
-        for (int k = 0; k < WIDTH; k += 4) {
-            store_aligned(y, at + k, map([&](int j) { return wide.v[k + j]; }));
-        }
-    }
-}
-
-template <int WIDTH, bool ADD> DEVICE void give_wide(OutFloats auto y, i64 at, Wide<WIDTH> wide) {
-    if (ADD) {
-        Wide<WIDTH> before = load_wide<WIDTH>(y, at);
-        for (int k = 0; k < WIDTH; ++k) {
-            wide.v[k] = before.v[k] + wide.v[k];
-        }
-    }
-    store_wide<WIDTH>(y, at, wide);
-}
-
-// The numbers as an operand holds them.
-template <int WIDTH> DEVICE Wide<WIDTH> as_stored(Out<float>, Wide<WIDTH> wide) { return wide; }
-
-template <int WIDTH> DEVICE Wide<WIDTH> as_stored(Out<bf16>, Wide<WIDTH> wide) {
-    for (int k = 0; k < WIDTH; k += 2) {
-        u32 both = two_bf16(wide.v[k], k + 1 < WIDTH ? wide.v[k + 1] : 0.0f);
-        wide.v[k] = f32(both << 16);
-        if (k + 1 < WIDTH) {
-            wide.v[k + 1] = f32(both & 0xffff0000u);
-        }
-    }
-    return wide;
 }
 
 // `body(row, column)` for the four columns of this thread, if there are any.
@@ -385,14 +265,14 @@ template <int THREADS, i64 COLUMNS, i64 PITCH, class F> DEVICE void each_vector(
 // Only the first AT_ONCE elements are read.
 template <i64 PITCH> DEVICE Four load_vector_of_row(auto x, i64 row, i64 column) {
     i64 at = row * PITCH + column;
-    return AT_ONCE<PITCH> == 4 ? load_aligned(x, at) : fill(x[at]);
+    return AT_ONCE<PITCH> == 4 ? load_wide<4>(x, at) : fill(x[at]);
 }
 
 // Writes the elements before the end of the row, and zeros behind it.
 template <i64 COLUMNS, i64 PITCH> DEVICE void store_vector_of_row(OutFloats auto y, i64 row, i64 column, Four four) {
     i64 at = row * PITCH + column;
     if (AT_ONCE<PITCH> == 4) {
-        store_aligned(y, at, map([&](int k) { return column + k < COLUMNS ? four.v[k] : 0.0f; }));
+        store_wide(y, at, map([&](int k) { return column + k < COLUMNS ? four.v[k] : 0.0f; }));
     } else {
         y[at] = four.v[0];
     }
@@ -573,14 +453,14 @@ template <class T, int TENSORS, class F> DEVICE void each_share(const T (&tensor
 // Four elements of a tensor; zeros beyond its end.
 DEVICE Four load_until(auto x, i64 at, i64 len) {
     if (at + 4 <= len) {
-        return load_aligned(x, at);
+        return load_wide<4>(x, at);
     }
     return map([&](int k) { return at + k < len ? (float)x[at + k] : 0.0f; });
 }
 
 DEVICE void store_until(OutFloats auto y, i64 at, i64 len, Four four) {
     if (at + 4 <= len) {
-        store_aligned(y, at, four);
+        store_wide(y, at, four);
         return;
     }
     for (int k = 0; k < 4; ++k) {
@@ -718,25 +598,6 @@ DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 DEVICE float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 
 DEVICE float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-// log2(x) within 2^-22 max(1, |log2(x)|) for normal x > 0, and 2^x within 2^-22 2^x: a GPU's own
-// instructions. Both keep NaN. Subnormal operands and results are zeros.
-#ifndef EMULATED
-DEVICE float fast_log2(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-DEVICE float fast_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#else
-DEVICE float fast_log2(float x) { return log2f(x); }
-DEVICE float fast_exp2(float x) { return exp2f(x); }
-#endif
 
 // The largest of some numbers, and the sum of the powers of their distances from it.
 struct Powers {

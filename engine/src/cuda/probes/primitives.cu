@@ -4,7 +4,7 @@
 // it reports what its opposite lane copied.
 DEVICE void probe_cp_async(In<bf16> x, Out<u32> y) {
     LAUNCHED(memory, 256);
-    Shared<bf16> tile = bf16_part(memory, 0);
+    Shared<bf16> tile = part_of<bf16>(memory, 0);
     int own = 8 * threadIdx.x, other = 8 * (31 - threadIdx.x);
     copy_later(tile, own, x, own, true);
     close_group();
@@ -25,7 +25,7 @@ DEVICE void probe_cp_async(In<bf16> x, Out<u32> y) {
 // Four matrices of 8 x 8, plain and transposed.
 DEVICE void probe_ldmatrix(In<bf16> x, Out<u32> y) {
     LAUNCHED(memory, 128);
-    Shared<bf16> tile = bf16_part(memory, 0);
+    Shared<bf16> tile = part_of<bf16>(memory, 0);
     int own = 8 * threadIdx.x;
     for (int k = 0; k < 8; ++k) {
         tile[own + k] = (float)x[own + k];

@@ -59,7 +59,7 @@ DEVICE void store_masked(Shared<bf16> tile, const typename Share<LINES, WIDTH>::
 #pragma unroll
     for (int n = 0; n < Warps::n; ++n) {
         Four x = sums.four(0, n), m = masks.m[n];
-        store_aligned(tile, at + 8 * n, map([&](int k) { return x.v[k] * m.v[k]; }));
+        store_wide(tile, at + 8 * n, map([&](int k) { return x.v[k] * m.v[k]; }));
     }
 }
 
@@ -83,10 +83,10 @@ DEVICE void site_rows(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, 
     const int first_room = BACK ? room(WIDTH, k_whole) : room(k_whole, WIDTH);
     const int second_room = BACK ? room(n_whole, WIDTH) : room(WIDTH, n_whole);
     LAUNCHED(memory, a_room + x_room + first_room + second_room + room(LINES, WIDTH));
-    Shared<bf16> a_tile = bf16_part(memory, 0), x_tile = bf16_part(memory, a_room);
-    Shared<bf16> first_tile = bf16_part(memory, a_room + x_room);
-    Shared<bf16> second_tile = bf16_part(memory, a_room + x_room + first_room);
-    Shared<bf16> masked_tile = bf16_part(memory, a_room + x_room + first_room + second_room);
+    Shared<bf16> a_tile = part_of<bf16>(memory, 0), x_tile = part_of<bf16>(memory, a_room);
+    Shared<bf16> first_tile = part_of<bf16>(memory, a_room + x_room);
+    Shared<bf16> second_tile = part_of<bf16>(memory, a_room + x_room + first_room);
+    Shared<bf16> masked_tile = part_of<bf16>(memory, a_room + x_room + first_room + second_room);
     i64 row = (i64)blockIdx.x * LINES;
     auto copy_first = [&](i64 column) {
         if (BACK) {
@@ -189,9 +189,9 @@ DEVICE void site_sums(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, 
     const int a_room = room(LINES, k_whole), z_room = room(LINES, n_whole);
     const int first_room = BACK ? room(WIDTH, k_whole) : room(k_whole, WIDTH);
     LAUNCHED(memory, a_room + z_room + first_room + room(LINES, WIDTH));
-    Shared<bf16> a_tile = bf16_part(memory, 0), z_tile = bf16_part(memory, a_room);
-    Shared<bf16> first_tile = bf16_part(memory, a_room + z_room);
-    Shared<bf16> masked_tile = bf16_part(memory, a_room + z_room + first_room);
+    Shared<bf16> a_tile = part_of<bf16>(memory, 0), z_tile = part_of<bf16>(memory, a_room);
+    Shared<bf16> first_tile = part_of<bf16>(memory, a_room + z_room);
+    Shared<bf16> masked_tile = part_of<bf16>(memory, a_room + z_room + first_room);
     i64 column = (i64)blockIdx.x * WIDTH, start = (i64)blockIdx.y * STRETCH;
     i64 end = start + STRETCH < ROWS ? start + STRETCH : ROWS;
     if (BACK) {

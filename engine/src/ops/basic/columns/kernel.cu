@@ -6,12 +6,12 @@ DEVICE void columns(InFloats auto x, OutFloats auto y) {
     each_four<ROWS, COUNT>([&](i64 row, i64 column) {
         i64 at = row * Y_COLUMNS + FIRST + column, in_run = FIRST + column - TO, from = row * X_COLUMNS + FROM + in_run;
         if (FOURS) {
-            Four four = in_run >= 0 && in_run < LEN ? load_aligned(x, from) : fill(0.0f);
+            Four four = in_run >= 0 && in_run < LEN ? load_wide<4>(x, from) : fill(0.0f);
             if (ADD) {
-                Four before = load_aligned(y, at);
+                Four before = load_wide<4>(y, at);
                 four = map([&](int k) { return before.v[k] + four.v[k]; });
             }
-            store_aligned(y, at, four);
+            store_wide(y, at, four);
             return;
         }
         for (int k = 0; k < 4 && column + k < COUNT; ++k) {

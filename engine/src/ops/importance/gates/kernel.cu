@@ -140,7 +140,7 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
             Four with = noisy<ROWS, COLUMNS, NOISE>(parameters, what, given, row, column, logit);
             Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
             if (COLUMNS % 4 == 0) {
-                store_at_once(g, row * COLUMNS + column, importance);
+                store_at_once(g, row * COLUMNS + column, importance.v);
             } else {
                 store<COLUMNS>(g, row, column, importance);
             }

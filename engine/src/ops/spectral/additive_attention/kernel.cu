@@ -3,11 +3,7 @@
 // side, a lane has one of those columns, and a warp every eighth row. Tiles have rows padded by
 // one.
 
-#ifndef EMULATED
 DEVICE float quick_logistic(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-#else
-DEVICE float quick_logistic(float x) { return logistic(x); }
-#endif
 
 template <i64 POSITIONS, int HEADS, int HIDDEN, int SIZE, bool CAUSAL> struct Additive {
     static const i64 positions = POSITIONS, tiles = (POSITIONS + 31) / 32;

@@ -24,26 +24,6 @@ template <int M> DEVICE int warp_row() { return threadIdx.x / 32 * (16 * M); }
 
 constexpr float LOG2_OF_E = 1.4426950408889634f, LN_OF_2 = 0.6931471805599453f;
 
-// Four of COLUMNS columns from `column` on, which lie at `at`; zeros beyond the last.
-template <int COLUMNS> DEVICE Four load_some(auto x, i64 at, int column) {
-    if (COLUMNS % 4 == 0) {
-        return load_aligned(x, at);
-    }
-    return map([&](int k) { return column + k < COLUMNS ? (float)x[at + k] : 0.0f; });
-}
-
-template <int COLUMNS> DEVICE void store_some(OutFloats auto y, i64 at, int column, Four four) {
-    if (COLUMNS % 4 == 0) {
-        store_aligned(y, at, four);
-        return;
-    }
-    for (int k = 0; k < 4; ++k) {
-        if (column + k < COLUMNS) {
-            y[at + k] = four.v[k];
-        }
-    }
-}
-
 // A head in an operand: its first column, and the columns of the operand.
 struct Columns {
     i64 first, all;
@@ -118,7 +98,7 @@ DEVICE void store_head(Shared<float> tile, const Sums<M, N> &sums, OutFloats aut
         if (position + line >= H::positions) {
             continue;
         }
-        Four four = load_aligned(tile, line * p + column);
+        Four four = load_wide<4>(tile, line * p + column);
         if (TURN) {
             four = map([&](int k) {
                 int at = column + k, pair = at < half ? at : at - half;
@@ -308,12 +288,12 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
     typedef ForwardTiles<H> T;
     const int M = 2, KEYS = T::passing;
     LAUNCHED(memory, T::own_room + 4 * T::passing_room);
-    Shared<bf16> queries = bf16_part(memory, 0);
+    Shared<bf16> queries = part_of<bf16>(memory, 0);
     int unit = blockIdx.x / T::count, b = unit / H::heads, head = unit % H::heads, kv = head / H::group;
     // Of causal tiles, the last have the most keys; they start first.
     int position = (T::count - 1 - (int)(blockIdx.x % T::count)) * T::rows, lane = threadIdx.x % 32;
     const float factor = scale * LOG2_OF_E;
-    auto passing = [&](int stage, int which) { return bf16_part(memory, T::own_room + (2 * stage + which) * T::passing_room); };
+    auto passing = [&](int stage, int which) { return part_of<bf16>(memory, T::own_room + (2 * stage + which) * T::passing_room); };
     auto copy = [&](int first, int stage) {
         copy_head<H, KEYS>(passing(stage, 0), k, k_columns<H>(kv), b, first);
         copy_head<H, KEYS>(passing(stage, 1), v, v_columns<H>(kv), b, first);
@@ -428,13 +408,13 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
     const int M = T::rows / 64, QUERIES = T::passing;
     const int numbers_at = 2 * T::own_room + 4 * T::passing_room;
     LAUNCHED(memory, numbers_at + 4 * QUERIES);
-    Shared<bf16> keys = bf16_part(memory, 0), values = bf16_part(memory, T::own_room);
+    Shared<bf16> keys = part_of<bf16>(memory, 0), values = part_of<bf16>(memory, T::own_room);
     // Of each query, its log-sum-exp to base two and its dot.
     Shared<float> numbers = part_of(memory, numbers_at);
     int b = blockIdx.x / T::count / H::kv_heads, kv = blockIdx.x / T::count % H::kv_heads;
     int first = blockIdx.x % T::count * T::rows, lane = threadIdx.x % 32;
     const float factor = scale * LOG2_OF_E;
-    auto passing = [&](int stage, int which) { return bf16_part(memory, 2 * T::own_room + (2 * stage + which) * T::passing_room); };
+    auto passing = [&](int stage, int which) { return part_of<bf16>(memory, 2 * T::own_room + (2 * stage + which) * T::passing_room); };
     auto copy = [&](int head, int position, int stage) {
         copy_head<H, QUERIES>(passing(stage, 0), q, q_columns<H>(head), b, position);
         copy_head<H, QUERIES>(passing(stage, 1), g, y_columns<H>(head), b, position);
@@ -501,7 +481,7 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
             int own = 2 * (stage * QUERIES + lane % 4 * 2);
 #pragma unroll
             for (int n = 0; n < QUERIES / 8; ++n) {
-                Four of = load_aligned(numbers, own + 16 * n);
+                Four of = load_wide<4>(numbers, own + 16 * n);
 #pragma unroll
                 for (int m = 0; m < M; ++m) {
 #pragma unroll
@@ -531,11 +511,11 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
     typedef GradTiles<H> T;
     const int M = T::rows / 64, KEYS = T::passing;
     LAUNCHED(memory, 2 * T::own_room + 4 * T::passing_room);
-    Shared<bf16> queries = bf16_part(memory, 0), gradients = bf16_part(memory, T::own_room);
+    Shared<bf16> queries = part_of<bf16>(memory, 0), gradients = part_of<bf16>(memory, T::own_room);
     int unit = blockIdx.x / T::count, b = unit / H::heads, head = unit % H::heads, kv = head / H::group;
     int position = (T::count - 1 - (int)(blockIdx.x % T::count)) * T::rows, lane = threadIdx.x % 32;
     const float factor = scale * LOG2_OF_E;
-    auto passing = [&](int stage, int which) { return bf16_part(memory, 2 * T::own_room + (2 * stage + which) * T::passing_room); };
+    auto passing = [&](int stage, int which) { return part_of<bf16>(memory, 2 * T::own_room + (2 * stage + which) * T::passing_room); };
     auto copy = [&](int first, int stage) {
         copy_head<H, KEYS>(passing(stage, 0), k, k_columns<H>(kv), b, first);
         copy_head<H, KEYS>(passing(stage, 1), v, v_columns<H>(kv), b, first);
