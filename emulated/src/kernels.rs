@@ -14,28 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::bf16;
 use libloading::Library;
 use spd_engine::DType;
-use spd_engine::cuda::replacement::{Kernel, Key, Layout, Matrix, PRELUDE, Product, Source};
+use spd_engine::cuda::replacement::{Key, Layout, Matrix, Product};
 
 const HEADER: &str = include_str!("../emulator.h");
-
-/// Source of several kernels, to be compiled together.
-pub(crate) fn source(kernels: &[Kernel]) -> String {
-    let mut sources: Vec<Source> = Vec::new();
-    for kernel in kernels {
-        if !sources.contains(&kernel.source) {
-            sources.push(kernel.source);
-        }
-    }
-    let mut text = PRELUDE.to_owned();
-    for source in sources {
-        text += &format!("\n// ---- {}\n\n{}", source.name, source.text);
-    }
-    text.push('\n');
-    for kernel in kernels {
-        text += &format!("KERNEL({}, {})\n", kernel.name, kernel.definition);
-    }
-    text
-}
 
 /// Exclusive use of a compiled library: all handles share its static variables.
 type Turn = Arc<Mutex<()>>;
@@ -341,12 +322,17 @@ pub(super) fn multiply(
 
 #[cfg(test)]
 mod tests {
+    use spd_engine::cuda::replacement::source;
+
     use super::*;
 
     /// Runs `KERNEL(kernel, 64, (Out<float> y), body)` over two blocks and 128 numbers, in both
     /// orders of threads.
     fn run(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
-        let source = format!("{PRELUDE}\nKERNEL(kernel, 64, (Out<float> y), {body})\n");
+        let source = format!(
+            "{}KERNEL(kernel, 64, (Out<float> y), {body})\n",
+            source(&[])
+        );
         let kernels = Kernels::new(&source)?;
         Some([false, true].map(|backwards| {
             let (mut y, mut accesses) = (vec![[0f32; 4]; 32], 0);
@@ -445,7 +431,8 @@ mod tests {
     fn run_copies(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
         let cores = include_str!("../../engine/src/cuda/tensor_cores.cuh");
         let parameters = "(Out<float> y, In<bf16> x)";
-        let source = format!("{PRELUDE}\n{cores}\nKERNEL(kernel, 32, {parameters}, {body})\n");
+        let prelude = source(&[]);
+        let source = format!("{prelude}{cores}\nKERNEL(kernel, 32, {parameters}, {body})\n");
         let kernels = Kernels::new(&source)?;
         Some([false, true].map(|backwards| {
             let (mut y, mut accesses) = (vec![0f32; 128], 0);

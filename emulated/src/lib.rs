@@ -26,11 +26,10 @@ use spd_engine::Fault;
 use spd_engine::cuda::Device;
 use spd_engine::cuda::replacement::{
     self, Algorithm, Argument, Direction, Driver, Factors, Kernel, Key, LibraryCall, Module,
-    PlacedProduct, Replacement, Stream, Transfer, compile_all,
+    PlacedProduct, Replacement, Stream, Transfer, compile_all, source,
 };
 
 use kernels::Kernels;
-pub(crate) use kernels::source;
 #[cfg(test)]
 pub(crate) use kernels::{Operand, Traffic, is_there};
 use memory::Memory;

@@ -19,7 +19,7 @@ use super::Fault;
 use super::autotune_record::Autotuned;
 use super::device::Device;
 use super::device_op::{DeviceGraph, DeviceNode};
-use super::kernel::PRELUDE;
+use super::lowering::{SHARED, Source};
 use super::placed::{Method, PlacedProduct, Step};
 use super::product_kernel;
 use super::program::Program;
@@ -27,16 +27,12 @@ use super::sites::{Found, SitePart, part};
 use super::trial::{Trial, alone_in_arena};
 use crate::cuda::site::KERNELS;
 use crate::graph::Home;
-use crate::value::Value;
+use crate::value::{Type, Value};
 
-/// Sources of the kernels of sites, and of their separate products.
-fn sources_of_sites() -> String {
-    [PRELUDE, KERNELS.text].concat()
-}
-
-/// Sources of the kernels of products.
-fn sources_of_products() -> String {
-    [PRELUDE, product_kernel::KERNELS.text].concat()
+/// The device, and the hash of the sources of kernels: what all timings depend on.
+fn kind_on(device: &str, kernels: Source) -> String {
+    let sources = [SHARED, kernels].map(|source| source.whole()).concat();
+    format!("{device}\n{:032x}\n", xxh3_128(sources.as_bytes()))
 }
 
 impl Device {
@@ -78,29 +74,18 @@ impl Device {
 
 /// Everything that timings of a site depend on.
 fn kind_of_site(from: &DeviceGraph, site: &Found, device: &str) -> String {
-    let mut kind = format!("{device}\n{:032x}", xxh3_128(sources_of_sites().as_bytes()));
+    let mut kind = kind_on(device, KERNELS);
     for &index in &site.products {
         let node = &from.nodes[index];
-        let types: Vec<String> = node
-            .inputs
-            .iter()
-            .map(|&value| from.ty(value).to_string())
-            .collect();
-        let adds: Vec<bool> = node.into.iter().map(Option::is_some).collect();
-        let inputs: Vec<_> = node.inputs.iter().map(|&value| from.ty(value)).collect();
+        let [inputs, outputs] = [&node.inputs, &node.outputs]
+            .map(|values| -> Vec<&Type> { values.iter().map(|&value| from.ty(value)).collect() });
         let settings = match part(&node.op, &inputs) {
             Some(SitePart::Masked(mask) | SitePart::MaskedGrad(mask, _)) => mask.kind(),
             _ => format!("{:?}", node.op),
         };
-        let outputs: Vec<String> = node
-            .outputs
-            .iter()
-            .map(|&value| from.ty(value).to_string())
-            .collect();
-        kind += &format!(
-            "\n{} {settings} {types:?} {outputs:?} {adds:?}",
-            node.op.name()
-        );
+        let adds: Vec<bool> = node.into.iter().map(Option::is_some).collect();
+        let name = node.op.name();
+        kind += &format!("{name} {settings} {inputs:?} {outputs:?} {adds:?}\n");
     }
     kind
 }
@@ -172,8 +157,11 @@ fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Autotuned
 
 /// Everything that timings of a product depend on.
 fn kind_of_product(placed: &PlacedProduct, device: &str) -> String {
-    let own = xxh3_128(sources_of_products().as_bytes());
-    format!("{device}\n{own:032x}\n{:?}", placed.key())
+    format!(
+        "{}{:?}",
+        kind_on(device, product_kernel::KERNELS),
+        placed.key()
+    )
 }
 
 /// The nodes as a program of their own, whose inputs are the values that other nodes compute.

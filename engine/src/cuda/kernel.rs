@@ -2,12 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use super::lowering::{Launch, Source};
+use super::lowering::{Launch, SHARED, Source};
 use super::operand::Operand;
 use crate::value::DType;
 
-/// Source that precedes every kernel.
-pub const PRELUDE: &str = concat!(include_str!("device.cuh"), include_str!("prelude.cuh"));
+/// CUDA C++ of several kernels, to be compiled together.
+pub fn source(kernels: &[Kernel]) -> String {
+    let mut sources = vec![SHARED];
+    for kernel in kernels {
+        if !sources.contains(&kernel.source) {
+            sources.push(kernel.source);
+        }
+    }
+    let mut text: String = sources.iter().map(Source::whole).collect();
+    for Kernel {
+        name, definition, ..
+    } in kernels
+    {
+        text += &format!("KERNEL({name}, {definition})\n");
+    }
+    text
+}
 
 /// A kernel of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,12 +73,12 @@ impl Kernel {
 
     /// Name and source of this kernel alone, the same in every program.
     pub(crate) fn alone(&self) -> (String, String) {
-        let Self {
-            source, definition, ..
-        } = self;
         let name = format!("spd_{}", self.function());
-        let text = format!("{PRELUDE}\n{}\nKERNEL({name}, {definition})\n", source.text);
-        (name, text)
+        let alone = Self {
+            name: name.clone(),
+            ..self.clone()
+        };
+        (name, source(&[alone]))
     }
 }
 

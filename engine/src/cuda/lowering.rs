@@ -18,22 +18,50 @@ pub struct Source {
     pub name: &'static str,
     /// CUDA C++.
     pub text: &'static str,
+    /// Numbers that the kernels share with their launches, by their names in the kernels.
+    pub numbers: &'static [(&'static str, usize)],
 }
 
 impl Source {
     pub(crate) const fn new(name: &'static str, text: &'static str) -> Self {
-        Self { name, text }
+        let numbers = &[];
+        Self {
+            name,
+            text,
+            numbers,
+        }
+    }
+
+    /// The source with its numbers.
+    pub(crate) fn whole(&self) -> String {
+        let Self { name, text, .. } = self;
+        let numbers = self.numbers.iter();
+        let numbers = numbers.map(|(name, number)| format!("const int {name} = {number};\n"));
+        format!("// ---- {name}\n{}\n{text}\n", numbers.collect::<String>())
     }
 }
 
-/// Kernels that several ops launch, part of every program.
-pub(crate) const SHARED: Source = Source::new("prelude", "");
+/// What every kernel needs, and kernels that several ops launch; precedes all other sources.
+pub(crate) const SHARED: Source = Source {
+    numbers: &[
+        ("PART", PART),
+        ("SHARE", SHARE),
+        ("FIRST_SCALAR", FIRST_SCALAR),
+    ],
+    ..Source::new(
+        "prelude",
+        concat!(include_str!("device.cuh"), include_str!("prelude.cuh")),
+    )
+};
+
+/// Numbers of the step before its scalars: seed (low, high), step, first row.
+pub(super) const FIRST_SCALAR: usize = 4;
 
 /// Default threads of a block.
 pub(crate) const THREADS: usize = 256;
-/// Elements of a partial sum, as in `prelude.cuh`.
+/// Elements of a partial sum.
 const PART: usize = 4096;
-/// Elements of one tensor that one block processes, as in `prelude.cuh`.
+/// Elements of one tensor that one block processes.
 const SHARE: usize = 8192;
 /// Maximum of operands of a kernel: their addresses take at most 4096 bytes.
 pub(crate) const MOST_OPERANDS: usize = 512;
@@ -108,22 +136,33 @@ impl From<f64> for Argument {
     }
 }
 
-/// A constant of a kernel: a number or a boolean.
+/// A constant of a kernel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Constant(i64);
+pub(crate) enum Constant {
+    /// A number or a boolean.
+    Number(i64),
+    /// An enumerator of the kernels.
+    Name(&'static str),
+}
+
+impl From<&'static str> for Constant {
+    fn from(name: &'static str) -> Self {
+        Self::Name(name)
+    }
+}
 
 macro_rules! constant {
     ($($from:ty)*) => {
         $(impl From<$from> for Constant {
             fn from(value: $from) -> Self {
-                Self(i64::try_from(value).expect("a size of a kernel"))
+                Self::Number(i64::try_from(value).expect("a size of a kernel"))
             }
         })*
     };
 }
 constant!(usize i32 u32 bool);
 
-/// An array of constants, of numbers and booleans.
+/// An array of constants, of numbers, booleans and names.
 macro_rules! constants {
     ($($constant:expr),+ $(,)?) => {
         [$($crate::cuda::lowering::Constant::from($constant)),+]
@@ -275,7 +314,11 @@ impl<'a> Lowering<'a> {
         function: &str,
         constants: &[Constant],
     ) -> Pending<'_, 'a> {
-        let constants: Vec<String> = constants.iter().map(|c| c.0.to_string()).collect();
+        let constants = constants.iter().map(|constant| match constant {
+            Constant::Number(number) => number.to_string(),
+            Constant::Name(name) => (*name).to_owned(),
+        });
+        let constants: Vec<String> = constants.collect();
         let call = if constants.is_empty() {
             function.to_owned()
         } else {

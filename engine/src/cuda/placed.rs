@@ -3,17 +3,15 @@
 use std::ops::Range;
 
 use super::kernel::{Kernel, Writer};
+use super::lowering::FIRST_SCALAR;
 use super::product::{Algorithm, Key, Product};
 use crate::profile::OpProfile;
 use crate::store::Slot;
 use crate::value::DType;
 
-/// Numbers of the step before its scalars: seed (low, high), step, first row.
-const FIXED_PARAMETERS: usize = 4;
-
 /// Words of the numbers of a step, which follow the inputs.
 pub(crate) fn numbers(scalars: usize) -> usize {
-    FIXED_PARAMETERS + scalars
+    FIRST_SCALAR + scalars
 }
 
 /// A frozen tensor in bf16, of so many rows and columns: there are zeros behind its own.

@@ -35,7 +35,7 @@ template <class P> constexpr bool is_bf16 = requires(P p) { p[0].bits; };
 
 // ---- Numbers of a step: seed (low, high), step, first row, then the step scalars.
 
-DEVICE float scalar(In<u32> parameters, int index) { return f32(parameters[4 + index]); }
+DEVICE float scalar(In<u32> parameters, int index) { return f32(parameters[FIRST_SCALAR + index]); }
 
 // ---- WIDTH columns of a row: 16 bytes are 8 of bf16 and 4 of f32. One column where no vectors
 // are aligned.
@@ -280,8 +280,6 @@ template <i64 COLUMNS, i64 PITCH> DEVICE void store_vector_of_row(OutFloats auto
 
 // ---- Sums over a whole tensor: one part per block, then all parts in f64.
 
-const int PART = 4096;
-
 template <int THREADS, i64 LEN, class F> DEVICE void part_sum(Out<float> parts, F term) {
     float sum = 0.0f;
     i64 end = ((i64)blockIdx.x + 1) * PART;
@@ -425,8 +423,6 @@ DEVICE void add_stretches(In<float> parts, OutFloats auto y) {
 // ---- One launch over many tensors: a block takes a share of one of them. The structure of a
 // tensor has its operands, its length and the number of its first block.
 
-const i64 SHARE = 8192;
-
 // Of COUNT tensors from FIRST on, the one of this block: the last whose first block is not behind
 // it. All are kernel arguments, and selecting by constants keeps them there.
 template <int FIRST, int COUNT, class T, int TENSORS> DEVICE T tensor_of_block(const T (&tensors)[TENSORS]) {
@@ -510,7 +506,7 @@ template <i64 ROWS> DEVICE float uniform_at(In<u32> parameters, i64 row, u32 col
 
 // ---- Masks of components, computed where they are used.
 
-// Kinds of masks, and sources of draws; the numbers of `ops/site/masked/cuda.rs`.
+// Kinds of masks, and sources of draws.
 enum { MASK_IMPORTANCE, MASK_BETWEEN, MASK_DRAWN, MASK_ROUNDED, MASK_ONES };
 enum { DRAW_NONE, DRAW_UNIFORM, DRAW_COIN, DRAW_GIVEN };
 

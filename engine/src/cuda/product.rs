@@ -149,9 +149,9 @@ mod tests {
     use super::*;
     use crate::cuda::compiler::explained;
     use crate::cuda::driver::Argument as Operands;
-    use crate::cuda::emulated::{Emulated, Order, is_there, source};
+    use crate::cuda::emulated::{Emulated, Order, is_there};
     use crate::cuda::enqueue::enqueue;
-    use crate::cuda::kernel::Kernel;
+    use crate::cuda::kernel::{Kernel, source};
     use crate::cuda::libraries::Library;
     use crate::cuda::operand::At;
     use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step};

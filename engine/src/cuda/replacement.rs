@@ -7,8 +7,7 @@ pub use super::compiler::compile_all;
 pub use super::driver::{
     Argument, Direction, Driver, Factors, LibraryCall, Module, Stream, Transfer,
 };
-pub use super::kernel::{Kernel, PRELUDE};
-pub use super::lowering::Source;
+pub use super::kernel::{Kernel, source};
 pub use super::placed::PlacedProduct;
 pub use super::product::{Algorithm, Key, Layout, Matrix, Product};
 

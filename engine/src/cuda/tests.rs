@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::compiler::{compile, compile_all, explained, keep};
-use super::emulated::{self, Emulated, Operand, Order, is_there, source, test_cache};
+use super::emulated::{self, Emulated, Operand, Order, is_there, test_cache};
 use super::every_op::{EVEN, EveryOp, LARGE, RAGGED, Sizes};
-use super::kernel::Kernel;
+use super::kernel::{Kernel, source};
 use super::libraries::Library;
 use super::program::Program;
 use super::{Arena, Device, Fault};

@@ -4,12 +4,14 @@ use crate::cuda::lowering::{Argument, Constant, Lowering, Source};
 use crate::ops::site::masked::MaskOperands;
 
 pub(crate) const KERNELS: Source = Source {
-    name: "site",
-    text: concat!(
-        include_str!("../../cuda/tensor_cores.cuh"),
-        "\n",
-        include_str!("kernel.cu")
-    ),
+    numbers: &[("SITE_THREADS", THREADS)],
+    ..Source::new(
+        "site",
+        concat!(
+            include_str!("../../cuda/tensor_cores.cuh"),
+            include_str!("kernel.cu")
+        ),
+    )
 };
 
 /// Enough blocks to keep a large GPU busy.

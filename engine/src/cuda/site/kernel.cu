@@ -1,6 +1,5 @@
 // A block of eight warps processes tiles of positions by components. Two tiles of factors alternate
 // in shared memory: one is multiplied while the other arrives.
-const int SITE_THREADS = 256;
 
 // Shares of the warps in a tile of LINES positions by WIDTH components: 16 lines each.
 template <int LINES, int WIDTH> struct Share {

@@ -1,4 +1,4 @@
-use super::{ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
+use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cuda::lowering::{
     Argument, Constant, Lowering, Source, THREADS, arguments, constants, lines, scalar,
     short_stretches,
@@ -7,22 +7,30 @@ use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
 
-/// The pair of sigmoids, the noise, the penalty and its parameter's index, as the kernels number
-/// them; and the noise's stream.
-fn numbers(op: &ImportanceGates) -> ([Constant; 4], Argument) {
+/// The pair of sigmoids, the noise, the penalty and its parameter's index for the kernels; and the
+/// noise's stream.
+fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
+    let gates = match op.gates {
+        Gates::LeakyHard => "GATES_LEAKY_HARD",
+        Gates::Hard => "GATES_HARD",
+        Gates::UpperLeakyHard => "GATES_UPPER_LEAKY_HARD",
+        Gates::Normal => "GATES_NORMAL",
+        Gates::SwishHard => "GATES_SWISH_HARD",
+    };
     let (noise, word) = match op.noise {
-        LogitNoise::None => (0, 0),
-        LogitNoise::Drawn(stream) => (1, stream.word()),
-        LogitNoise::Given => (2, 0),
+        LogitNoise::None => ("NOISE_NONE", 0),
+        LogitNoise::Drawn(stream) => ("NOISE_DRAWN", stream.word()),
+        LogitNoise::Given => ("NOISE_GIVEN", 0),
     };
-    let (penalty, parameter) = match op.penalty {
-        None => (0, Constant::from(-1)),
-        Some((Penalty::Power, exponent)) => (1, scalar(exponent)),
-        Some((Penalty::Smooth { normalized: false }, gamma)) => (2, scalar(gamma)),
-        Some((Penalty::Smooth { normalized: true }, gamma)) => (3, scalar(gamma)),
+    let penalty = match op.penalty {
+        None => "PENALTY_NONE",
+        Some((Penalty::Power, _)) => "PENALTY_POWER",
+        Some((Penalty::Smooth { normalized: false }, _)) => "PENALTY_SMOOTH",
+        Some((Penalty::Smooth { normalized: true }, _)) => "PENALTY_SMOOTH_NORMALIZED",
     };
-    let numbers = constants![op.gates as i32, noise, penalty, parameter];
-    (numbers, Argument::Word(word))
+    let parameter = op.penalty.map_or(Constant::from(-1), |(_, at)| scalar(at));
+    let settings = constants![gates, noise, penalty, parameter];
+    (settings, Argument::Word(word))
 }
 
 pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
@@ -33,7 +41,7 @@ pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let (stretch, count) = short_stretches(rows, across);
     let parts = to.scratch(count * columns);
     let counts = to.scratch(count * across);
-    let ([gates, noise, penalty, parameter], what) = numbers(op);
+    let ([gates, noise, penalty, parameter], what) = settings(op);
     let (parameters, [g, sums, active]) = (to.parameters(), [0, 1, 2].map(|at| to.output(at)));
     let constants = constants![rows, columns, stretch, gates, noise, penalty, parameter];
     let [partial, counted] = [parts, counts].map(Operand::out);
@@ -63,8 +71,8 @@ pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {
     };
     let wants = constants![op.of_importance, op.of_sums, to.adds(0)];
     let (parameters, out) = (to.parameters(), to.output(0));
-    let (numbers, what) = numbers(&op.forward);
-    let constants = [&constants![rows, columns][..], &numbers, &wants].concat();
+    let (settings, what) = settings(&op.forward);
+    let constants = [&constants![rows, columns][..], &settings, &wants].concat();
     to.kernel(KERNELS, "importance_gates_grad", &constants)
         .fours(rows, columns)
         .launch(&arguments![

@@ -1,4 +1,4 @@
-// The pair of sigmoids; the numbers of `cuda.rs`.
+// The pair of sigmoids, the noise on logits, and the penalty.
 enum { GATES_LEAKY_HARD, GATES_HARD, GATES_UPPER_LEAKY_HARD, GATES_NORMAL, GATES_SWISH_HARD };
 enum { NOISE_NONE, NOISE_DRAWN, NOISE_GIVEN };
 enum { PENALTY_NONE, PENALTY_POWER, PENALTY_SMOOTH, PENALTY_SMOOTH_NORMALIZED };

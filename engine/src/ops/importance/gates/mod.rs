@@ -50,7 +50,7 @@ use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op, refu
 use crate::ops::site::draws::drawn;
 use crate::value::{StepScalar, Type, Value};
 
-/// The pair of sigmoids, in the order of the kernels' numbers.
+/// The pair of sigmoids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gates {
     /// Lower-leaky for masks, upper-leaky for the penalty.

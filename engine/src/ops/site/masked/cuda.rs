@@ -6,19 +6,19 @@ use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("masked", include_str!("kernel.cu"));
 
-/// The settings of a mask as the kernels number them, and the stream of its draws.
-fn numbers(op: &Masked) -> ([Constant; 2], u32) {
+/// The settings of a mask for the kernels, and the stream of its draws.
+fn settings(op: &Masked) -> ([Constant; 2], u32) {
     let draw = |draw: Draw| match draw {
-        Draw::Uniform(stream) => (1, stream.word()),
-        Draw::Coin(stream) => (2, stream.word()),
-        Draw::Given => (3, 0),
+        Draw::Uniform(stream) => ("DRAW_UNIFORM", stream.word()),
+        Draw::Coin(stream) => ("DRAW_COIN", stream.word()),
+        Draw::Given => ("DRAW_GIVEN", 0),
     };
     let (mask, (draw, word)) = match op.mask {
-        Mask::Importance => (0, (0, 0)),
-        Mask::Between(from) => (1, draw(from)),
-        Mask::Drawn(from) => (2, draw(from)),
-        Mask::Rounded(_) => (3, (0, 0)),
-        Mask::Ones => (4, (0, 0)),
+        Mask::Importance => ("MASK_IMPORTANCE", ("DRAW_NONE", 0)),
+        Mask::Between(from) => ("MASK_BETWEEN", draw(from)),
+        Mask::Drawn(from) => ("MASK_DRAWN", draw(from)),
+        Mask::Rounded(_) => ("MASK_ROUNDED", ("DRAW_NONE", 0)),
+        Mask::Ones => ("MASK_ONES", ("DRAW_NONE", 0)),
     };
     (constants![mask, draw], word)
 }
@@ -54,7 +54,7 @@ impl MaskOperands {
             .map_or(0, |index| to.ty(index).len() / columns.max(1));
         let deltas = at.delta.map_or(0, |index| to.ty(index).len());
         let all = [at.importance, at.given, at.delta, at.route];
-        let ([mask, draw], word) = numbers(op);
+        let ([mask, draw], word) = settings(op);
         Self {
             word,
             importance: input(at.importance),

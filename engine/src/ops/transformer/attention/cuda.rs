@@ -1,19 +1,20 @@
 use super::Attention;
-use super::tiles::{Blocks, Tiles};
+use super::tiles::{self, Blocks, Tiles};
 use crate::cuda::lowering::{Argument, Lowering, Pending, Source, THREADS, arguments};
 
 const KERNELS: Source = Source {
-    name: "attention",
-    text: concat!(
-        include_str!("../../../cuda/tensor_cores.cuh"),
-        "\n",
-        include_str!("kernel.cu"),
-        "\n",
-        include_str!("tiles/kernel.cu")
-    ),
+    numbers: &[("TILE", TILE), ("TILE_THREADS", tiles::THREADS)],
+    ..Source::new(
+        "attention",
+        concat!(
+            include_str!("../../../cuda/tensor_cores.cuh"),
+            include_str!("kernel.cu"),
+            include_str!("tiles/kernel.cu")
+        ),
+    )
 };
 
-/// Queries and keys of a tile, as in `kernel.cu`.
+/// Queries and keys of a tile.
 const TILE: usize = 32;
 
 /// The sizes for the kernels, and the operands: `q`, `k`, `v`, and the rotary table and documents,

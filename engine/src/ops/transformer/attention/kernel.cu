@@ -2,8 +2,6 @@
 // every 32nd column of vectors. Tiles lie in shared memory, rows padded by one; scores and their
 // slopes are never larger than a tile.
 
-const int TILE = 32;
-
 // Positions `first` to `end - 1`.
 struct Range {
     int first, end;

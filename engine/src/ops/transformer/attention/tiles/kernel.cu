@@ -3,8 +3,6 @@
 // memory: one is multiplied while the next arrives. Scores and their slopes stay in registers: a
 // lane's numbers of a sum are those of a left factor of the next product, once rounded to bf16.
 
-const int TILE_THREADS = 128;
-
 // Tiles of heads, with zeros in columns up to a multiple of 16; those that pass have PASSING rows.
 template <class H, int M, int PASSING> struct Tiles {
     static const int rows = 64 * M, width = whole(H::size, 16), steps = width / 16, passing = PASSING;

@@ -33,6 +33,9 @@ use crate::value::DType;
 /// Most columns of a head.
 const WIDEST: usize = 128;
 
+/// Threads of a block.
+pub(super) const THREADS: usize = 128;
+
 /// Rows of a tile that passes by in the gradients.
 const PASSING: usize = 32;
 
@@ -80,7 +83,7 @@ impl Tiles {
     fn blocks(self, rows: usize, own: usize, passing: usize) -> Blocks {
         Blocks {
             rows,
-            threads: 128,
+            threads: THREADS,
             shared: own * room(rows, self.width) + 4 * room(passing, self.width),
         }
     }
