@@ -428,6 +428,10 @@ impl Driver for Emulated {
             .collect())
     }
 
+    fn takes(&self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault> {
+        Ok(self.algorithms(key)?.contains(&algorithm))
+    }
+
     unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Launch)?;

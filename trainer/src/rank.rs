@@ -174,6 +174,12 @@ impl Job<'_> {
         heartbeat.enter("planning");
         let mut store = Store::new();
         let mut task = self.plan(sources, weights, &mut store)?;
+        if let (Some(device), true) = (self.processor.device(), world.is_first()) {
+            let mut progress = Progress::at(self.run_dir, heartbeat)?;
+            for line in device.remarks() {
+                progress.event(0, line);
+            }
+        }
         let place = Place {
             dir: self.run_dir,
             lock: lock.as_ref(),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
-use super::autotune_record::Autotuned;
+use super::autotune_record::{Autotuned, Decision};
 use super::device::Device;
 use super::device_op::{DeviceGraph, DeviceNode};
 use super::lowering::{SHARED, Source};
@@ -65,7 +65,15 @@ impl Device {
         }
         let kind = kind_of_product(placed, &self.driver.name()?);
         let measure = || of_product(self, placed);
-        Ok(match self.autotuned().of(&kind, measure)? {
+        let mut choice = self.autotuned().of(&kind, measure)?;
+        // A record may be of another library or GPU.
+        if let Autotuned::CublasLt(algorithm) = choice
+            && !self.driver.takes(&placed.key(), algorithm)?
+        {
+            choice = first_choice(self, placed)?;
+            self.autotuned().replace(&kind, choice);
+        }
+        Ok(match choice {
             Autotuned::CublasLt(algorithm) => Method::CublasLt(Some(algorithm)),
             Autotuned::Own | Autotuned::Site | Autotuned::Products => Method::Own,
         })
@@ -90,13 +98,14 @@ fn kind_of_site(from: &DeviceGraph, site: &Found, device: &str) -> String {
     kind
 }
 
-/// Whether a site takes less time as one op, and whether that was measured. Without memory to
-/// measure, it stays separate products.
-fn of_site(
-    device: &Arc<Device>,
-    from: &DeviceGraph,
-    site: &Found,
-) -> Result<(Autotuned, bool), Fault> {
+/// Whether a site takes less time as one op. Without memory to measure, it stays separate products.
+fn of_site(device: &Arc<Device>, from: &DeviceGraph, site: &Found) -> Result<Decision, Fault> {
+    let decision = |choice, is_measured| {
+        Ok(Decision {
+            choice,
+            is_measured,
+        })
+    };
     let mut fused = site.fused.clone();
     fused.sort_by_key(|(place, _)| *place);
     let fused = fused.into_iter().map(|(_, node)| node).collect();
@@ -104,7 +113,7 @@ fn of_site(
     let one = Program::laid_out(&alone(from, fused));
     let most = device.driver().block_memory()?;
     if one.kernels.iter().any(|kernel| kernel.shared > most) {
-        return Ok((Autotuned::Products, true));
+        return decision(Autotuned::Products, true);
     }
     let several = Program::laid_out(&alone(from, products.collect()));
     let programs = [&one, &several];
@@ -112,7 +121,7 @@ fn of_site(
     let given = programs.map(Program::given_bytes);
     let trial = Trial::new(device, arenas[0].max(arenas[1]), given[0].max(given[1]))?;
     let Some(trial) = trial else {
-        return Ok((Autotuned::Products, false));
+        return decision(Autotuned::Products, false);
     };
     let times = programs.map(|program| trial.time(&program.kernels, &program.steps));
     let [one, several] = times;
@@ -121,18 +130,27 @@ fn of_site(
     } else {
         Autotuned::Products
     };
-    Ok((choice, true))
+    decision(choice, true)
 }
 
-/// The fastest way to compute a product, and whether that was measured. Without memory to measure,
-/// it is the first choice of cublasLt.
-fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Autotuned, bool), Fault> {
+/// The first choice of cublasLt for a product, or our own kernel if it has none.
+fn first_choice(device: &Device, placed: &PlacedProduct) -> Result<Autotuned, Fault> {
     let algorithms = device.driver().algorithms(&placed.key())?;
+    let first = algorithms.first().copied();
+    Ok(first.map_or(Autotuned::Own, Autotuned::CublasLt))
+}
+
+/// The fastest way to compute a product. Without memory to measure, it is the first choice of
+/// cublasLt.
+fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Decision, Fault> {
     let (tried, bytes) = alone_in_arena(placed);
     let Some(trial) = Trial::new(device, bytes, 0)? else {
-        let best = algorithms.first().copied();
-        return Ok((best.map_or(Autotuned::Own, Autotuned::CublasLt), false));
+        return Ok(Decision {
+            choice: first_choice(device, placed)?,
+            is_measured: false,
+        });
     };
+    let algorithms = device.driver().algorithms(&placed.key())?;
     let mut timed: Vec<(f32, Autotuned)> = Vec::new();
     for algorithm in algorithms {
         let step = Step::Product(Box::new(PlacedProduct {
@@ -152,7 +170,10 @@ fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Autotuned
         .into_iter()
         .min_by(|one, other| one.0.total_cmp(&other.0));
     let (_, choice) = fastest.expect("one was timed");
-    Ok((choice, true))
+    Ok(Decision {
+        choice,
+        is_measured: true,
+    })
 }
 
 /// Everything that timings of a product depend on.

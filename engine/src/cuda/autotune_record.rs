@@ -55,11 +55,40 @@ impl Autotuned {
     }
 }
 
+/// A decision for a kind, and whether trials made it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Decision {
+    pub(super) choice: Autotuned,
+    pub(super) is_measured: bool,
+}
+
+/// Ends the line of a decision that no trial made.
+const UNMEASURED: &str = " unmeasured";
+
+impl Decision {
+    fn line(self) -> String {
+        let end = if self.is_measured { "" } else { UNMEASURED };
+        format!("{}{end}", self.choice.word())
+    }
+
+    fn of(line: &str) -> Option<Self> {
+        let word = line.strip_suffix(UNMEASURED);
+        Some(Self {
+            choice: Autotuned::of(word.unwrap_or(line))?,
+            is_measured: word.is_none(),
+        })
+    }
+}
+
 /// All decisions so far, and the files that keep them.
 #[derive(Debug, Default)]
 pub(super) struct AutotuneRecord {
     /// Decisions by kind.
-    known: BTreeMap<u128, Autotuned>,
+    known: BTreeMap<u128, Decision>,
+    /// Kinds whose trials had no memory, and recorded algorithms that cublasLt refused, since the
+    /// last remarks.
+    without_memory: usize,
+    refused: usize,
     /// Cache directory of this machine.
     cache: Option<PathBuf>,
     /// Record of the run, and whether decisions are missing from it.
@@ -95,7 +124,7 @@ impl AutotuneRecord {
                     let kind = (kind.len() == 32)
                         .then(|| u128::from_str_radix(kind, 16).ok())
                         .flatten();
-                    let (Some(kind), Some(chosen)) = (kind, Autotuned::of(chosen)) else {
+                    let (Some(kind), Some(chosen)) = (kind, Decision::of(chosen)) else {
                         return Err(told(&format!("`{line}`")));
                     };
                     self.known.insert(kind, chosen);
@@ -108,16 +137,16 @@ impl AutotuneRecord {
         Ok(())
     }
 
-    /// The decision for a kind. If there is none yet, `measure` returns one, and whether it was
-    /// measured; an unmeasured decision holds for this run only.
+    /// The decision for a kind. If there is none yet, `measure` makes one. If it had no memory for
+    /// trials, its decision holds for this run only.
     pub(super) fn of(
         &mut self,
         kind: &str,
-        measure: impl FnOnce() -> Result<(Autotuned, bool), Fault>,
+        measure: impl FnOnce() -> Result<Decision, Fault>,
     ) -> Result<Autotuned, Fault> {
         let hash = xxh3_128(kind.as_bytes());
-        if let Some(&known) = self.known.get(&hash) {
-            return Ok(known);
+        if let Some(known) = self.known.get(&hash) {
+            return Ok(known.choice);
         }
         let cached = self
             .cache
@@ -127,20 +156,54 @@ impl AutotuneRecord {
             .as_deref()
             .and_then(kept)
             .and_then(|bytes| Autotuned::of(std::str::from_utf8(&bytes).ok()?));
-        let chosen = match found {
-            Some(chosen) => chosen,
+        let decision = match found {
+            Some(choice) => Decision {
+                choice,
+                is_measured: true,
+            },
             None => {
-                let (chosen, was_measured) = measure()?;
-                if let (Some(path), true) = (&cached, was_measured) {
+                let decision = measure()?;
+                if let (Some(path), true) = (&cached, decision.is_measured) {
                     // If this fails, the next run measures again.
-                    let _ = keep(path, chosen.word().as_bytes());
+                    let _ = keep(path, decision.choice.word().as_bytes());
                 }
-                chosen
+                self.without_memory += usize::from(!decision.is_measured);
+                decision
             }
         };
-        self.known.insert(hash, chosen);
+        self.known.insert(hash, decision);
         self.is_behind = true;
-        Ok(chosen)
+        Ok(decision.choice)
+    }
+
+    /// Puts a choice, which no trial made, in the place of an algorithm that cublasLt refuses.
+    pub(super) fn replace(&mut self, kind: &str, choice: Autotuned) {
+        let is_measured = false;
+        let decision = Decision {
+            choice,
+            is_measured,
+        };
+        self.known.insert(xxh3_128(kind.as_bytes()), decision);
+        self.refused += 1;
+        self.is_behind = true;
+    }
+
+    /// A line for each reason why decisions since the last call were made without trials.
+    pub(super) fn remarks(&mut self) -> Vec<String> {
+        let counts = [&mut self.without_memory, &mut self.refused].map(std::mem::take);
+        let lines = [
+            format!(
+                "kinds of sites and products without memory for trials: {}; sites are separate products, and products take cublasLt's first algorithm",
+                counts[0]
+            ),
+            format!(
+                "recorded algorithms that cublasLt refuses: {}; its first algorithm is taken, with which last bits may differ",
+                counts[1]
+            ),
+        ];
+        let said = counts.into_iter().zip(lines);
+        said.filter_map(|(count, line)| (count > 0).then_some(line))
+            .collect()
     }
 
     /// Writes new decisions to the record, if there is one.
@@ -149,7 +212,7 @@ impl AutotuneRecord {
             return Ok(());
         };
         let lines = self.known.iter();
-        let lines = lines.map(|(kind, chosen)| format!("{kind:032x} {}\n", chosen.word()));
+        let lines = lines.map(|(kind, decision)| format!("{kind:032x} {}\n", decision.line()));
         let text = format!("{TITLE}\n{}", lines.collect::<String>());
         write_shared(record, &[text.as_bytes()]).map_err(|error| {
             Fault::new(format!("{}: cannot be written: {error}", record.display()))

@@ -225,15 +225,33 @@ fn an_unmeasured_decision_holds_for_that_run_only() {
     let made = RAGGED.build(true);
     let place = tempdir("no-room");
     let cache = place.join("cache");
+    let record = place.join("kernels.txt");
     let (full, device) = paced(true, Some(&cache));
-    device.keep_record(place.join("kernels.txt")).unwrap();
+    device.keep_record(record.clone()).unwrap();
     let bytes = device.memory().unwrap().0 - 1000;
     let taken = Arena::new(&device, bytes).unwrap();
     Executor::stored(&stored(&made.b), &device);
     drop(taken);
-    // Even when memory is free again; a new run then measures.
+    let written = fs::read_to_string(&record).unwrap();
+    let kinds = written.lines().skip(1).count();
+    assert!(
+        kinds > 2
+            && written
+                .lines()
+                .skip(1)
+                .all(|line| line.ends_with(" unmeasured"))
+    );
+    let line = format!(
+        "kinds of sites and products without memory for trials: {kinds}; sites are separate products, and products take cublasLt's first algorithm"
+    );
+    assert_eq!(device.remarks(), [line]);
+    // Even when memory is free again, and when the run is resumed; a new run then measures.
     let (one, ..) = planned(&made, &(full, device));
     assert!(!one && !cache.exists());
+    let resumed = paced(true, None);
+    resumed.1.keep_record(record.clone()).unwrap();
+    assert!(!planned(&made, &resumed).0 && resumed.1.remarks().is_empty());
+    assert_eq!(fs::read_to_string(&record).unwrap(), written);
     let (one, ..) = planned(&made, &paced(true, Some(&cache)));
     assert!(one);
     fs::remove_dir_all(&place).unwrap();
@@ -399,6 +417,42 @@ fn products_take_the_fastest_way_or_our_kernels_where_cublaslt_refuses() {
         assert_eq!((own, left), (library, 0));
         close("where the library refuses", &found);
     }
+    fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn a_recorded_algorithm_that_cublaslt_refuses_is_replaced_by_its_first() {
+    if !is_there() {
+        return;
+    }
+    let program = thin();
+    let place = tempdir("refused");
+    let record = place.join("kernels.txt");
+    let begun = paced(true, None);
+    begun.1.keep_record(record.clone()).unwrap();
+    let (own, library, expected) = products(&begun, &program);
+    assert!(own == 0 && begun.1.remarks().is_empty());
+    let [listed, unknown] = ["0", "1"].map(|digit| format!("cublaslt-{}", digit.repeat(128)));
+    let written = fs::read_to_string(&record).unwrap();
+    let kinds = written.matches(&listed).count();
+    fs::write(&record, written.replace(&listed, &unknown)).unwrap();
+    let resumed = paced(true, None);
+    resumed.1.keep_record(record.clone()).unwrap();
+    let (own, again, found) = products(&resumed, &program);
+    assert_eq!((own, again), (0, library));
+    same_bits("by the first algorithm", &found, &expected);
+    let line = format!(
+        "recorded algorithms that cublasLt refuses: {kinds}; its first algorithm is taken, with which last bits may differ"
+    );
+    assert_eq!(resumed.1.remarks(), [line]);
+    let replaced = written.replace(&listed, &format!("{listed} unmeasured"));
+    assert_eq!(fs::read_to_string(&record).unwrap(), replaced);
+    // Where it has none, our own kernels compute the products.
+    fs::write(&record, written.replace(&listed, &unknown)).unwrap();
+    let refuses = paced(true, None);
+    refuses.0.refuse_products();
+    refuses.1.keep_record(record).unwrap();
+    assert_eq!(products(&refuses, &program).0, library);
     fs::remove_dir_all(&place).unwrap();
 }
 

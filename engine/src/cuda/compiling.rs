@@ -159,6 +159,10 @@ impl Driver for Compiling {
         Ok(vec![Algorithm([0; 8])])
     }
 
+    fn takes(&self, _key: &Key, _algorithm: Algorithm) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
     unsafe fn multiply(&self, _placed: &PlacedProduct, _factors: Factors) -> Result<(), Fault> {
         Ok(())
     }

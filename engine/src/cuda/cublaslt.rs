@@ -13,6 +13,7 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
 use super::Fault;
+use super::driver::{Argument, Factors};
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key, Layout, Matrix};
 use crate::value::DType;
@@ -40,16 +41,6 @@ struct Plan {
     algorithms: Vec<Algorithm>,
 }
 
-/// Device addresses of a product.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Addresses {
-    pub(super) a: u64,
-    pub(super) b: u64,
-    pub(super) out: u64,
-    pub(super) bias: Option<u64>,
-    pub(super) workspace: u64,
-}
-
 fn failed(what: &str, error: result::CublasError) -> Fault {
     Fault::new(format!("cublasLt cannot {what}: {error:?}"))
 }
@@ -67,6 +58,36 @@ impl CublasLt {
     /// Algorithms of cublasLt for a kind of product, in cublasLt's order; empty if it refuses.
     pub(super) fn algorithms(&mut self, key: &Key) -> Result<Vec<Algorithm>, Fault> {
         Ok(self.plan(key)?.algorithms.clone())
+    }
+
+    /// Whether an algorithm computes a kind of product: cublasLt lists it, or says so of it, with
+    /// the scratch that there is.
+    pub(super) fn takes(&mut self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault> {
+        let handle = self.handle;
+        let plan = self.plan(key)?;
+        if plan.algorithms.contains(&algorithm) {
+            return Ok(true);
+        }
+        let Algorithm(data) = algorithm;
+        let asked = sys::cublasLtMatmulAlgo_t { data };
+        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        let [a, b, c] = plan.layouts;
+        // SAFETY: descriptions of the plan, which live as long as `self`; zeros are a result.
+        let (status, found) = unsafe {
+            let status = sys::cublasLtMatmulAlgoCheck(
+                handle,
+                plan.description,
+                a,
+                b,
+                c,
+                c,
+                &raw const asked,
+                found.as_mut_ptr(),
+            );
+            (status, found.assume_init())
+        };
+        let holds = status.result().is_ok() && found.state.result().is_ok();
+        Ok(holds && found.workspaceSize <= WORKSPACE)
     }
 
     fn plan(&mut self, key: &Key) -> Result<&mut Plan, Fault> {
@@ -87,16 +108,17 @@ impl CublasLt {
     pub(super) fn multiply(
         &mut self,
         placed: &PlacedProduct,
-        at: Addresses,
+        factors: Factors,
+        workspace: u64,
         stream: CUstream,
     ) -> Result<(), Fault> {
         let product = &placed.product;
-        let first = |address: u64, matrix: &Matrix| {
-            address + (matrix.operand.dtype.bytes() * matrix.first) as u64
-        };
-        let (a, b) = (first(at.a, &product.a), first(at.b, &product.b));
-        let out = first(at.out, &product.out);
-        let all = a | b | out | at.bias.unwrap_or(0);
+        let first =
+            |of: Argument, matrix: &Matrix| of.address + (of.dtype.bytes() * matrix.first) as u64;
+        let (a, b) = (first(factors.a, &product.a), first(factors.b, &product.b));
+        let out = first(factors.out, &product.out);
+        let bias = factors.bias.map(|bias| bias.address);
+        let all = a | b | out | bias.unwrap_or(0);
         let alignment = 1 << all.trailing_zeros().min(4);
         let handle = self.handle;
         let plan = self.plan(&product.key(alignment, placed.tf32))?;
@@ -112,7 +134,7 @@ impl CublasLt {
         // SAFETY: addresses are operands of a program in their places; descriptions live as long
         // as `self`, and those with a pointer are read during the call.
         unsafe {
-            if let Some(bias) = &at.bias {
+            if let Some(bias) = &bias {
                 set(
                     plan.description,
                     sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
@@ -135,7 +157,7 @@ impl CublasLt {
                 pointer(out).cast_mut(),
                 plan.layouts[2],
                 &raw const algorithm,
-                pointer(at.workspace).cast_mut(),
+                pointer(workspace).cast_mut(),
                 WORKSPACE,
                 stream.cast(),
             )

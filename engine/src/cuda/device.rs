@@ -96,6 +96,11 @@ impl Device {
         self.autotuned().write()
     }
 
+    /// A line for each reason why autotuning has decided without trials since the last call.
+    pub fn remarks(&self) -> Vec<String> {
+        self.autotuned().remarks()
+    }
+
     pub(super) fn autotuned(&self) -> std::sync::MutexGuard<'_, AutotuneRecord> {
         self.autotuned
             .lock()

@@ -169,6 +169,9 @@ pub trait Driver: Send + Sync {
     /// Algorithms of cublasLt for a kind of product, in cublasLt's order; empty if it refuses.
     fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>, Fault>;
 
+    /// Whether cublasLt computes this kind of product by this algorithm, which a run recorded.
+    fn takes(&self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault>;
+
     /// Enqueues a product on the stream of programs.
     ///
     /// # Safety

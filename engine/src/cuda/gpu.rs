@@ -3,7 +3,7 @@
 
 use std::ffi::{c_uint, c_void};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
@@ -14,7 +14,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
 use super::Fault;
 use super::compiler::compile_all;
-use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
+use super::cublaslt::{CublasLt, WORKSPACE};
 use super::driver::{Argument, Direction, Driver, Factors, LibraryCall, Module, Stream, Transfer};
 use super::kernel::Kernel;
 use super::libraries;
@@ -119,6 +119,10 @@ impl Gpu {
             arch: format!("sm_{major}{minor}"),
             cache,
         })
+    }
+
+    fn products(&self) -> MutexGuard<'_, CublasLt> {
+        self.products.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the context current: any thread may call, and CUDA needs to know the GPU.
@@ -382,21 +386,18 @@ impl Driver for Gpu {
 
     fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>, Fault> {
         self.bind("plan a product")?;
-        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
-        products.algorithms(key)
+        self.products().algorithms(key)
+    }
+
+    fn takes(&self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault> {
+        self.bind("plan a product")?;
+        self.products().takes(key, algorithm)
     }
 
     unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault> {
         self.bind("multiply")?;
-        let at = Addresses {
-            a: factors.a.address,
-            b: factors.b.address,
-            out: factors.out.address,
-            bias: factors.bias.map(|bias| bias.address),
-            workspace: self.workspace.address,
-        };
-        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
-        products.multiply(placed, at, self.programs.cu_stream())
+        let (workspace, stream) = (self.workspace.address, self.programs.cu_stream());
+        self.products().multiply(placed, factors, workspace, stream)
     }
 
     unsafe fn call(
