@@ -17,7 +17,10 @@
 //! 2. adds the parts of its own slice, one from each rank,
 //! 3. sends the sum to all ranks.
 //!
-//! The parts and the sum of a slice lie in memory of the program, which all buckets share.
+//! A message costs a GPU several microseconds, whatever its length. So the small values of a bucket
+//! are first packed into one, and unpacked at the end: a model of thousands of tensors sends tens
+//! of messages a bucket. The packed values, the parts and the sum of a slice lie in memory of the
+//! program, which all buckets share.
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use std::collections::BTreeMap;
@@ -28,7 +31,7 @@ use super::Fault;
 use super::device_op::DeviceGraph;
 use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
-use super::lowering::{self, Launch, Lowering, Source, THREADS};
+use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, Source, THREADS, tensors};
 use super::nccl::{Communicator, Message};
 use super::placed::{Placed, PlacedOp};
 use crate::plan::Plan;
@@ -40,10 +43,20 @@ pub(super) const KERNELS: Source = Source::new("all_reduce", include_str!("all_r
 /// Bytes of a bucket. Below this, latency of an all-reduce outweighs its transfer; unmeasured.
 pub(super) const BUCKET: usize = 16 << 20;
 
+/// A value is small if it is at most this part of a bucket.
+const SMALL: usize = 64;
+
+/// Most small values of a bucket: as many as one launch copies.
+const MOST_SMALL: usize = MOST_OPERANDS / 2;
+
 /// Values that one all-reduce adds up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bucket {
     pub(crate) values: Vec<Placed>,
+    /// Small values, which are packed into one.
+    pub(crate) small: Vec<Placed>,
+    /// The kernel that packs them.
+    pub(crate) pack: Option<usize>,
     /// Steps: the first that may start the all-reduce, and the first that waits for it.
     pub(crate) made: usize,
     pub(crate) read: usize,
@@ -52,13 +65,58 @@ pub(crate) struct Bucket {
 /// A stretch of a value, and its first element in the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stretch {
-    placed: Placed,
+    address: u64,
+    len: usize,
     at: usize,
 }
 
+/// Elements from one packed value to the next: vectors of 16 bytes are aligned.
+fn packed(placed: &Placed) -> usize {
+    placed.len.next_multiple_of(4)
+}
+
 impl Bucket {
+    /// A bucket without values.
+    pub(super) fn new(made: usize, read: usize) -> Self {
+        Self {
+            values: Vec::new(),
+            small: Vec::new(),
+            pack: None,
+            made,
+            read,
+        }
+    }
+
     fn len(&self) -> usize {
-        self.values.iter().map(|placed| placed.len).sum()
+        let large = self.values.iter().map(|placed| placed.len);
+        large.sum::<usize>() + self.packed()
+    }
+
+    /// Elements of the packed values.
+    fn packed(&self) -> usize {
+        self.small.iter().map(packed).sum()
+    }
+
+    /// All its values.
+    fn all(&self) -> impl Iterator<Item = &Placed> {
+        self.values.iter().chain(&self.small)
+    }
+
+    /// The launch that packs its small values or unpacks them, and the blocks of either.
+    pub(super) fn pack(&self) -> Option<Launch> {
+        if self.small.is_empty() {
+            return None;
+        }
+        let mut to = Lowering::new(&[], &[], &[]);
+        let copied = self.small.iter().map(|small| {
+            let [from, packed] = [0, 1].map(|_| to.scratch(small.len));
+            vec![from, packed.out()]
+        });
+        let (blocks, copied) = tensors(copied);
+        to.kernel(KERNELS, "copy_values", &[])
+            .blocks(blocks, 1)
+            .launch(&[copied]);
+        Some(to.only_launch())
     }
 
     /// Elements from one slice to the next, a multiple of 4; the last slices may be shorter.
@@ -72,20 +130,17 @@ impl Bucket {
         first.min(self.len())..end.min(self.len())
     }
 
-    /// Stretches of values that make up a rank's slice.
-    fn stretches(&self, rank: usize, ranks: usize) -> Vec<Stretch> {
+    /// Stretches of values, of which the packed ones are the last, that make up a rank's slice.
+    fn stretches(&self, values: &[Argument], rank: usize, ranks: usize) -> Vec<Stretch> {
         let slice = self.slice(rank, ranks);
         let mut before = 0;
-        let stretches = self.values.iter().filter_map(|placed| {
-            let value = before..before + placed.len;
+        let stretches = values.iter().filter_map(|of| {
+            let value = before..before + of.len;
             before = value.end;
             let own = value.start.max(slice.start)..value.end.min(slice.end);
             (!own.is_empty()).then(|| Stretch {
-                placed: Placed {
-                    first: placed.first + own.start - value.start,
-                    len: own.len(),
-                    ..*placed
-                },
+                address: of.address + 4 * (own.start - value.start) as u64,
+                len: own.len(),
                 at: own.start - slice.start,
             })
         });
@@ -93,10 +148,12 @@ impl Bucket {
     }
 }
 
-/// f32s of scratch for the largest bucket: the parts of a slice from all ranks, and their sum.
+/// f32s of scratch for the largest bucket: the parts of a slice from all ranks, their sum, and the
+/// packed values.
 pub(super) fn room(buckets: &[Bucket], ranks: usize) -> usize {
-    let strides = buckets.iter().map(|bucket| bucket.stride(ranks));
-    (ranks + 1) * strides.max().unwrap_or(0)
+    let each = buckets.iter();
+    let each = each.map(|bucket| (ranks + 1) * bucket.stride(ranks) + bucket.packed());
+    each.max().unwrap_or(0)
 }
 
 /// Kernel that adds the parts of a slice, one from each rank. Its words: elements from one part to
@@ -127,7 +184,7 @@ impl Meeting<'_> {
     ///
     /// Values lie in their places, which nothing else reads or writes until the all-reduce is done.
     pub(super) unsafe fn fast(&self, bucket: &Bucket) -> Result<(), Fault> {
-        let values: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
+        let values: Vec<Argument> = bucket.all().map(self.argument).collect();
         let places: Vec<(u64, usize)> = values.iter().map(|at| (at.address, at.len)).collect();
         let joined = Arc::clone(self.joined);
         // SAFETY: the caller's promise.
@@ -140,6 +197,7 @@ impl Meeting<'_> {
     ///
     /// - `room`: [`room`] f32s of device memory
     /// - `kernel`: the loaded [`tree_sum`]
+    /// - `pack`: the loaded [`Bucket::pack`], if the bucket has small values
     ///
     /// # Safety
     ///
@@ -149,62 +207,92 @@ impl Meeting<'_> {
         bucket: &Bucket,
         room: Argument,
         kernel: (u64, &Kernel),
+        pack: Option<(u64, &Kernel)>,
     ) -> Result<(), Fault> {
         let (rank, ranks) = (self.joined.rank, self.joined.size);
         let stride = bucket.stride(ranks);
-        let part = |of: usize, stretch: &Stretch| Message {
-            address: room.address + 4 * (of * stride + stretch.at) as u64,
-            len: stretch.placed.len,
-            rank: of,
+        let scratch = |first: usize, len, written| Argument {
+            address: room.address + 4 * first as u64,
+            len,
+            written,
+            dtype: DType::F32,
         };
-        let value = |of: usize, stretch: &Stretch| Message {
-            address: (self.argument)(&stretch.placed).address,
-            len: stretch.placed.len,
-            rank: of,
-        };
-        let own = bucket.stretches(rank, ranks);
-        let of_all = || {
-            (0..ranks).flat_map(|of| {
-                bucket
-                    .stretches(of, ranks)
-                    .into_iter()
-                    .map(move |stretch| (of, stretch))
-            })
-        };
-        let own_of_all = || (0..ranks).flat_map(|of| own.iter().map(move |stretch| (of, stretch)));
-        let values: Vec<Message> = of_all().map(|(of, stretch)| value(of, &stretch)).collect();
-        let parts: Vec<Message> = own_of_all()
-            .map(|(of, stretch)| part(of, stretch))
-            .collect();
-        let sums = own_of_all().map(|(of, stretch)| Message {
-            rank: of,
-            ..part(ranks, stretch)
-        });
-        let sums: Vec<Message> = sums.collect();
         let mut operands: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
+        let first_packed = (ranks + 1) * stride;
+        let packed_values = scratch(first_packed, bucket.packed(), true);
+        operands.extend(pack.map(|_| packed_values));
+        let own = bucket.stretches(&operands, rank, ranks);
+        let mut values = Vec::new();
+        let (mut parts, mut sums) = (Vec::new(), Vec::new());
+        for of in 0..ranks {
+            let message = |address, len| Message {
+                address,
+                len,
+                rank: of,
+            };
+            for stretch in bucket.stretches(&operands, of, ranks) {
+                values.push(message(stretch.address, stretch.len));
+            }
+            for &Stretch { len, at, .. } in &own {
+                parts.push(message(scratch(of * stride + at, len, true).address, len));
+                sums.push(message(
+                    scratch(ranks * stride + at, len, false).address,
+                    len,
+                ));
+            }
+        }
+        // The small values, and their places among the packed ones.
+        let mut next = first_packed;
+        let copied = bucket.small.iter().map(|small| {
+            let first = next;
+            next += packed(small);
+            [(self.argument)(small), scratch(first, small.len, true)]
+        });
+        let copied: Vec<[Argument; 2]> = copied.collect();
+        let copy = |from: usize| {
+            let Some(pack) = pack else { return Ok(()) };
+            let arguments = copied.iter().flat_map(|pair| {
+                let (from, to) = (pair[from], pair[1 - from]);
+                let from = Argument {
+                    written: false,
+                    ..from
+                };
+                [
+                    from,
+                    Argument {
+                        written: true,
+                        ..to
+                    },
+                ]
+            });
+            let arguments: Vec<Argument> = arguments.collect();
+            let blocks = bucket.small.iter().map(|small| lowering::shares(small.len));
+            let blocks = [blocks.sum(), 1];
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.driver
+                    .launch(Stream::AllReduce, pack, blocks, &arguments, &[])
+            }
+        };
         operands.push(room);
+        copy(0)?;
         // SAFETY: the caller's promise.
         unsafe {
             self.exchange(&operands, values.clone(), parts)?;
             let len = bucket.slice(rank, ranks).len();
             if len > 0 {
-                let argument = |first: usize, len, written| Argument {
-                    address: room.address + 4 * (first * stride) as u64,
-                    len,
-                    written,
-                    dtype: DType::F32,
-                };
                 let arguments = [
-                    argument(0, ranks * stride, false),
-                    argument(ranks, len, true),
+                    scratch(0, ranks * stride, false),
+                    scratch(ranks * stride, len, true),
                 ];
                 let words = [stride, len].map(|n| u32::try_from(n).expect("elements of a slice"));
                 let blocks = [len.div_ceil(THREADS), 1];
                 self.driver
                     .launch(Stream::AllReduce, kernel, blocks, &arguments, &words)?;
             }
-            self.exchange(&operands, sums, values)
+            self.exchange(&operands, sums, values)?;
         }
+        copy(1)
     }
 
     /// # Safety
@@ -264,18 +352,24 @@ pub(crate) fn buckets(
     let mut buckets: Vec<Bucket> = Vec::new();
     let mut filled = bytes;
     for Idle { placed, made, read } in idle {
+        let size = placed.len * placed.dtype.bytes();
         match buckets.last_mut() {
             Some(last) if filled < bytes && made <= last.read => {
-                last.values.push(placed);
                 (last.made, last.read) = (made, last.read.min(read));
             }
             _ => {
                 filled = 0;
-                let values = vec![placed];
-                buckets.push(Bucket { values, made, read });
+                buckets.push(Bucket::new(made, read));
             }
         }
-        filled += placed.len * placed.dtype.bytes();
+        filled += size;
+        let bucket = buckets.last_mut().expect("pushed above");
+        let is_small = SMALL * size <= bytes && bucket.small.len() < MOST_SMALL;
+        let values = match is_small {
+            true => &mut bucket.small,
+            false => &mut bucket.values,
+        };
+        values.push(placed);
     }
     buckets
 }
@@ -341,7 +435,11 @@ mod tests {
         let b = &on_device(b);
         let program = Program::laid_out(b);
         let at = |v: Value| program.plan.places[v.index()].map(|place| value(place, b.ty(v)));
-        let buckets = buckets(b, (&program.plan, &program.ops), at, bytes);
+        let mut buckets = buckets(b, (&program.plan, &program.ops), at, bytes);
+        // The usual buckets have the kernels of their small values.
+        for (bucket, usual) in buckets.iter_mut().zip(&program.buckets) {
+            bucket.pack = usual.pack.filter(|_| bucket.small == usual.small);
+        }
         Program { buckets, ..program }
     }
 
@@ -359,7 +457,7 @@ mod tests {
         assert!(buckets[0].made + 2 < norms);
         // A bucket of the usual size holds all of them.
         let usual = Program::laid_out(&on_device(&b)).buckets;
-        assert_eq!((usual.len(), usual[0].values.len()), (1, 6));
+        assert_eq!((usual.len(), usual[0].small.len()), (1, 6));
         assert!(
             Program::laid_out(&on_device(&chain(6, false).0))
                 .buckets
@@ -388,7 +486,7 @@ mod tests {
         let program = with_buckets(&b, usize::MAX);
         let mut ops = program.ops.iter();
         let reads = ops.find(|op| op.work.name == "sum_squares").unwrap();
-        let sizes = program.buckets.iter().map(|bucket| bucket.values.len());
+        let sizes = program.buckets.iter().map(|bucket| bucket.all().count());
         assert_eq!(sizes.collect::<Vec<_>>(), [1, 3]);
         assert_eq!(program.buckets[0].read, reads.steps.start);
         assert!(
@@ -401,33 +499,37 @@ mod tests {
 
     #[test]
     fn slices_cover_a_bucket() {
-        let placed = |offset, len| Placed {
-            memory: Memory::Arena(offset),
+        let placed = |len| Placed {
+            memory: Memory::Arena(0),
             dtype: DType::F32,
             first: 0,
             len,
             written: false,
         };
         for lens in [&[1][..], &[7, 1, 100], &[4096, 3, 0, 5]] {
-            let values = lens.iter().enumerate();
             let bucket = Bucket {
-                values: values.map(|(at, &len)| placed(1000 * at, len)).collect(),
-                made: 0,
-                read: 0,
+                values: lens.iter().map(|&len| placed(len)).collect(),
+                ..Bucket::new(0, 0)
             };
+            let values = lens.iter().zip(1u64..).map(|(&len, at)| Argument {
+                address: 1_000_000 * at,
+                dtype: DType::F32,
+                len,
+                written: true,
+            });
+            let values: Vec<Argument> = values.collect();
             for ranks in 1..=8 {
                 let mut at_value = (0, 0);
                 for rank in 0..ranks {
                     let mut at = 0;
-                    for stretch in bucket.stretches(rank, ranks) {
-                        while bucket.values[at_value.0].len == at_value.1 {
+                    for stretch in bucket.stretches(&values, rank, ranks) {
+                        while values[at_value.0].len == at_value.1 {
                             at_value = (at_value.0 + 1, 0);
                         }
-                        let expected = (bucket.values[at_value.0].memory, at_value.1, at);
-                        let found = (stretch.placed.memory, stretch.placed.first, stretch.at);
-                        assert_eq!(found, expected);
-                        at_value.1 += stretch.placed.len;
-                        at += stretch.placed.len;
+                        let expected = values[at_value.0].address + 4 * at_value.1 as u64;
+                        assert_eq!((stretch.address, stretch.at), (expected, at));
+                        at_value.1 += stretch.len;
+                        at += stretch.len;
                     }
                     assert!(at <= bucket.stride(ranks));
                 }
@@ -437,6 +539,33 @@ mod tests {
                 assert!(room >= bucket.len() && room <= (bucket.len() / ranks + 4) * (ranks + 1));
             }
         }
+    }
+
+    #[test]
+    fn small_values_are_one_message_for_each_rank() {
+        let (b, _) = chain(6, true);
+        let [plain, packed] = [TWO, BUCKET].map(|bytes| with_buckets(&b, bytes).buckets);
+        let messages = |bucket: &Bucket, lens: Vec<usize>| -> usize {
+            let values = lens.iter().map(|&len| Argument {
+                address: 0,
+                dtype: DType::F32,
+                len,
+                written: true,
+            });
+            let values: Vec<Argument> = values.collect();
+            (0..2)
+                .map(|rank| bucket.stretches(&values, rank, 2).len())
+                .sum()
+        };
+        let lens = |bucket: &Bucket| bucket.values.iter().map(|placed| placed.len).collect();
+        let sent = plain.iter().map(|bucket| messages(bucket, lens(bucket)));
+        assert_eq!(sent.sum::<usize>(), 6);
+        let bucket = &packed[0];
+        assert!(bucket.values.is_empty() && bucket.pack.is_some());
+        assert_eq!(messages(bucket, vec![bucket.packed()]), 2);
+        // A value of a 64th of a bucket is small, and a launch copies so many.
+        let large = with_buckets(&b, 64 * 256 - 1).buckets;
+        assert_eq!((large[0].values.len(), large[0].small.len()), (6, 0));
     }
 
     #[test]
@@ -532,7 +661,7 @@ mod tests {
         let Some(nccl) = stand_in().filter(|_| is_there()) else {
             return;
         };
-        let (expected, _) = found(Order::new(false, false), None, None);
+        let (expected, _) = found(Order::new(false, false), None, None, TWO);
         let found = ranks(nccl, 2, |joined| {
             let (emulated, device) = emulated(Order::new(false, false));
             device.joins(joined);
@@ -540,9 +669,10 @@ mod tests {
             let exact = Program::laid_out(&on_device(&b)).all_reduce_bytes();
             b.reduce(Reduction::Fast);
             let program = Program::laid_out(&on_device(&b));
-            // Six matrices of 64 elements in f32; a slice is one half: a part from each rank, and
-            // the sum.
-            assert_eq!((exact, program.all_reduce_bytes()), (4 * 3 * 192, 0));
+            // Six matrices of 64 elements in f32, packed; a slice is one half: a part from each
+            // rank, and the sum.
+            let bytes = 4 * (3 * 192 + 384);
+            assert_eq!((exact, program.all_reduce_bytes()), (bytes, 0));
             let mut executor = Alone::of(Executor::of(program), &device).unwrap();
             executor.run(&mut store).unwrap();
             let calls = emulated.calls();
@@ -561,17 +691,18 @@ mod tests {
     }
 
     /// Results of three replays, where the other rank contributes the same, and the device calls of
-    /// the third.
+    /// the third; buckets are of so many bytes.
     fn found(
         order: Order,
         joined: Option<Communicator>,
         ignored: Option<Ignored>,
+        bytes: usize,
     ) -> (Vec<(String, Vec<f32>)>, Vec<Call>) {
         let (emulated, device) = emulated(order);
         emulated.ignore(ignored);
         let (b, mut store) = chain(6, joined.is_some());
         joined.into_iter().for_each(|joined| device.joins(joined));
-        let mut executor = Alone::of(Executor::of(with_buckets(&b, TWO)), &device).unwrap();
+        let mut executor = Alone::of(Executor::of(with_buckets(&b, bytes)), &device).unwrap();
         executor.run(&mut store).unwrap();
         executor.run(&mut store).unwrap();
         emulated.calls();
@@ -585,14 +716,15 @@ mod tests {
         let Some(nccl) = stand_in().filter(|_| is_there()) else {
             return;
         };
-        let of_ranks = |order, ignored| {
-            let mut found = ranks(nccl, 2, |joined| found(order, Some(joined), ignored));
+        let of_ranks = |order, ignored, bytes| {
+            let found = |joined| found(order, Some(joined), ignored, bytes);
+            let mut found = ranks(nccl, 2, found);
             let (one, other) = (found.pop().unwrap(), found.pop().unwrap());
             assert!(ignored.is_some() || one == other);
             one
         };
         // Sums double and their squares quadruple: exponents change, other bits do not.
-        let (mut expected, _) = found(Order::new(true, true), None, None);
+        let (mut expected, _) = found(Order::new(true, true), None, None, TWO);
         for (name, values) in &mut expected {
             let factor = match name.as_str() {
                 "norms" => 4.0,
@@ -602,15 +734,18 @@ mod tests {
             values.iter_mut().for_each(|x| *x *= factor);
         }
         for order in Order::ALL {
-            let (found, calls) = of_ranks(order, None);
-            same_bits(&format!("in {order:?}"), &found, &expected);
-            // The all-reduces are part of the graph.
-            assert!(calls.contains(&Call::Graph) && !calls.contains(&Call::Library));
+            // Each value is sent as it is, or all are packed into one.
+            for bytes in [TWO, BUCKET] {
+                let (found, calls) = of_ranks(order, None, bytes);
+                same_bits(&format!("in {order:?}"), &found, &expected);
+                // The all-reduces are part of the graph.
+                assert!(calls.contains(&Call::Graph) && !calls.contains(&Call::Library));
+            }
         }
         // Control: each wait is needed in one of the orders.
         for stream in [Stream::AllReduce, Stream::Programs] {
             let wrong = Order::ALL.iter().any(|&order| {
-                let (found, _) = of_ranks(order, Some(Ignored::StreamWait(stream)));
+                let (found, _) = of_ranks(order, Some(Ignored::StreamWait(stream)), TWO);
                 let pairs = found.iter().zip(&expected);
                 pairs.into_iter().any(|((_, one), (_, other))| {
                     one.iter()

@@ -63,8 +63,7 @@ fn buckets(elements: usize) -> Vec<Bucket> {
     });
     let bucket = |value| Bucket {
         values: vec![value],
-        made: 0,
-        read: 0,
+        ..Bucket::new(0, 0)
     };
     values.map(bucket).collect()
 }
@@ -256,7 +255,7 @@ impl BlockSums {
         for bucket in buckets(self.elements) {
             let kernel = (loaded.module.functions[1], &loaded.kernels[1]);
             // SAFETY: the first buffer is left alone until `all_reduced` has happened.
-            unsafe { meeting.exact(&bucket, room, kernel) }?;
+            unsafe { meeting.exact(&bucket, room, kernel, None) }?;
         }
         loaded.all_reduced.record(Stream::AllReduce)?;
         loaded.all_reduced.make_wait(Stream::Programs)

@@ -508,8 +508,11 @@ impl Executor {
                 len: loaded.all_reduces.bytes / 4,
                 written: true,
             };
-            let function = loaded.module.functions[kernel];
-            meeting.exact(bucket, room, (function, &self.program.kernels[kernel]))
+            let loaded = |kernel: usize| {
+                let function = loaded.module.functions[kernel];
+                (function, &self.program.kernels[kernel])
+            };
+            meeting.exact(bucket, room, loaded(kernel), bucket.pack.map(loaded))
         }
     }
 

@@ -139,9 +139,12 @@ impl Program {
         let outputs = builder.outputs.iter();
         let outputs =
             outputs.map(|(name, v)| (name.clone(), at(*v).expect("an output is computed")));
-        let buckets = buckets(builder, (&plan, &ops), at, BUCKET);
+        let mut buckets = buckets(builder, (&plan, &ops), at, BUCKET);
         let ranks = builder.blocks;
         let is_exact = builder.reduction == Reduction::Exact && !buckets.is_empty();
+        for bucket in buckets.iter_mut().filter(|_| is_exact) {
+            bucket.pack = bucket.pack().map(|launch| writer.kernel(&launch));
+        }
         Self {
             tree_sum: is_exact.then(|| writer.kernel(&tree_sum(ranks))),
             buckets,
