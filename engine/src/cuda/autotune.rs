@@ -50,13 +50,8 @@ impl Device {
         Ok(self.autotuned().of(&kind, measure)? == Autotuned::Site)
     }
 
-    /// Sets how each product of a program is computed: the fastest way, measured once per kind, or
-    /// one of our kernels if cublasLt refuses.
-    pub(super) fn compute_products(self: &Arc<Self>, program: &mut Program) -> Result<(), Fault> {
-        program.compute_products(|placed| self.method(placed))
-    }
-
-    /// The way to compute a product.
+    /// How a product is computed: the fastest way, measured once per kind, or by our own kernel if
+    /// cublasLt refuses.
     pub(super) fn method(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Method, Fault> {
         if !self.driver.keeps_time() {
             let refuses = self.driver.algorithms(&placed.key())?.is_empty();

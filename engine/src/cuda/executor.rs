@@ -175,7 +175,7 @@ impl Executor {
             })
         });
         if let (Some(device), None) = (device, &refused) {
-            let decided = device.compute_products(&mut program);
+            let decided = program.compute_products(|placed| device.method(placed));
             refused = decided.and_then(|()| device.write_record()).err();
         }
         let mut executor = Self::of(program);

@@ -14,7 +14,6 @@
 //! filled since the last replay is not sent.
 #![expect(unsafe_code, reason = "copies between pinned memory and a device")]
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::Fault;
@@ -97,36 +96,27 @@ impl Inputs {
             .iter_mut()
             .zip(words)
             .for_each(|(to, word)| *to = word);
-        let copy = |direction, from: u64, to: u64, part: &Range<usize>| Transfer {
-            direction,
-            from: from + 4 * part.start as u64,
-            to: to + 4 * part.start as u64,
-            bytes: 4 * part.len(),
+        let copy = |stream, direction, from: u64, to: u64| {
+            parts.iter().try_for_each(|part| {
+                let transfer = Transfer {
+                    direction,
+                    from: from + 4 * part.start as u64,
+                    to: to + 4 * part.start as u64,
+                    bytes: 4 * part.len(),
+                };
+                // SAFETY: both are as large; the host waits for `travelled` before it writes again,
+                // and the next copy to the buffer for `taken`.
+                unsafe { driver.copy(stream, transfer) }
+            })
         };
+        let (pinned, memory) = (buffer.pinned.address, buffer.memory.address);
         buffer.taken.make_wait(Stream::Inputs)?;
-        for part in &parts {
-            let transfer = copy(
-                Direction::ToDevice,
-                buffer.pinned.address,
-                buffer.memory.address,
-                part,
-            );
-            // SAFETY: both are as large; the host waits for `travelled` before it writes again.
-            unsafe { driver.copy(Stream::Inputs, transfer) }?;
-        }
+        copy(Stream::Inputs, Direction::ToDevice, pinned, memory)?;
         buffer.travelled.record(Stream::Inputs)?;
         buffer.sent = true;
         buffer.travelled.make_wait(Stream::Programs)?;
-        for part in &parts {
-            let transfer = copy(
-                Direction::OnDevice,
-                buffer.memory.address,
-                self.place.address,
-                part,
-            );
-            // SAFETY: both are as large; the next copy to the buffer waits for `taken`.
-            unsafe { driver.copy(Stream::Programs, transfer) }?;
-        }
+        let place = self.place.address;
+        copy(Stream::Programs, Direction::OnDevice, memory, place)?;
         buffer.taken.record(Stream::Programs)?;
         self.next = 1 - self.next;
         Ok(())

@@ -331,33 +331,8 @@ DEVICE void head_dots(InFloats auto y, InFloats auto g, Out<float> dots) {
 // ---- Sums over rows: a block of 32 columns by 8 rows takes a stretch of rows; then stretches are
 // added in order.
 
-// `term(row, column)` summed over a stretch of rows, for 32 columns. parts: [stretches, COLUMNS].
-template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(Out<float> parts, F term) {
-    SHARED(float, sums, 8 * 33);
-    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
-    i64 column = (i64)blockIdx.x * 32 + lane;
-    float sum = 0.0f;
-    i64 end = ((i64)blockIdx.y + 1) * STRETCH;
-    for (i64 row = (i64)blockIdx.y * STRETCH + line; row < end && row < ROWS; row += 8) {
-        if (column < COLUMNS) {
-            sum += term(row, column);
-        }
-    }
-    sums[line * 33 + lane] = sum;
-    __syncthreads();
-    if (line == 0 && column < COLUMNS) {
-        float total = 0.0f;
-        for (int other = 0; other < 8; ++other) {
-            total += sums[other * 33 + lane];
-        }
-        parts[(i64)blockIdx.y * COLUMNS + column] = total;
-    }
-    // A second call may then reuse the sums.
-    __syncthreads();
-}
-
-// The same for 32 WIDTH columns, of which `term(row, column)` gives WIDTH: a thread reads AHEAD of
-// its rows before it adds the first of them.
+// `term(row, column)`, of WIDTH columns, summed over a stretch of rows, for 32 WIDTH columns: a
+// thread reads AHEAD of its rows before it adds the first of them. parts: [stretches, COLUMNS].
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wide_column_parts(Out<float> parts, F term) {
     const int AHEAD = 2;
     SHARED(float, sums, 8 * 32 * WIDTH);
@@ -390,6 +365,13 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wi
         }
         parts[(i64)blockIdx.y * COLUMNS + start + threadIdx.x] = total;
     }
+}
+
+// The same for 32 columns, of which `term(row, column)` gives one; may be called again.
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(Out<float> parts, F term) {
+    wide_column_parts<ROWS, COLUMNS, STRETCH, 1>(parts, [&](i64 row, i64 column) { return Wide<1>{{term(row, column)}}; });
+    // All threads must have read the sums before they are overwritten.
+    __syncthreads();
 }
 
 // y = [y +] sum over stretches of columns FIRST and on, of STRIDE in all: each of LINES lines of a

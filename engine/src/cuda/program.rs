@@ -1,7 +1,7 @@
 //! A program lowered for a device: one source with all kernels, and a list of launches, products
 //! and copies whose operands have places.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
@@ -40,12 +40,6 @@ pub(crate) struct Program {
     pub(crate) given: Given,
 }
 
-/// A lowered op.
-struct Lowered {
-    commands: Vec<Command>,
-    scratch: usize,
-}
-
 impl Program {
     /// Lowers, orders and places a program. Sites that `chosen` accepts become one op each.
     pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&DeviceGraph, &Found) -> bool) -> Self {
@@ -67,12 +61,9 @@ impl Program {
 
     /// Lowers a program as it is, op by op, without fusion.
     pub(crate) fn laid_out(builder: &DeviceGraph) -> Self {
-        let mut lowered: BTreeMap<*const DeviceNode, Lowered> = BTreeMap::new();
-        for node in &builder.nodes {
-            lowered.insert(std::ptr::from_ref(node), lower(builder, node));
-        }
-        let of = |node: &DeviceNode| &lowered[&std::ptr::from_ref(node)];
-        let plan = Plan::with_scratch(builder, |_, node| of(node).scratch);
+        let lowered = builder.nodes.iter().map(|node| lower(builder, node));
+        let lowered: Vec<(Vec<Command>, usize)> = lowered.collect();
+        let plan = Plan::with_scratch(builder, |index, _| lowered[index].1);
         let rounded = precision_of_products(builder);
         let mut writer = Writer::default();
         let mut steps = Vec::new();
@@ -110,7 +101,7 @@ impl Program {
                     },
                 });
             }
-            for command in &of(node).commands {
+            for command in &lowered[planned.node].0 {
                 steps.push(match command {
                     Command::Launch(launch) => Step::Launch {
                         kernel: writer.kernel(launch),
@@ -246,7 +237,8 @@ pub(crate) fn value(place: Place, ty: &Type) -> Placed {
     }
 }
 
-fn lower(builder: &DeviceGraph, node: &DeviceNode) -> Lowered {
+/// Commands of an op, and bytes of scratch.
+fn lower(builder: &DeviceGraph, node: &DeviceNode) -> (Vec<Command>, usize) {
     let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
     let outputs = node
         .outputs
@@ -262,6 +254,5 @@ fn lower(builder: &DeviceGraph, node: &DeviceNode) -> Lowered {
     });
     let mut lowering = Lowering::new(&types, &outputs, &adds).padded_from(unpadded);
     node.op.cuda(&mut lowering);
-    let (commands, scratch) = lowering.finish();
-    Lowered { commands, scratch }
+    lowering.finish()
 }

@@ -119,12 +119,16 @@ impl<'d> Trial<'d> {
         }))
     }
 
-    /// Runs steps once in the first copy, after filling it again.
-    pub(super) fn run(&self, kernels: &[Kernel], steps: &[Step]) -> Result<(), Fault> {
-        let loaded = Loaded {
+    fn load(&self, kernels: &[Kernel]) -> Result<Loaded<'d>, Fault> {
+        Ok(Loaded {
             device: self.device,
             module: self.device.driver().load(kernels)?,
-        };
+        })
+    }
+
+    /// Runs steps once in the first copy, after filling it again.
+    pub(super) fn run(&self, kernels: &[Kernel], steps: &[Step]) -> Result<(), Fault> {
+        let loaded = self.load(kernels)?;
         let done = self.device.event()?;
         self.enqueue(0, kernels, &loaded.module, steps)?;
         done.record(Stream::Programs)?;
@@ -143,10 +147,7 @@ impl<'d> Trial<'d> {
 
     /// Milliseconds of one run of steps.
     pub(super) fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32, Fault> {
-        let loaded = Loaded {
-            device: self.device,
-            module: self.device.driver().load(kernels)?,
-        };
+        let loaded = self.load(kernels)?;
         let ends = [self.device.event()?, self.device.event()?];
         let replay = || self.replay(kernels, &loaded.module, steps, &ends);
         // Libraries load lazily.

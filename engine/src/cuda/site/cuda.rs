@@ -1,6 +1,7 @@
 use super::tiling::{THREADS, Tiling};
 use super::{Site, SiteGrad, SiteSums, Sizes};
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source};
+use crate::cuda::operand::Operand;
 use crate::ops::site::masked::MaskOperands;
 
 pub(crate) const KERNELS: Source = Source {
@@ -35,62 +36,37 @@ fn inputs(to: &Lowering<'_>) -> [Argument; 3] {
     [0, 1, 2].map(|index| to.input(index).into())
 }
 
-pub(super) fn site(op: &Site, to: &mut Lowering<'_>) {
-    let types = [0, 1, 2].map(|index| to.ty(index));
-    let sizes = Site::sizes(&types);
-    let tile = Tiling::of_rows(sizes.k, sizes.n, false).expect("a site that fits");
-    let mask = MaskOperands::new(&op.mask, 2, sizes.components, to);
-    let [x, v, u] = inputs(to);
-    let mut next = mask.end..;
-    let mut after =
-        |present: bool| present.then(|| to.input(next.next().expect("an endless range")));
-    let (clean, bias) = (after(op.clean), after(op.bias));
-    let want = if to.adds(0) { 2usize } else { 1 };
-    let y = to.output(0);
-    let constants = [
-        constants(sizes, tile, false),
-        mask.constants.clone(),
-        vec![op.clean.into(), op.bias.into(), want.into()],
-        vec![0usize.into(), 0usize.into()],
-    ]
-    .concat();
-    let mut arguments = mask.parameters(to);
-    arguments.extend([x.clone(), v, u, x]);
-    arguments.extend(mask.arguments());
-    arguments.extend([clean, bias].map(Argument::from));
-    // The other two outputs are not written.
-    arguments.extend([y, y, y].map(Argument::from));
-    arguments.push(mask.threshold.into());
-    to.kernel(KERNELS, "site_rows", &constants)
-        .blocks(sizes.rows.div_ceil(tile.lines), 1)
-        .threads(THREADS)
-        .shared(tile.rows_room(sizes.k, sizes.n, false))
-        .launch(&arguments);
+/// A launch of `site_rows`.
+struct Rows {
+    sizes: Sizes,
+    back: bool,
+    /// `a`, the two factors and `x`.
+    factors: [Argument; 4],
+    /// A clean output and a bias.
+    after: [Option<Operand>; 2],
+    /// Whether rows of the result, gradients of importances and of draws are wanted.
+    wants: [bool; 3],
 }
 
-pub(super) fn gradient(op: &SiteGrad, to: &mut Lowering<'_>) {
-    let types = [0, 1, 2].map(|index| to.ty(index));
-    let sizes = SiteGrad::sizes(&types);
-    let slopes = op.slopes();
+fn rows(of: Rows, mask: &MaskOperands, to: &mut Lowering<'_>) {
+    let Rows { sizes, .. } = of;
+    let slopes = of.wants[1] || of.wants[2];
     let tile = Tiling::of_rows(sizes.k, sizes.n, slopes).expect("a site that fits");
-    let mask = MaskOperands::new(&op.mask, 2, sizes.components, to);
-    let [g, u, v] = inputs(to);
-    let x = to.input(mask.end);
     let mut outputs = 0..;
-    let wanted = op.wants.map(|wanted| {
+    let wanted = of.wants.map(|wanted| {
         let index = wanted.then(|| outputs.next()).flatten()?;
         Some((to.output(index), if to.adds(index) { 2usize } else { 1 }))
     });
     // Unwanted outputs take any result, which the kernel does not touch.
     let any = to.output(0);
-    let mut constants = constants(sizes, tile, true);
-    constants.extend(mask.constants.clone());
-    constants.extend([false, false].map(Constant::from));
+    let mut constants = constants(sizes, tile, of.back);
+    constants.extend(&mask.constants);
+    constants.extend(of.after.map(|operand| Constant::from(operand.is_some())));
     constants.extend(wanted.map(|want| Constant::from(want.map_or(0, |(_, want)| want))));
     let mut arguments = mask.parameters(to);
-    arguments.extend([g, u, v, x.into()]);
+    arguments.extend(of.factors);
     arguments.extend(mask.arguments());
-    arguments.extend([Argument::Nothing, Argument::Nothing]);
+    arguments.extend(of.after.map(Argument::from));
     arguments.extend(wanted.map(|want| Argument::from(want.map_or(any, |(out, _)| out))));
     arguments.push(mask.threshold.into());
     to.kernel(KERNELS, "site_rows", &constants)
@@ -98,6 +74,39 @@ pub(super) fn gradient(op: &SiteGrad, to: &mut Lowering<'_>) {
         .threads(THREADS)
         .shared(tile.rows_room(sizes.k, sizes.n, slopes))
         .launch(&arguments);
+}
+
+pub(super) fn site(op: &Site, to: &mut Lowering<'_>) {
+    let sizes = Site::sizes(&[0, 1, 2].map(|index| to.ty(index)));
+    let mask = MaskOperands::new(&op.mask, 2, sizes.components, to);
+    let [x, v, u] = inputs(to);
+    let mut next = mask.end..;
+    let after = [op.clean, op.bias].map(|present| {
+        let index = present.then(|| next.next()).flatten()?;
+        Some(to.input(index))
+    });
+    let of = Rows {
+        sizes,
+        back: false,
+        factors: [x.clone(), v, u, x],
+        after,
+        wants: [true, false, false],
+    };
+    rows(of, &mask, to);
+}
+
+pub(super) fn gradient(op: &SiteGrad, to: &mut Lowering<'_>) {
+    let sizes = SiteGrad::sizes(&[0, 1, 2].map(|index| to.ty(index)));
+    let mask = MaskOperands::new(&op.mask, 2, sizes.components, to);
+    let [g, u, v] = inputs(to);
+    let of = Rows {
+        sizes,
+        back: true,
+        factors: [g, u, v, to.input(mask.end).into()],
+        after: [None, None],
+        wants: op.wants,
+    };
+    rows(of, &mask, to);
 }
 
 pub(super) fn sums(op: &SiteSums, to: &mut Lowering<'_>) {
