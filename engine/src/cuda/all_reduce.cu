@@ -17,20 +17,6 @@ template <int PARTS> DEVICE void tree_sum(In<float> parts, Out<float> sum, u32 s
     }
 }
 
-// A stretch of a small value, and of the packed values.
-struct Copied {
-    In<float> from;
-    Out<float> to;
-    i64 len, first_block;
-};
-
-// Packs values into one, or unpacks them.
-template <int TENSORS> DEVICE void copy_values(const Copied (&tensors)[TENSORS]) {
-    each_share(tensors, [&](const Copied &tensor, i64 at) {
-        store_until(tensor.to, at, tensor.len, load_until(tensor.from, at, tensor.len));
-    });
-}
-
 // sum += part.
 DEVICE void add_part(In<float> part, Out<float> sum, u32 len) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -31,7 +31,7 @@ use super::Fault;
 use super::device_op::DeviceGraph;
 use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
-use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, Source, THREADS, tensors};
+use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, SHARED, Source, THREADS, tensors};
 use super::nccl::{Communicator, Message};
 use super::placed::{Placed, PlacedOp};
 use crate::plan::Plan;
@@ -113,7 +113,7 @@ impl Bucket {
             vec![from, packed.out()]
         });
         let (blocks, copied) = tensors(copied);
-        to.kernel(KERNELS, "copy_values", &[])
+        to.kernel(SHARED, "copy_all<float>", &[])
             .blocks(blocks, 1)
             .launch(&[copied]);
         Some(to.only_launch())

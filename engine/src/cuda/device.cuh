@@ -1,4 +1,4 @@
-// What kernels need of a GPU: its words for memory and functions, and its instructions.
+// The part of a GPU that kernels see: its words for memory and functions, and its instructions.
 // `emulated/emulator.h` has the same for a processor. No other source knows which of them it has.
 #ifndef EMULATED
 

@@ -41,7 +41,7 @@ impl Source {
     }
 }
 
-/// What every kernel needs, and kernels that several ops launch; precedes all other sources.
+/// Precedes all other sources: functions of every kernel, and kernels that several ops launch.
 pub(crate) const SHARED: Source = Source {
     numbers: &[
         ("PART", PART),

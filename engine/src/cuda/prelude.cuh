@@ -448,6 +448,19 @@ DEVICE void store_until(OutFloats auto y, i64 at, i64 len, Four four) {
     }
 }
 
+template <class T> struct Copied {
+    In<float> from;
+    Out<T> to;
+    i64 len, first_block;
+};
+
+// Copies tensors of f32 to tensors of T.
+template <class T, int TENSORS> DEVICE void copy_all(const Copied<T> (&tensors)[TENSORS]) {
+    each_share(tensors, [&](const Copied<T> &tensor, i64 at) {
+        store_until(tensor.to, at, tensor.len, load_until(tensor.from, at, tensor.len));
+    });
+}
+
 // ---- Draws: Philox 4x32-10, as in `spd_draws`.
 
 struct Words {

@@ -45,7 +45,7 @@ pub(super) fn words() -> Vec<u32> {
     let mut state = 1u32;
     let word = |_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        ((state >> 8) * 0x101) & 0x807f_807f | 0x3f00_3f00
+        (state >> 8).wrapping_mul(0x101) & 0x807f_807f | 0x3f00_3f00
     };
     (0..1 << 20).map(word).collect()
 }

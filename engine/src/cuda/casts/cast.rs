@@ -5,7 +5,9 @@
 //! gradient of the result is that of the operand.
 
 use crate::alike::{Alike, Of, Side};
-use crate::cuda::lowering::{Lowering, MOST_OPERANDS, Source, arguments, constants, tensors};
+use crate::cuda::lowering::{
+    Lowering, MOST_OPERANDS, SHARED, Source, arguments, constants, tensors,
+};
 use crate::op::{Op, op};
 use crate::value::Type;
 
@@ -38,7 +40,7 @@ impl Op for Cast {
                 .iter()
                 .map(|&tensor| vec![to.input(tensor), to.output(tensor)]);
             let (blocks, rounded) = tensors(operands);
-            to.kernel(KERNELS, "round_all", &[])
+            to.kernel(SHARED, "copy_all<bf16>", &[])
                 .blocks(blocks, 1)
                 .launch(&[rounded]);
         }
