@@ -26,8 +26,7 @@ pub(crate) struct AttributeArgs {
     /// Run directory
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
-    /// Harvest, which has the positions and says the checkpoint; that has to be there still
-    /// [default: the newest in RUN/harvests]
+    /// Harvest whose positions and checkpoint are used [default: the newest in RUN/harvests]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) harvest: Option<PathBuf>,
     /// Targets; repeatable [default: all components with examples in the harvest, and logits]
