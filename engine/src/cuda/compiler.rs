@@ -162,8 +162,7 @@ unsafe fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::Nv
 }
 
 fn message(log: &[c_char]) -> String {
-    let bytes: Vec<u8> = log.iter().map(|byte| byte.cast_unsigned()).collect();
-    CStr::from_bytes_until_nul(&bytes)
+    CStr::from_bytes_until_nul(bytemuck::cast_slice(log))
         .map(|text| text.to_string_lossy().into_owned())
         .unwrap_or_default()
 }

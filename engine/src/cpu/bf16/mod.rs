@@ -86,18 +86,14 @@ fn is_slower(_: Unit, _: [u8; 12]) -> bool {
 
 /// Vendor of this processor, from `cpuid`.
 fn vendor() -> [u8; 12] {
-    let mut name = [0; 12];
     #[cfg(target_arch = "x86_64")]
-    {
+    let words = {
         let found = std::arch::x86_64::__cpuid(0);
-        for (part, word) in name
-            .chunks_exact_mut(4)
-            .zip([found.ebx, found.edx, found.ecx])
-        {
-            part.copy_from_slice(&word.to_le_bytes());
-        }
-    }
-    name
+        [found.ebx, found.edx, found.ecx]
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let words = [0_u32; 3];
+    bytemuck::cast(words.map(u32::to_le))
 }
 
 /// The instructions that decide how a program rounds on this processor, such as
@@ -139,16 +135,15 @@ impl Unit {
 
     /// The units of this processor, the fastest last.
     fn all() -> Vec<Self> {
-        let mut all = vec![Self::Vectors];
-        #[cfg(target_arch = "x86_64")]
-        if avx512::is_there() {
-            all.push(Self::Avx512);
-        }
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if amx::is_there() {
-            all.push(Self::Amx);
-        }
-        all
+        let units = [
+            (Self::Vectors, true),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx512, avx512::is_there()),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            (Self::Amx, amx::is_there()),
+        ];
+        let there = units.into_iter().filter(|(_, is_there)| *is_there);
+        there.map(|(unit, _)| unit).collect()
     }
 
     /// Sums of products over all terms of the blocks: rows packed by line, columns by term.
