@@ -135,7 +135,7 @@ fn overflowing_weights_are_named() {
         (
             1e30,
             "train.faithfulness_warmup.steps=0",
-            "step 0: loss/importance_minimality is NaN, loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is \
+            "step 0: loss/importance_minimality is inf, loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is \
              NaN; the first that is not finite: the output of the target itself; nothing was updated since, and every checkpoint is of before it; look at the weights of the target and at the data",
         ),
         (
