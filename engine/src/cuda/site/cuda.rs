@@ -44,7 +44,7 @@ struct Rows {
     factors: [Argument; 4],
     /// A clean output and a bias.
     after: [Option<Operand>; 2],
-    /// Whether rows of the result, gradients of importances and of draws are wanted.
+    /// Whether the launch writes rows of the result, gradients of importances, and gradients of draws.
     wants: [bool; 3],
 }
 
