@@ -44,7 +44,8 @@ struct Rows {
     factors: [Argument; 4],
     /// A clean output and a bias.
     after: [Option<Operand>; 2],
-    /// Whether the launch writes rows of the result, gradients of importances, and gradients of draws.
+    /// Whether the launch writes rows of the result, gradients of importances, and gradients of
+    /// draws.
     wants: [bool; 3],
 }
 

@@ -19,7 +19,7 @@ pub use elementwise::{Elementwise, ElementwiseSum, Expr, GeluKind};
 pub use halves::{Half, Pack, Unpack};
 pub use identity::Identity;
 pub use log_sum_exp::LogSumExp;
-pub(in crate::ops) use log_sum_exp::log_sum_exp_rows;
+pub(in crate::ops) use log_sum_exp::{log_sum_exp_rows, log_sum_exp_threads};
 pub use matmul::MatMul;
 pub use softmax::Softmax;
 pub use sum_rows::SumRows;

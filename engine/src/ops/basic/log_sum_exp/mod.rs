@@ -4,7 +4,7 @@
 mod cpu;
 mod cuda;
 
-pub(in crate::ops) use cuda::rows as log_sum_exp_rows;
+pub(in crate::ops) use cuda::{rows as log_sum_exp_rows, threads as log_sum_exp_threads};
 
 use crate::alike::{Alike, Of};
 use crate::op::{Builder, Op, Result, op, refuse};

@@ -1,6 +1,7 @@
 use super::KlDivergenceGrad;
 use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
+use crate::ops::basic::log_sum_exp_threads;
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("kl_divergence", include_str!("kernel.cu"));
@@ -24,9 +25,8 @@ pub(in crate::ops) fn divergences(
     operands: [Operand; 5],
     [columns, pitch]: [usize; 2],
 ) {
-    // As many as `log_sum_exp` has: equal logits have equal log-sum-exps.
-    let vectors = columns.div_ceil(16 / operands[2].dtype.bytes());
-    let threads = vectors.div_ceil(4).next_power_of_two().clamp(32, 256);
+    // Equal logits have equal log-sum-exps, and a divergence of 0.
+    let threads = log_sum_exp_threads(columns, operands[2].dtype);
     let constants = constants![threads, columns, pitch, operands[2].written];
     to.kernel(KERNELS, "kl_divergence", &constants)
         .blocks(operands[3].len, 1)
