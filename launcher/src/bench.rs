@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use spd_trainer::bench::{
-    OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
+    Compiled, OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
 };
 use spd_trainer::cuda;
 use spd_trainer::{Fault, SharedMemory, World};
@@ -190,15 +190,34 @@ fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
             preset.name,
             of_preset.kernels - of_preset.new,
             of_preset.new,
-            of_preset.flops as f64 / 1e9,
-            of_preset.bytes as f64 / 1e9,
+            of_preset.total.flops as f64 / 1e9,
+            of_preset.total.bytes as f64 / 1e9,
         ));
+        if asked.phases {
+            screen::note(&work_text(&preset.name, &of_preset));
+        }
     }
     screen::result(&format!(
         "{kernels} kernels for {arch}: {} were there, {compiled} compiled\n",
         kernels - compiled
     ));
     Ok(Exit::Done)
+}
+
+/// A table of the work of a step, by kind of op.
+fn work_text(name: &str, compiled: &Compiled) -> String {
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right]);
+    table.row(["op", "calls", "GFLOP", "GB"]);
+    for op in compiled.kinds.iter().chain([&compiled.total]) {
+        let giga = |count: u64| format!("{:.3}", count as f64 / 1e9);
+        table.row([
+            op.name.to_owned(),
+            op.calls.to_string(),
+            giga(op.flops),
+            giga(op.bytes),
+        ]);
+    }
+    format!("\n{name}\n{}", table.text())
 }
 
 /// The cost of a step at one value of the varied key.

@@ -327,7 +327,7 @@ pub(crate) struct BenchArgs {
     #[arg(
         long,
         requires = "arch",
-        conflicts_with_all = ["gpus", "cpus", "vary", "phases", "out", "steps", "warmup"]
+        conflicts_with_all = ["gpus", "cpus", "vary", "out", "steps", "warmup"]
     )]
     pub(crate) compile_only: bool,
     /// Architecture of that GPU, like `sm_90` for an H100 (`spd-launch doctor` shows it)
@@ -373,7 +373,8 @@ pub(crate) struct BenchArgs {
     /// as the name says, or fp32]
     #[arg(long, value_name = "P")]
     pub(crate) precision: Option<String>,
-    /// Also time the parts of a step, and print tables to stderr
+    /// Also time the parts of a step, and print tables to stderr; with --compile-only, the planned
+    /// work of each op of the step
     #[arg(long)]
     pub(crate) phases: bool,
     /// File that the JSON lines are appended to

@@ -348,13 +348,13 @@ fn a_machine_without_gpus_names_what_it_lacks() {
 #[test]
 fn kernels_are_compiled_once_and_without_a_gpu() {
     let scratch = Scratch::new();
-    let compiled = || {
+    let compiled = |more: &[&str]| {
         let mut command = scratch.launcher(&["bench", "--compile-only", "--arch", "sm_90"]);
-        command.args(["tiny-tms", "tiny-seed-bf16"]);
+        command.args(["tiny-tms", "tiny-seed-bf16"]).args(more);
         command.env("SPD_CACHE", scratch.path().join("cache"));
         launch(command)
     };
-    let first = compiled();
+    let first = compiled(&[]);
     if first.code == Some(1) && first.error().contains("was not found: ") {
         return spd_testing::skip("NVRTC");
     }
@@ -379,7 +379,21 @@ fn kernels_are_compiled_once_and_without_a_gpu() {
     let [kernels, found, new] = total(&first);
     assert!(found + new == kernels && new > 50, "{}", first.stdout);
     // Everything that the second start needs is cached.
-    assert_eq!(total(&compiled()), [kernels, kernels, 0]);
+    let again = compiled(&["--phases"]);
+    assert_eq!(total(&again), [kernels, kernels, 0]);
+    let rows = |of: &str| {
+        again
+            .stderr
+            .lines()
+            .filter(|row| row.trim_start().starts_with(of))
+            .count()
+    };
+    assert_eq!(
+        [rows("matmul "), rows("all ops ")],
+        [2, 2],
+        "{}",
+        again.stderr
+    );
     let notes: Vec<&str> = first.stderr.lines().collect();
     assert_eq!(notes.len(), 3);
     assert!(

@@ -94,16 +94,16 @@ pub fn time(preset: &Preset, settings: &Settings, world: &World) -> Result<Repor
 }
 
 /// Kernels compiled for a preset, and the work of its step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Compiled {
     /// Kernels that its programs asked for, those of its `--phases` and of its trials too.
     pub kernels: usize,
     /// Kernels that were not cached.
     pub new: usize,
-    /// Multiplications and additions of a step.
-    pub flops: u64,
-    /// Bytes that its ops read and write.
-    pub bytes: u64,
+    /// Work of a step by kind of op, the most bytes first, without times.
+    pub kinds: Vec<OpRow>,
+    /// Work of all ops.
+    pub total: OpRow,
 }
 
 /// Compiles the kernels of a preset for GPUs of an architecture like `sm_90`, into the cache that
@@ -125,12 +125,15 @@ pub fn compile(preset: &Preset, arch: &str, threads: usize) -> Result<Compiled, 
     let processor = Processor::Gpu(Some(device));
     let report = time_on(&processor, &pool, preset, &settings, &World::default())?;
     let (kernels, new) = compiling.counts();
-    let work = report.phases.map(|phases| phases.total());
+    let phases = report.phases.expect("the settings ask for phases");
+    let total = phases.total();
+    let mut kinds = phases.kinds;
+    kinds.sort_by_key(|row| std::cmp::Reverse(row.bytes));
     Ok(Compiled {
         kernels,
         new,
-        flops: work.as_ref().map_or(0, |work| work.flops),
-        bytes: work.as_ref().map_or(0, |work| work.bytes),
+        kinds,
+        total,
     })
 }
 
