@@ -102,7 +102,7 @@ impl Probe {
     pub fn limit(&self) -> Duration {
         match self.wrong().as_deref() {
             Some("hangs") => Duration::from_secs(1),
-            _ => Duration::from_secs(self.seconds),
+            _ => limit(self.seconds),
         }
     }
 
@@ -148,6 +148,15 @@ impl Probe {
         let (_, how) = all.find(|(name, _)| *name == self.name)?;
         Some(how.to_owned())
     }
+}
+
+/// A time limit of so many seconds, longer for an emulated GPU, which a busy machine makes slow.
+fn limit(seconds: u64) -> Duration {
+    Duration::from_secs(if is_installed() {
+        20 * seconds
+    } else {
+        seconds
+    })
 }
 
 /// Compiles the kernels of all probes, on a device that only [compiles](Device::compiling).

@@ -10,9 +10,8 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{Place, same};
+use super::{Place, limit, same};
 use crate::cuda::device::{Graph, Memory};
 use crate::cuda::driver::{Argument, LibraryCall, Stream};
 use crate::cuda::libraries::Library;
@@ -26,8 +25,8 @@ pub(super) const RANKS: usize = 2;
 /// Numbers that are added up.
 const NUMBERS: usize = 1 << 18;
 
-/// Limit for the other rank.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Limit for the other rank, in seconds of a GPU.
+const SECONDS: u64 = 30;
 
 /// Version that the emulated NCCL reports.
 const EMULATED_VERSION: &str = "0.0.1";
@@ -93,7 +92,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
             place.rank
         ))
     })?;
-    let joined = Communicator::join(nccl, id, (place.rank, RANKS), TIMEOUT)?;
+    let joined = Communicator::join(nccl, id, (place.rank, RANKS), limit(SECONDS))?;
     // Whole numbers, so their sum is exact.
     let number = |rank: usize, at: usize| ((7 * at + 13 * rank) % 1000) as f32;
     let numbers: Vec<f32> = (0..NUMBERS).map(|at| number(place.rank, at)).collect();
@@ -184,7 +183,7 @@ fn in_a_graph(
 /// Sends the id of rank 0 to the other rank.
 fn exchange(id: &mut Id, rank: usize) -> std::io::Result<()> {
     let mut other = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    other.set_read_timeout(Some(TIMEOUT))?;
+    other.set_read_timeout(Some(limit(SECONDS)))?;
     if rank == 0 {
         other.write_all(&id.0)
     } else {
