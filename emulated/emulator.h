@@ -410,7 +410,7 @@ template <class V, class T> void store_as(emulator::Checked<T> y, long long at, 
     memcpy(y.vector(at, sizeof vector), &vector, sizeof vector);
 }
 
-static inline void store_at_once(Out<float> y, long long at, const float (&v)[4]) { memcpy(y.vector(at, sizeof v), v, sizeof v); }
+template <class V, class T> void store_at_once(emulator::Checked<T> y, long long at, V vector) { store_as(y, at, vector); }
 
 using emulator::await_copies;
 using emulator::close_group;

@@ -228,6 +228,12 @@ macro_rules! op {
         }
         $crate::op::op! { $($rest)* }
     };
+    (formats($self:ident) $formats:expr; $($rest:tt)*) => {
+        fn formats(&$self) -> [&'static [$crate::precision::Format]; 2] {
+            $formats
+        }
+        $crate::op::op! { $($rest)* }
+    };
     (alike($self:ident, $inputs:ident, $outputs:ident) $alike:expr; $($rest:tt)*) => {
         fn alike(
             &$self,

@@ -25,9 +25,13 @@ template <class V> DEVICE V load_as(const auto *x, long long at) { return *reint
 template <class V> DEVICE void store_as(auto *y, long long at, V vector) { *reinterpret_cast<V *>(y + at) = vector; }
 
 // To global memory, by one instruction: where a part of the vector is known earlier than the rest,
-// the compiler may split `store_as` into four.
-DEVICE void store_at_once(float *y, long long at, const float (&v)[4]) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y + at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+// the compiler may split `store_as`.
+DEVICE void store_at_once(auto *y, long long at, float4 v) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y + at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+DEVICE void store_at_once(auto *y, long long at, uint2 v) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(y + at), "r"(v.x), "r"(v.y) : "memory");
 }
 
 // ---- Numbers.

@@ -78,6 +78,16 @@ template <int WIDTH> DEVICE void store_wide(OutFloats auto y, i64 at, Wide<WIDTH
     }
 }
 
+// Four columns by one instruction; see `store_at_once`.
+DEVICE void store_four_at_once(OutFloats auto y, i64 at, Wide<4> four) {
+    const float *v = four.v;
+    if constexpr (is_bf16<decltype(y)>) {
+        store_at_once(y, at, make_uint2(two_bf16(v[0], v[1]), two_bf16(v[2], v[3])));
+    } else {
+        store_at_once(y, at, make_float4(v[0], v[1], v[2], v[3]));
+    }
+}
+
 template <int WIDTH, bool ADD> DEVICE void give_wide(OutFloats auto y, i64 at, Wide<WIDTH> wide) {
     if (ADD) {
         Wide<WIDTH> before = load_wide<WIDTH>(y, at);
@@ -512,11 +522,12 @@ struct Sources {
 };
 
 // Absent operands have no rows.
-template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, class G>
 struct Site {
     In<u32> parameters;
     u32 what;
-    In<float> importance, given, delta, route;
+    G importance;
+    In<float> given, delta, route;
 
     DEVICE_MEMBER Sources at(i64 row, i64 column) const {
         Sources s = {fill(0.0f), fill(0.0f), 1.0f, 0.0f};

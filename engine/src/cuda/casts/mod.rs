@@ -6,11 +6,12 @@
 //! Arithmetic is always f32; bf16 is only what memory traffic and tensor cores see.
 //!
 //! - **Values that depend on the batch** may be bf16: activations and masked activations, norms,
-//!   attention, logits over a vocabulary, and the gradients of all of them. Values of parameters
-//!   alone stay f32: the weight deltas of faithfulness, their products and their gradients.
-//! - **Values that an update, a norm, an importance or the host reads** are f32: gradients of
-//!   parameters and of an adversary's sources, logits of importances, values for a whole row,
-//!   outputs of the program. So are vectors and scalars.
+//!   attention, importances and their logits, logits over a vocabulary, and the gradients of all of
+//!   them. Values of parameters alone stay f32: the weight deltas of faithfulness, their products and
+//!   their gradients.
+//! - **Values that an update, a norm or the host reads** are f32: gradients of parameters and of an
+//!   adversary's sources, values for a whole row, outputs of the program. So are vectors and
+//!   scalars.
 //! - **A weight** that products read is rounded once in a replay for all readers, in one launch with
 //!   all other weights. A frozen weight ([`Store::freeze`]) is also kept in bf16 on the device, and
 //!   costs a replay nothing.

@@ -70,14 +70,14 @@ DEVICE void store_masked(Shared<bf16> tile, const typename Share<LINES, WIDTH>::
 // with (a FIRST).
 template <i64 ROWS, i64 C, int K, int N, int LINES, int WIDTH, bool BACK, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS,
           bool ROUTE, bool CLEAN, bool BIAS, int WANT_Y, int WANT_G, int WANT_R>
-DEVICE void site_rows(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, In<bf16> second, In<bf16> x, In<float> importance,
+DEVICE void site_rows(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, In<bf16> second, In<bf16> x, InFloats auto importance,
                       In<float> given, In<float> delta, In<float> route, InFloats auto clean, In<float> bias, OutFloats auto y,
                       OutFloats auto of_g, OutFloats auto of_r, float threshold) {
     typedef Share<LINES, WIDTH> Warps;
     typedef ResultShare<LINES, N> Results;
     const int T = SITE_THREADS, k_whole = whole(K, 32), n_whole = Results::columns;
     const bool slopes = WANT_G || WANT_R;
-    Site<ROWS, C, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, what, importance, given, delta, route};
+    Site<ROWS, C, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, decltype(importance)> site = {parameters, what, importance, given, delta, route};
     const int a_room = room(LINES, k_whole), x_room = slopes ? room(LINES, n_whole) : 0;
     const int first_room = BACK ? room(WIDTH, k_whole) : room(k_whole, WIDTH);
     const int second_room = BACK ? room(n_whole, WIDTH) : room(WIDTH, n_whole);
@@ -179,12 +179,12 @@ DEVICE void site_rows(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, 
 // transposed, with a and FIRST as for `site_rows` and z = x.
 template <i64 ROWS, i64 C, int K, int N, int LINES, int WIDTH, bool BACK, i64 STRETCH, int MASK, int DRAW, i64 GIVEN_ROWS,
           i64 DELTAS, bool ROUTE>
-DEVICE void site_sums(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, In<bf16> z, In<float> importance, In<float> given,
+DEVICE void site_sums(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, In<bf16> z, InFloats auto importance, In<float> given,
                       In<float> delta, In<float> route, Out<float> parts, float threshold) {
     typedef Share<LINES, WIDTH> Warps;
     typedef ResultShare<WIDTH, N> Results;
     const int T = SITE_THREADS, k_whole = whole(K, 32), n_whole = Results::columns;
-    Site<ROWS, C, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, what, importance, given, delta, route};
+    Site<ROWS, C, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, decltype(importance)> site = {parameters, what, importance, given, delta, route};
     const int a_room = room(LINES, k_whole), z_room = room(LINES, n_whole);
     const int first_room = BACK ? room(WIDTH, k_whole) : room(k_whole, WIDTH);
     LAUNCHED(memory, a_room + z_room + first_room + room(LINES, WIDTH));

@@ -18,12 +18,12 @@
 //! ```text
 //! per position and component     products       here
 //! FLOPs                          6 (k + n)      2 (k + n) + (4 k + 2 n) + 4 (k + n)
-//! bytes                          12 + 22        4 + 8 + 8
+//! bytes                          6 + 22         2 + 4 + 4
 //! ```
 //!
 //! Separate products write four bf16 tensors and read them seven times (22 bytes), and read
-//! importances twice and write their gradient in f32 (12 bytes). Here each of the four launches
-//! reads importances, and one writes their gradient. The minimum is 8: importances once, and their
+//! importances twice and write their gradient (6 bytes). Here each of the four launches
+//! reads importances, and one writes their gradient. The minimum is 4: importances once, and their
 //! gradient. `x V` and `G U^T` are f32 until masked, one rounding less than if stored.
 //!
 //! Tensor cores have no f32 (TF32 has a fraction of ten bits), so f32 programs have no such ops.

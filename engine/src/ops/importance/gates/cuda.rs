@@ -36,7 +36,7 @@ fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
 pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let z = to.input(0);
-    let given = to.input(op.inputs() - 1);
+    let given = op.is_given().then(|| to.input(1));
     let across = columns.div_ceil(128);
     let (stretch, count) = short_stretches(rows, across);
     let parts = to.scratch(count * columns);
@@ -61,14 +61,10 @@ pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let first = op.forward.inputs();
     let z = to.input(0);
-    let given = to.input(first - 1);
-    // `z` in the place of a missing gradient.
-    let of_importance = if op.of_importance { to.input(first) } else { z };
-    let of_sums = if op.of_sums {
-        to.input(first + usize::from(op.of_importance))
-    } else {
-        z
-    };
+    let given = op.forward.is_given().then(|| to.input(1));
+    let of_importance = op.of_importance.then(|| to.input(first));
+    let of_sums = first + usize::from(op.of_importance);
+    let of_sums = op.of_sums.then(|| to.input(of_sums));
     let wants = constants![op.of_importance, op.of_sums, to.adds(0)];
     let (parameters, out) = (to.parameters(), to.output(0));
     let (settings, what) = settings(&op.forward);

@@ -116,8 +116,8 @@ const int AHEAD = 2;
 // Importances, and in the same pass the penalty sums of a stretch of rows and the number of active
 // components: a thread has four columns of every eighth row.
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int GATES, int NOISE, int PENALTY, int PARAMETER>
-DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, Out<float> g, Out<float> parts, Out<float> counts,
-                             u32 what, float alive) {
+DEVICE void importance_gates(In<u32> parameters, InFloats auto z, In<float> given, OutFloats auto g, Out<float> parts,
+                             Out<float> counts, u32 what, float alive) {
     SHARED(float, sums, 8 * 132);
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
     i64 column = ((i64)blockIdx.x * 32 + lane) * 4;
@@ -140,7 +140,7 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
             Four with = noisy<ROWS, COLUMNS, NOISE>(parameters, what, given, row, column, logit);
             Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
             if (COLUMNS % 4 == 0) {
-                store_at_once(g, row * COLUMNS + column, importance.v);
+                store_four_at_once(g, row * COLUMNS + column, importance);
             } else {
                 store<COLUMNS>(g, row, column, importance);
             }
@@ -182,7 +182,7 @@ DEVICE void importance_sums(In<float> parts, In<float> counts, Out<float> sums, 
 }
 
 template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, int PENALTY, int PARAMETER, bool OF_G, bool OF_SUMS, bool ADD>
-DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> given, In<float> of_g, In<float> of_sums,
+DEVICE void importance_gates_grad(In<u32> parameters, InFloats auto z, In<float> given, InFloats auto of_g, In<float> of_sums,
                                   OutFloats auto dz, u32 what) {
     float parameter = PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {

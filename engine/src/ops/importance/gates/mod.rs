@@ -48,6 +48,7 @@ use spd_draws::Stream;
 
 use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::site::draws::drawn;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{StepScalar, Type, Value};
 
 /// The pair of sigmoids.
@@ -134,7 +135,7 @@ impl Builder {
         noise: Option<Value>,
     ) -> Result<Importances> {
         let mut inputs = vec![logits];
-        inputs.extend(noise.filter(|_| op.noise == LogitNoise::Given));
+        inputs.extend(noise.filter(|_| op.is_given()));
         let outputs = self.op(op, &inputs)?;
         Ok(Importances {
             importance: outputs[0],
@@ -145,18 +146,19 @@ impl Builder {
 }
 
 impl ImportanceGates {
+    /// Whether the noise is an input.
+    fn is_given(&self) -> bool {
+        self.noise == LogitNoise::Given
+    }
+
     fn inputs(&self) -> usize {
-        if self.noise == LogitNoise::Given {
-            2
-        } else {
-            1
-        }
+        1 + usize::from(self.is_given())
     }
 }
 
 impl Op for ImportanceGates {
     op! {
-        name "importance_gates";
+        name "importance_gates"; formats [Either, Full] => [Either, Full];
         kernels(self) cpu::forward(self), cuda::value(self);
         flops(self, inputs) 4 * inputs[0].len() as u64;
         expensive_ops(self, inputs) match self.noise {
@@ -201,9 +203,19 @@ impl Op for ImportanceGates {
     }
 }
 
+impl ImportanceGatesGrad {
+    /// Formats of logits, given noise, and gradients; that of sums is a vector, and always f32.
+    fn formats(&self) -> &'static [Format] {
+        match self.forward.is_given() {
+            true => &[Either, Full, Either],
+            false => &[Either],
+        }
+    }
+}
+
 impl Op for ImportanceGatesGrad {
     op! {
-        name "importance_gates_grad"; formats [Full] => [Either]; accumulates;
+        name "importance_gates_grad"; formats(self) [self.formats(), &[Either]]; accumulates;
         kernels(self) cpu::backward(self), cuda::gradient(self);
         flops(self, inputs) 8 * inputs[0].len() as u64;
     }

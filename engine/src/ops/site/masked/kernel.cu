@@ -1,7 +1,7 @@
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
-DEVICE void masked(In<u32> parameters, u32 what, InFloats auto a, In<float> importance, In<float> given, In<float> delta,
+DEVICE void masked(In<u32> parameters, u32 what, InFloats auto a, InFloats auto importance, In<float> given, In<float> delta,
                    In<float> route, OutFloats auto h, float threshold) {
-    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, what, importance, given, delta, route};
+    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, decltype(importance)> site = {parameters, what, importance, given, delta, route};
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four x = load<COLUMNS>(a, row, column), m = site.mask(site.at(row, column), threshold);
         store<COLUMNS>(h, row, column, map([&](int k) { return x.v[k] * m.v[k]; }));
@@ -12,10 +12,10 @@ DEVICE void masked(In<u32> parameters, u32 what, InFloats auto a, In<float> impo
 // not needed are left out.
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, int WANT_A,
           int WANT_G, int WANT_R>
-DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats auto a, In<float> importance, In<float> given,
+DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats auto a, InFloats auto importance, In<float> given,
                         In<float> delta, In<float> route, OutFloats auto of_a, OutFloats auto of_g, OutFloats auto of_r,
                         float threshold) {
-    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, what, importance, given, delta, route};
+    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, decltype(importance)> site = {parameters, what, importance, given, delta, route};
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Sources s = site.at(row, column);
         Four up = load<COLUMNS>(gh, row, column);
@@ -40,7 +40,7 @@ DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats
 
 // The gradient of a single row of draws: the sum over positions.
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, bool BETWEEN, bool ROUTE>
-DEVICE void masked_source_sums(InFloats auto gh, InFloats auto a, In<float> importance, In<float> route, Out<float> parts) {
+DEVICE void masked_source_sums(InFloats auto gh, InFloats auto a, InFloats auto importance, In<float> route, Out<float> parts) {
     column_parts<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
         i64 at = row * COLUMNS + column;
         float slope = ROUTE ? route[row] : 1.0f;

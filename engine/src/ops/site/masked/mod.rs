@@ -34,6 +34,7 @@ use crate::op::{
 };
 use crate::ops::row_chunks;
 use crate::ops::site::draws::drawn;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Source of the numbers between 0 and 1.
@@ -218,6 +219,13 @@ impl Masked {
         if self.route { 4 * rows } else { 0 }
     }
 
+    /// Formats of the inputs, of which `a` is at `first`: activations, their gradient before them,
+    /// and importances after them, except those that are compared with a threshold.
+    fn formats(&self, first: usize) -> &'static [Format] {
+        let either = first + 1 + usize::from(self.mask.has_gradient());
+        &[Either, Either, Either, Full][3 - either..]
+    }
+
     fn check(&self, inputs: &[&Type], first: usize) -> Result<()> {
         let operands = self.operands(first);
         let a = inputs[operands.a];
@@ -291,7 +299,7 @@ impl MaskedGrad {
 
 impl Op for Masked {
     op! {
-        name "masked"; formats [Either, Full] => [Either];
+        name "masked"; formats(self) [self.formats(0), &[Either]];
         kernels(self) cpu::forward(self), cuda::value(self);
         scratch_bytes(self, inputs) self.list_bytes(inputs[0].rows());
         expensive_ops(self, inputs) self.drawn(inputs[0]);
@@ -330,7 +338,7 @@ impl Op for Masked {
 
 impl Op for MaskedGrad {
     op! {
-        name "masked_grad"; formats [Either, Either, Full] => [Either]; accumulates;
+        name "masked_grad"; formats(self) [self.of.formats(1), &[Either]]; accumulates;
         kernels(self) cpu::backward(self), cuda::gradient(self);
         scratch_bytes(self, inputs) 4 * self.partials(|index| inputs[index])
             + self.of.list_bytes(inputs[0].rows());
