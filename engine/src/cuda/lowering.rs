@@ -104,6 +104,12 @@ pub(crate) enum Argument {
     Int(usize),
     /// A number that is passed at each launch.
     Word(u32),
+    /// An operand in a structure of the kernels, a template of a constant and of the operand's type.
+    Wrapped {
+        by: &'static str,
+        constant: &'static str,
+        operand: Operand,
+    },
     /// A null pointer for absent f32s.
     Nothing,
     /// CUDA C++.
@@ -566,6 +572,15 @@ fn list(arguments: &[Argument], operands: &mut Vec<Operand>, words: &mut Vec<u32
             Argument::Word(value) => {
                 words.push(*value);
                 format!("w{}", words.len() - 1)
+            }
+            Argument::Wrapped {
+                by,
+                constant,
+                operand,
+            } => {
+                let at = operands.len();
+                operands.push(*operand);
+                format!("{by}<{constant}, decltype(a{at})>{{a{at}}}")
             }
             Argument::Nothing => "In<float>()".to_owned(),
             Argument::Code(code) => code.clone(),

@@ -1,8 +1,8 @@
 //! The CUDA side: a program as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Precision (casts)  ->  padding  ->  sites (chosen)  ->  Op::cuda (launches, products)
-//!          ->  Program (places, one source)  ->  Executor  ->  Device
+//! Builder  ->  Precision (casts)  ->  padding  ->  sites (chosen), gated masks
+//!          ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
 //! - CUDA is not linked: [`libraries`] are opened at run time, and errors name those that are
@@ -32,7 +32,8 @@
 //!
 //! A kernel reads as many elements of each large operand as the largest one has, and writes each
 //! result once (and reads it first if it adds to it), which is the minimum. Draws,
-//! masks, scores and the hidden layers of component networks are never written. The emulated device
+//! masks, scores and the hidden layers of component networks are never written, nor are importances
+//! that masks alone read (`gated`). The emulated device
 //! counts the exceptions; a second reading of a row finds it in a cache:
 //!
 //! | kernel | readings of an element | why |
@@ -96,6 +97,7 @@ mod enqueue;
 pub(crate) mod every_op;
 mod executor;
 mod fusion;
+mod gated;
 mod gpu;
 mod inputs;
 pub(crate) mod kernel;

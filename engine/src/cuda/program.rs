@@ -7,6 +7,7 @@ use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
 use super::device_op::{DeviceGraph, DeviceNode, on_device};
 use super::fusion::fused;
+use super::gated::gated;
 use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
@@ -56,7 +57,8 @@ impl Program {
     ) -> Self {
         let with_sums = fused(builder);
         let chosen = |site: &Found| chosen(&with_sums, site);
-        Self::laid_out(&sites::fused(&with_sums, chosen))
+        let sites = sites::fused(&with_sums, chosen);
+        Self::laid_out(&gated(&sites))
     }
 
     /// Lowers a program as it is, op by op, without fusion.

@@ -88,16 +88,16 @@ pub(crate) struct Found {
 }
 
 /// A program, and the readers of each value.
-struct Readers<'a> {
+pub(super) struct Readers<'a> {
     from: &'a DeviceGraph,
     /// Nodes that run and read each value.
-    of: Vec<Vec<usize>>,
+    pub(super) of: Vec<Vec<usize>>,
     /// Whether a value is read after the end, or added to.
-    kept: Vec<bool>,
+    pub(super) kept: Vec<bool>,
 }
 
 impl<'a> Readers<'a> {
-    fn new(from: &'a DeviceGraph) -> Self {
+    pub(super) fn new(from: &'a DeviceGraph) -> Self {
         let mut of = vec![Vec::new(); from.types.len()];
         let mut kept = vec![false; from.types.len()];
         let mut running = schedule::order(from);

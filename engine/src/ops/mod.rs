@@ -28,7 +28,7 @@
 //! on the emulated device as well.
 
 mod basic;
-mod importance;
+pub(crate) mod importance;
 mod loss;
 #[cfg(test)]
 pub(crate) mod oracle;

@@ -2,7 +2,7 @@
 //! importances, and the penalty on importances.
 
 mod component_mlp;
-mod gates;
+pub(crate) mod gates;
 mod minimality;
 mod parallel_linear;
 

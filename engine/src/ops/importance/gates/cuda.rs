@@ -5,18 +5,25 @@ use crate::cuda::lowering::{
 };
 use crate::cuda::operand::Operand;
 
-const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
+const KERNELS: Source = Source::new(
+    "importance",
+    concat!(include_str!("sigmoids.cuh"), include_str!("kernel.cu")),
+);
 
-/// The pair of sigmoids, the noise, the penalty and its parameter's index for the kernels; and the
-/// noise's stream.
-fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
-    let gates = match op.gates {
+/// The name of a pair of sigmoids in the kernels.
+pub(crate) fn named(gates: Gates) -> &'static str {
+    match gates {
         Gates::LeakyHard => "GATES_LEAKY_HARD",
         Gates::Hard => "GATES_HARD",
         Gates::UpperLeakyHard => "GATES_UPPER_LEAKY_HARD",
         Gates::Normal => "GATES_NORMAL",
         Gates::SwishHard => "GATES_SWISH_HARD",
-    };
+    }
+}
+
+/// The pair of sigmoids, the noise, the penalty and its parameter's index for the kernels; and the
+/// noise's stream.
+pub(crate) fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
     let (noise, word) = match op.noise {
         LogitNoise::None => ("NOISE_NONE", 0),
         LogitNoise::Drawn(stream) => ("NOISE_DRAWN", stream.word()),
@@ -29,11 +36,12 @@ fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
         Some((Penalty::Smooth { normalized: true }, _)) => "PENALTY_SMOOTH_NORMALIZED",
     };
     let parameter = op.penalty.map_or(Constant::from(-1), |(_, at)| scalar(at));
-    let settings = constants![gates, noise, penalty, parameter];
+    let settings = constants![named(op.gates), noise, penalty, parameter];
     (settings, Argument::Word(word))
 }
 
-pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
+/// Importances, penalty sums and L0, three results; without `writes_importances` the last two alone.
+pub(crate) fn value(op: &ImportanceGates, writes_importances: bool, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let z = to.input(0);
     let given = op.is_given().then(|| to.input(1));
@@ -42,8 +50,20 @@ pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let parts = to.scratch(count * columns);
     let counts = to.scratch(count * across);
     let ([gates, noise, penalty, parameter], what) = settings(op);
-    let (parameters, [g, sums, active]) = (to.parameters(), [0, 1, 2].map(|at| to.output(at)));
-    let constants = constants![rows, columns, stretch, gates, noise, penalty, parameter];
+    let parameters = to.parameters();
+    let first = usize::from(writes_importances);
+    let g = writes_importances.then(|| to.output(0));
+    let [sums, active] = [first, first + 1].map(|at| to.output(at));
+    let constants = constants![
+        rows,
+        columns,
+        stretch,
+        gates,
+        noise,
+        penalty,
+        parameter,
+        writes_importances
+    ];
     let [partial, counted] = [parts, counts].map(Operand::out);
     to.kernel(KERNELS, "importance_gates", &constants)
         .blocks(across, count)

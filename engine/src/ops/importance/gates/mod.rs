@@ -42,7 +42,7 @@
 //! paper's lower sigmoid is `0.01 z` below zero instead.
 
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 
 use spd_draws::Stream;
 
@@ -116,10 +116,10 @@ pub struct Importances {
 /// Gradient of [`ImportanceGates`] with respect to `z`. Inputs: `z`, the given noise, then the
 /// gradients of the results that have one.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct ImportanceGatesGrad {
-    forward: ImportanceGates,
-    of_importance: bool,
-    of_sums: bool,
+pub(crate) struct ImportanceGatesGrad {
+    pub(crate) forward: ImportanceGates,
+    pub(crate) of_importance: bool,
+    pub(crate) of_sums: bool,
 }
 
 impl Builder {
@@ -159,7 +159,7 @@ impl ImportanceGates {
 impl Op for ImportanceGates {
     op! {
         name "importance_gates"; formats [Either, Full] => [Either, Full];
-        kernels(self) cpu::forward(self), cuda::value(self);
+        kernels(self) cpu::forward(self), cuda::value(self, true);
         flops(self, inputs) 4 * inputs[0].len() as u64;
         expensive_ops(self, inputs) match self.noise {
             LogitNoise::Drawn(_) => drawn(inputs[0].len()),

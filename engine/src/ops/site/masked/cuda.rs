@@ -3,8 +3,16 @@ use crate::cuda::lowering::{
     Argument, Constant, Lowering, Source, arguments, constants, row_threads, stretches,
 };
 use crate::cuda::operand::Operand;
+use crate::ops::importance::gates::cuda::{named, settings as settings_of_gates};
+use crate::ops::{Gates, ImportanceGates};
 
-const KERNELS: Source = Source::new("masked", include_str!("kernel.cu"));
+const KERNELS: Source = Source::new(
+    "masked",
+    concat!(
+        include_str!("../../importance/gates/sigmoids.cuh"),
+        include_str!("kernel.cu")
+    ),
+);
 
 /// The settings of a mask for the kernels, and the stream of its draws.
 fn settings(op: &Masked) -> ([Constant; 2], u32) {
@@ -34,6 +42,8 @@ fn threshold(op: &Masked) -> f32 {
 /// are.
 pub(crate) struct MaskOperands {
     importance: Option<Operand>,
+    /// Whether the importances are logits, and the sigmoids of these.
+    gates: Option<Gates>,
     given: Option<Operand>,
     delta: Option<Operand>,
     route: Option<Operand>,
@@ -58,6 +68,7 @@ impl MaskOperands {
         Self {
             word,
             importance: input(at.importance),
+            gates: None,
             given: input(at.given),
             delta: input(at.delta),
             route: input(at.route),
@@ -73,8 +84,21 @@ impl MaskOperands {
         vec![to.parameters().into(), Argument::Word(self.word)]
     }
 
+    /// Importances, given draws, deltas and routes.
     pub(crate) fn arguments(&self) -> [Argument; 4] {
-        [self.importance, self.given, self.delta, self.route].map(Argument::from)
+        let [given, delta, route] = [self.given, self.delta, self.route].map(Argument::from);
+        [self.importance(), given, delta, route]
+    }
+
+    fn importance(&self) -> Argument {
+        match (self.gates, self.importance) {
+            (Some(gates), Some(logits)) => Argument::Wrapped {
+                by: "Gated",
+                constant: named(gates),
+                operand: logits,
+            },
+            (_, importance) => importance.into(),
+        }
     }
 }
 
@@ -88,9 +112,12 @@ struct Site {
 }
 
 impl Site {
-    fn new(op: &Masked, first: usize, to: &Lowering<'_>) -> Self {
+    fn new(op: &Masked, gates: Option<Gates>, first: usize, to: &Lowering<'_>) -> Self {
         let (rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
-        let mask = MaskOperands::new(op, first, columns, to);
+        let mask = MaskOperands {
+            gates,
+            ..MaskOperands::new(op, first, columns, to)
+        };
         Self {
             rows,
             columns,
@@ -106,8 +133,9 @@ impl Site {
     }
 }
 
-pub(super) fn value(op: &Masked, to: &mut Lowering<'_>) {
-    let site = Site::new(op, 0, to);
+/// `gates`: the sigmoids of the logits that stand in the place of importances, if they do.
+pub(crate) fn value(op: &Masked, gates: Option<Gates>, to: &mut Lowering<'_>) {
+    let site = Site::new(op, gates, 0, to);
     let mut arguments = site.mask.parameters(to);
     arguments.extend(site.arguments());
     arguments.push(to.output(0).into());
@@ -120,8 +148,9 @@ pub(super) fn value(op: &Masked, to: &mut Lowering<'_>) {
 /// A gradient that is written or added to.
 type Gradient = Option<(Operand, bool)>;
 
-pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
-    let site = Site::new(&op.of, 1, to);
+/// As [`value`].
+pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<'_>) {
+    let site = Site::new(&op.of, gates, 1, to);
     let gh = to.input(0);
     let wants = op.wants;
     let mut outputs = 0..;
@@ -155,6 +184,38 @@ pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
     }
 }
 
+/// Gradients of activations, if they are wanted, and of the logits that stand in the place of
+/// importances. Inputs after those of `op`: the gradient of the importances from other readers, if
+/// there are any, and that of the penalty sums.
+pub(crate) fn to_logits(
+    op: &MaskedGrad,
+    gates: &ImportanceGates,
+    [before, of_sums]: [bool; 2],
+    to: &mut Lowering<'_>,
+) {
+    let site = Site::new(&op.of, None, 1, to);
+    let a = op.wants.a.then(|| (to.output(0), to.adds(0)));
+    let logits = to.output(usize::from(op.wants.a));
+    let want_a = a.map_or(0u32, |(_, add)| if add { 2 } else { 1 });
+    let (settings, _) = settings_of_gates(gates);
+    let [sigmoids, _, penalty, parameter] = settings;
+    let mut constants = site.constants.clone();
+    constants.extend([sigmoids, penalty, parameter]);
+    constants.extend(constants![want_a, before, of_sums]);
+    let mut next = site.mask.end..;
+    let mut after = |present: bool| present.then(|| next.next().map(|at| to.input(at)));
+    let after = [after(before), after(of_sums)].map(|input| Argument::from(input.flatten()));
+    let mut arguments = site.mask.parameters(to);
+    arguments.push(to.input(0).into());
+    arguments.extend(site.arguments());
+    arguments.extend(after);
+    arguments.extend(arguments![a.map_or(logits, |(a, _)| a), logits]);
+    arguments.push(site.mask.threshold.into());
+    to.kernel(KERNELS, "masked_logits_grad", &constants)
+        .fours(site.rows, site.columns)
+        .launch(&arguments);
+}
+
 fn source_sums(
     op: &MaskedGrad,
     site: &Site,
@@ -166,12 +227,12 @@ fn source_sums(
     let parts = to.scratch(count * site.columns);
     let between = matches!(op.of.mask, Mask::Between(_));
     let constants = constants![site.rows, site.columns, stretch, between, op.of.route];
-    let MaskOperands {
-        importance, route, ..
-    } = site.mask;
+    let mut arguments = arguments![gh, site.a].to_vec();
+    arguments.push(site.mask.importance());
+    arguments.extend(arguments![site.mask.route, parts.out()]);
     to.kernel(KERNELS, "masked_source_sums", &constants)
         .blocks(site.columns.div_ceil(32), count)
-        .launch(&arguments![gh, site.a, importance, route, parts.out()]);
+        .launch(&arguments);
     to.add_stretches(parts, (0, site.columns), given);
 }
 

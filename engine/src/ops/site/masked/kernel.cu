@@ -38,6 +38,37 @@ DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats
     });
 }
 
+// Gradients of the activation and of logits, of which the mask computes importances: `before` is the
+// gradient of the importances from other readers, and `of_sums` that of the penalty sums.
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, int GATES, int PENALTY,
+          int PARAMETER, int WANT_A, bool BEFORE, bool OF_SUMS>
+DEVICE void masked_logits_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats auto a, InFloats auto z, In<float> given,
+                               In<float> delta, In<float> route, InFloats auto before, In<float> of_sums, OutFloats auto of_a,
+                               OutFloats auto dz, float threshold) {
+    typedef Gated<GATES, decltype(z)> Importances;
+    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, Importances> site = {parameters, what, {z}, given, delta, route};
+    float parameter = PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
+    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+        Sources s = site.at(row, column);
+        Four up = load<COLUMNS>(gh, row, column), x = load<COLUMNS>(a, row, column), logit = load<COLUMNS>(z, row, column);
+        if (WANT_A) {
+            Four m = site.mask(s, threshold);
+            give<COLUMNS, WANT_A == 2>(of_a, row, column, map([&](int k) { return up.v[k] * m.v[k]; }));
+        }
+        Four of_g = map([&](int k) { return up.v[k] * x.v[k] * site.slope(s, k); });
+        if (BEFORE) {
+            Four others = load<COLUMNS>(before, row, column);
+            of_g = map([&](int k) { return others.v[k] + of_g.v[k]; });
+        }
+        Four total = map([&](int k) { return lower_grad<GATES>(logit.v[k], of_g.v[k]); });
+        if (OF_SUMS) {
+            Four of_penalty = penalty_grad<GATES, PENALTY>(logit, load<COLUMNS>(of_sums, 0, column), parameter);
+            total = map([&](int k) { return total.v[k] + of_penalty.v[k]; });
+        }
+        store<COLUMNS>(dz, row, column, total);
+    });
+}
+
 // The gradient of a single row of draws: the sum over positions.
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, bool BETWEEN, bool ROUTE>
 DEVICE void masked_source_sums(InFloats auto gh, InFloats auto a, InFloats auto importance, In<float> route, Out<float> parts) {

@@ -24,7 +24,7 @@
 //! [`SiteOutput`](super::SiteOutput).
 
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 
 pub(crate) use cuda::MaskOperands;
 use spd_draws::Stream;
@@ -159,6 +159,11 @@ struct Operands {
 }
 
 impl Masked {
+    /// Index of the importances, if it reads any and `a` is at `first`.
+    pub(crate) fn importance(&self, first: usize) -> Option<usize> {
+        self.operands(first).importance
+    }
+
     /// Index of the routes, if there are any.
     pub(crate) fn route(&self) -> Option<usize> {
         self.operands(0).route
@@ -271,6 +276,18 @@ impl MaskedGrad {
         .flatten()
     }
 
+    /// Whether importances have a gradient here, and draws and deltas have none: if so, whether
+    /// activations have one, which then is the first result.
+    pub(crate) fn of_importance_alone(&self) -> Option<bool> {
+        let Wants {
+            a,
+            importance,
+            given,
+            delta,
+        } = self.wants;
+        (importance && !given && !delta).then_some(a)
+    }
+
     /// Whether the gradients of the activations, the importances and given draws are computed for
     /// each position. `None` if any is a sum over positions.
     pub(crate) fn each(&self, inputs: &[&Type]) -> Option<[bool; 3]> {
@@ -300,7 +317,7 @@ impl MaskedGrad {
 impl Op for Masked {
     op! {
         name "masked"; formats(self) [self.formats(0), &[Either]];
-        kernels(self) cpu::forward(self), cuda::value(self);
+        kernels(self) cpu::forward(self), cuda::value(self, None);
         scratch_bytes(self, inputs) self.list_bytes(inputs[0].rows());
         expensive_ops(self, inputs) self.drawn(inputs[0]);
     }
@@ -339,7 +356,7 @@ impl Op for Masked {
 impl Op for MaskedGrad {
     op! {
         name "masked_grad"; formats(self) [self.of.formats(1), &[Either]]; accumulates;
-        kernels(self) cpu::backward(self), cuda::gradient(self);
+        kernels(self) cpu::backward(self), cuda::gradient(self, None);
         scratch_bytes(self, inputs) 4 * self.partials(|index| inputs[index])
             + self.of.list_bytes(inputs[0].rows());
         expensive_ops(self, inputs) self.of.drawn(inputs[0]);
