@@ -13,6 +13,7 @@
 //! rule of the lower sigmoid reads the sum of all.
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use super::lowering::Lowering;
 use super::sites::Readers;
 use crate::graph::Home;
 use crate::op::{Op, op};
@@ -54,8 +55,8 @@ impl Op for OfLogits<MaskedGrad> {
 }
 
 /// Gradients of a mask with respect to activations and logits.
-#[derive(Debug, PartialEq)]
-struct LogitsGrad {
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct LogitsGrad {
     of: MaskedGrad,
     gates: ImportanceGates,
     /// Whether importances have a gradient from other masks, and the sums have one.
@@ -65,9 +66,17 @@ struct LogitsGrad {
 impl Op for LogitsGrad {
     op! {
         name "masked_logits_grad"; of_devices;
-        cuda(self) masked::cuda::to_logits(&self.of, &self.gates, self.others);
+        cuda(self) LogitsGrad::lower(self, false);
         flops(self, inputs) 8 * inputs[0].len() as u64;
         expensive_ops(self, inputs) self.of.expensive_ops(inputs);
+    }
+}
+
+impl LogitsGrad {
+    /// Lowers it, with the sums over the rows of the logits' gradient as one more result if
+    /// `sums_rows`.
+    pub(super) fn lower(&self, sums_rows: bool, to: &mut Lowering<'_>) {
+        masked::cuda::to_logits(&self.of, &self.gates, self.others, sums_rows, to);
     }
 }
 
@@ -205,7 +214,7 @@ fn needs(from: &DeviceGraph, value: Value, node: usize) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use spd_draws::{Purpose, Stream};
 
     use super::*;
@@ -220,7 +229,12 @@ mod tests {
     /// The gradients of a linear layer of logits, with a bias, and of activations, for a penalty
     /// and for as many masks as there are of `masks`; the first importances are fetched if
     /// `fetched`.
-    fn program(gates: Gates, c: usize, masks: &[Mask], fetched: bool) -> (Builder, Store) {
+    pub(crate) fn program(
+        gates: Gates,
+        c: usize,
+        masks: &[Mask],
+        fetched: bool,
+    ) -> (Builder, Store) {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let mut leaf = |b: &mut Builder, name: &str, dims: &[usize]| {
             let values = random(dims, name.len() as u64).values;

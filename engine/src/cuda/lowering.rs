@@ -410,6 +410,18 @@ impl<'a> Lowering<'a> {
         dots
     }
 
+    /// Sums over stretches of rows by a launch that makes these, with four columns to a thread;
+    /// [`add_stretches`](Self::add_stretches) adds them up.
+    pub(crate) fn row_sums(&mut self, rows: usize, columns: usize) -> RowSums {
+        let across = columns.div_ceil(128);
+        let (stretch, count) = short_stretches(rows, across);
+        RowSums {
+            stretch,
+            blocks: [across, count],
+            parts: self.scratch(count * columns),
+        }
+    }
+
     /// Adds up partial sums over stretches of rows: columns `first` and on, of `stride` in all.
     pub(crate) fn add_stretches(
         &mut self,
@@ -500,6 +512,15 @@ pub(crate) fn vector(columns: usize, dtype: DType) -> usize {
 /// Number of threads for one row.
 pub(crate) fn row_threads(columns: usize) -> usize {
     columns.div_ceil(4).next_power_of_two().clamp(32, 512)
+}
+
+/// Sums over stretches of rows.
+pub(crate) struct RowSums {
+    /// Rows of a stretch.
+    pub(crate) stretch: usize,
+    /// Grid of the launch that makes them.
+    pub(crate) blocks: [usize; 2],
+    pub(crate) parts: Operand,
 }
 
 /// A launch without its arguments.

@@ -1,7 +1,7 @@
 //! The CUDA side: a program as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Precision (casts)  ->  padding  ->  sites (chosen), gated masks
+//! Builder  ->  Precision (casts)  ->  padding  ->  sites (chosen), gated masks, sums of rows
 //!          ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
@@ -33,7 +33,8 @@
 //! A kernel reads as many elements of each large operand as the largest one has, and writes each
 //! result once (and reads it first if it adds to it), which is the minimum. Draws,
 //! masks, scores and the hidden layers of component networks are never written, nor are importances
-//! that masks alone read (`gated`). The emulated device
+//! that masks alone read (`gated`). The sum of a gradient over rows, that of a bias, is made with the
+//! gradient (`row_sums`). The emulated device
 //! counts the exceptions; a second reading of a row finds it in a cache:
 //!
 //! | kernel | readings of an element | why |
@@ -120,6 +121,7 @@ pub(crate) mod program;
 pub mod replacement;
 #[cfg(test)]
 mod replay_tests;
+mod row_sums;
 pub(crate) mod site;
 mod sites;
 pub(crate) mod staging;

@@ -384,6 +384,16 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(
     __syncthreads();
 }
 
+// `body(row, column)` for each four columns of each row; with a STRETCH, what it returns is summed
+// over stretches of rows.
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void each_four_summed(auto parts, F body) {
+    if constexpr (STRETCH == 0) {
+        each_four<ROWS, COLUMNS>(body);
+    } else {
+        wide_column_parts<ROWS, COLUMNS, STRETCH, 4>(parts, body);
+    }
+}
+
 // y = [y +] sum over stretches of columns FIRST and on, of STRIDE in all: each of LINES lines of a
 // block has every LINES-th stretch of its columns.
 template <i64 COLUMNS, i64 STRETCHES, i64 FIRST, i64 STRIDE, int LINES, bool ADD>

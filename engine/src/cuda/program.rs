@@ -13,6 +13,7 @@ use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::padding::padded;
 use super::placed::{Memory, Method, Placed, PlacedOp, PlacedProduct, Rounded, Step, numbers};
+use super::row_sums::with_row_sums;
 use super::sites::{self, Found};
 use crate::cuda::casts::stored;
 use crate::given::Given;
@@ -58,7 +59,7 @@ impl Program {
         let with_sums = fused(builder);
         let chosen = |site: &Found| chosen(&with_sums, site);
         let sites = sites::fused(&with_sums, chosen);
-        Self::laid_out(&gated(&sites))
+        Self::laid_out(&with_row_sums(&gated(&sites)))
     }
 
     /// Lowers a program as it is, op by op, without fusion.

@@ -6,35 +6,55 @@ use crate::value::Type;
 
 const KERNELS: Source = Source::new("elementwise", include_str!("kernel.cu"));
 
-pub(super) fn value(op: &Elementwise, to: &mut Lowering<'_>) {
-    let sizes = Sizes::new(to.output_ty(0), to.unpadded_output_ty(0));
+/// With `sums_rows`, the sums over the rows of the last of its results are one more result.
+pub(super) fn value(op: &Elementwise, sums_rows: bool, to: &mut Lowering<'_>) {
+    let sizes = match sums_rows {
+        true => Sizes::of_rows(to.output_ty(0)),
+        false => Sizes::new(to.output_ty(0), to.unpadded_output_ty(0)),
+    };
     let Sizes { rows, columns, .. } = sizes;
+    let results = to.outputs() - usize::from(sums_rows);
     let mut text = "[&](i64 row, i64 column) { ".to_owned();
     for (index, is_scalar) in op.is_scalar.iter().enumerate() {
         if !is_scalar {
             text += &format!("Four v{index} = load<{columns}>(a{index}, row, column); ");
         }
     }
-    for index in 0..to.outputs() {
+    for index in 0..results {
         text += &format!("Four y{index}; ");
     }
     text += "each_of_four([&](int k) { ";
     text += &steps(op, 0, |index| format!("v{index}.v[k]"));
-    for index in 0..to.outputs() {
+    for index in 0..results {
         let number = sizes.unless_padding(["row", "column + k"], &format!("z{index}"));
         text += &format!("y{index}.v[k] = {number}; ");
     }
     text += "}); ";
-    for index in 0..to.outputs() {
+    for index in 0..results {
         let (add, at) = (to.adds(index), to.inputs() + index);
         text += &format!("give<{columns}, {add}>(a{at}, row, column, y{index}); ");
     }
+    if sums_rows {
+        let last = results - 1;
+        text += &format!("return as_stored(a{}, y{last}); ", to.inputs() + last);
+    }
     let mut arguments = vec![Argument::Code(text + "}")];
     arguments.extend((0..to.inputs()).map(|index| Argument::from(to.input(index))));
-    arguments.extend((0..to.outputs()).map(|index| Argument::from(to.output(index))));
-    to.kernel(KERNELS, "elementwise", &constants![rows, columns])
-        .fours(rows, columns)
+    arguments.extend((0..results).map(|index| Argument::from(to.output(index))));
+    if !sums_rows {
+        let kernel = to.kernel(KERNELS, "elementwise", &constants![rows, columns]);
+        return kernel.fours(rows, columns).launch(&arguments);
+    }
+    let sums = to.row_sums(rows, columns);
+    // The text names operands by their places, so the parts are the last.
+    arguments.insert(1, Argument::Code(format!("a{}", to.inputs() + results)));
+    arguments.push(sums.parts.out().into());
+    let constants = constants![rows, columns, sums.stretch];
+    to.kernel(KERNELS, "elementwise_summed", &constants)
+        .blocks(sums.blocks[0], sums.blocks[1])
         .launch(&arguments);
+    let to_sums = (to.output(results), to.adds(results));
+    to.add_stretches(sums.parts, (0, columns), to_sums);
 }
 
 /// Rows and columns of elements, and those of them that are no padding.
@@ -59,6 +79,15 @@ impl Sizes {
             rows: ty.rows(),
             columns: ty.columns(),
             unpadded: Some([unpadded.rows(), unpadded.columns()]),
+        }
+    }
+
+    /// Without padding, by rows.
+    fn of_rows(ty: &Type) -> Self {
+        Self {
+            rows: ty.rows(),
+            columns: ty.columns(),
+            unpadded: None,
         }
     }
 

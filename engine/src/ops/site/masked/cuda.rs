@@ -186,11 +186,13 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
 
 /// Gradients of activations, if they are wanted, and of the logits that stand in the place of
 /// importances. Inputs after those of `op`: the gradient of the importances from other readers, if
-/// there are any, and that of the penalty sums.
+/// there are any, and that of the penalty sums. With `sums_rows`, the gradient of the logits has its
+/// sum over rows as one more result.
 pub(crate) fn to_logits(
     op: &MaskedGrad,
     gates: &ImportanceGates,
     [before, of_sums]: [bool; 2],
+    sums_rows: bool,
     to: &mut Lowering<'_>,
 ) {
     let site = Site::new(&op.of, None, 1, to);
@@ -201,7 +203,9 @@ pub(crate) fn to_logits(
     let [sigmoids, _, penalty, parameter] = settings;
     let mut constants = site.constants.clone();
     constants.extend([sigmoids, penalty, parameter]);
-    constants.extend(constants![want_a, before, of_sums]);
+    let row_sums = sums_rows.then(|| to.row_sums(site.rows, site.columns));
+    let stretch = row_sums.as_ref().map_or(0, |sums| sums.stretch);
+    constants.extend(constants![want_a, before, of_sums, stretch]);
     let mut next = site.mask.end..;
     let mut after = |present: bool| present.then(|| next.next().map(|at| to.input(at)));
     let after = [after(before), after(of_sums)].map(|input| Argument::from(input.flatten()));
@@ -210,10 +214,22 @@ pub(crate) fn to_logits(
     arguments.extend(site.arguments());
     arguments.extend(after);
     arguments.extend(arguments![a.map_or(logits, |(a, _)| a), logits]);
+    // Without sums, the kernel takes any result.
+    let parts = row_sums.as_ref().map_or(logits, |sums| sums.parts.out());
+    arguments.push(parts.into());
     arguments.push(site.mask.threshold.into());
-    to.kernel(KERNELS, "masked_logits_grad", &constants)
-        .fours(site.rows, site.columns)
-        .launch(&arguments);
+    let kernel = to.kernel(KERNELS, "masked_logits_grad", &constants);
+    match row_sums {
+        None => kernel.fours(site.rows, site.columns).launch(&arguments),
+        Some(sums) => {
+            kernel
+                .blocks(sums.blocks[0], sums.blocks[1])
+                .launch(&arguments);
+            let at = usize::from(op.wants.a) + 1;
+            let to_sums = (to.output(at), to.adds(at));
+            to.add_stretches(sums.parts, (0, site.columns), to_sums);
+        }
+    }
 }
 
 fn source_sums(

@@ -39,16 +39,17 @@ DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats
 }
 
 // Gradients of the activation and of logits, of which the mask computes importances: `before` is the
-// gradient of the importances from other readers, and `of_sums` that of the penalty sums.
+// gradient of the importances from other readers, and `of_sums` that of the penalty sums. With a
+// STRETCH, sums of the logits' gradient over stretches of rows go to `parts`.
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, int GATES, int PENALTY,
-          int PARAMETER, int WANT_A, bool BEFORE, bool OF_SUMS>
+          int PARAMETER, int WANT_A, bool BEFORE, bool OF_SUMS, i64 STRETCH>
 DEVICE void masked_logits_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats auto a, InFloats auto z, In<float> given,
                                In<float> delta, In<float> route, InFloats auto before, In<float> of_sums, OutFloats auto of_a,
-                               OutFloats auto dz, float threshold) {
+                               OutFloats auto dz, auto parts, float threshold) {
     typedef Gated<GATES, decltype(z)> Importances;
     Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, Importances> site = {parameters, what, {z}, given, delta, route};
     float parameter = PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
-    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+    each_four_summed<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
         Sources s = site.at(row, column);
         Four up = load<COLUMNS>(gh, row, column), x = load<COLUMNS>(a, row, column), logit = load<COLUMNS>(z, row, column);
         if (WANT_A) {
@@ -66,6 +67,7 @@ DEVICE void masked_logits_grad(In<u32> parameters, u32 what, InFloats auto gh, I
             total = map([&](int k) { return total.v[k] + of_penalty.v[k]; });
         }
         store<COLUMNS>(dz, row, column, total);
+        return as_stored(dz, total);
     });
 }
 

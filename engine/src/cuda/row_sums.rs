@@ -1,0 +1,160 @@
+//! Sums the rows of a gradient in the launch that makes it, so that the gradient of a bias does not
+//! read it again.
+//!
+//! ```text
+//! gelu_grad -> dx,  dx -> sum_rows -> db      becomes   gelu_grad -> dx, db
+//! ```
+
+use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use super::gated::LogitsGrad;
+use super::lowering::Lowering;
+use crate::graph::Home;
+use crate::op::{Op, op};
+use crate::ops::{Elementwise, SumRows};
+use crate::schedule;
+use crate::value::Value;
+
+/// Fewest columns: those of a block, which would be idle in part otherwise.
+const COLUMNS: usize = 128;
+
+/// An op that can sum the rows of its last result.
+trait SumsRows: Op + Clone + PartialEq {
+    /// Lowers it, with the sums as one more result.
+    fn with_sums(&self, to: &mut Lowering<'_>);
+}
+
+impl SumsRows for Elementwise {
+    fn with_sums(&self, to: &mut Lowering<'_>) {
+        self.cuda_with_sums(to);
+    }
+}
+
+impl SumsRows for LogitsGrad {
+    fn with_sums(&self, to: &mut Lowering<'_>) {
+        self.lower(true, to);
+    }
+}
+
+/// An op, and the sums over the rows of its last result.
+#[derive(Debug, Clone, PartialEq)]
+struct WithSums<O>(O);
+
+impl<O: SumsRows> Op for WithSums<O> {
+    op! {
+        name(self) self.0.name(); of_devices;
+        cuda(self) SumsRows::with_sums(&self.0);
+        flops(self, inputs) self.0.flops(inputs) + inputs[0].len() as u64;
+        expensive_ops(self, inputs) self.0.expensive_ops(inputs);
+    }
+}
+
+/// Sums rows where they are made, wherever that is possible; values keep their numbers.
+pub(super) fn with_row_sums(from: &DeviceGraph) -> DeviceGraph {
+    let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
+    for index in schedule::order(from) {
+        let node = &from.nodes[index];
+        let Some((maker, op)) = summing(from, node) else {
+            continue;
+        };
+        // Another sum of the same rows stays.
+        let Some(made) = nodes[maker]
+            .as_mut()
+            .filter(|made| made.outputs.last() == Some(&node.inputs[0]))
+        else {
+            continue;
+        };
+        made.op = op;
+        made.into.resize(made.outputs.len(), None);
+        made.outputs.extend(&node.outputs);
+        made.into.extend(&node.into);
+        made.into.resize(made.outputs.len(), None);
+        nodes[index] = None;
+    }
+    from.with_nodes(nodes.into_iter().flatten().collect())
+}
+
+/// For a node that sums rows: the node that makes these, and the op that also sums them.
+fn summing(from: &DeviceGraph, node: &DeviceNode) -> Option<(usize, DeviceOp)> {
+    let rows = node.op.is::<SumRows>().then(|| node.inputs[0])?;
+    let Home::Node(maker) = from.homes[rows.index()] else {
+        return None;
+    };
+    let made = &from.nodes[maker];
+    let is_added = |into: &Option<Value>| into.is_some();
+    let at = made.outputs.len() - 1;
+    let fits = made.outputs[at] == rows
+        && !made.into.get(at).is_some_and(is_added)
+        && !node.into.iter().any(is_added)
+        && !from.unpadded.contains_key(&rows)
+        && from.ty(rows).columns().is_multiple_of(4)
+        && from.ty(rows).columns() >= COLUMNS
+        && from.ty(rows).columns() == from.ty(node.outputs[0]).len();
+    let with_sums = |op: &DeviceOp| {
+        let elementwise = op.get::<Elementwise>().cloned();
+        let logits = op.get::<LogitsGrad>().cloned();
+        let elementwise = elementwise.map(|of| DeviceOp::new(WithSums(of)));
+        elementwise.or_else(|| logits.map(|of| DeviceOp::new(WithSums(of))))
+    };
+    fits.then(|| with_sums(&made.op))
+        .flatten()
+        .map(|op| (maker, op))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::device_op::on_device;
+    use crate::cuda::gated;
+    use crate::cuda::tests::agree;
+    use crate::op::Builder;
+    use crate::ops::oracle::random;
+    use crate::ops::{Gates, GeluKind, Mask};
+    use crate::step_parameters::StepParameters;
+    use crate::store::Store;
+
+    /// A layer with a bias and an activation, and the gradient of the bias.
+    fn program(columns: usize) -> (Builder, Store) {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let mut leaf = |b: &mut Builder, name: &str, dims: &[usize]| {
+            let values = random(dims, name.len() as u64).values;
+            let slot = store.add(name, dims, values);
+            b.persistent(&store, slot)
+        };
+        let x = leaf(&mut b, "x", &[300, 6]);
+        let (w, bias) = (
+            leaf(&mut b, "w1", &[6, columns]),
+            leaf(&mut b, "bias", &[columns]),
+        );
+        let y = b.linear_io(x, w, Some(bias)).unwrap();
+        let y = b.gelu(y, GeluKind::Exact).unwrap();
+        let loss = b.sum_squares(y).unwrap();
+        for gradient in b.gradients(loss, &[w, bias]).unwrap() {
+            b.output(format!("{gradient:?}"), gradient.unwrap());
+        }
+        (b, store)
+    }
+
+    fn sums(b: &DeviceGraph) -> usize {
+        let sums = b.nodes.iter().filter(|node| node.op.is::<SumRows>());
+        sums.count()
+    }
+
+    #[test]
+    fn gradients_of_logits_are_summed_too() {
+        let (b, _) = gated::tests::program(Gates::LeakyHard, 132, &[Mask::Importance], false);
+        let gated = gated::gated(&on_device(&b));
+        assert_eq!([sums(&gated), sums(&with_row_sums(&gated))], [1, 0]);
+    }
+
+    // Sums of 300 numbers of the size of 10, in another order.
+    #[test]
+    fn rows_are_summed_where_they_are_made() {
+        for (columns, left) in [(132, 0), (160, 0), (133, 1), (64, 1)] {
+            let (b, store) = program(columns);
+            let on_device = on_device(&b);
+            assert_eq!(sums(&on_device), 1);
+            assert_eq!(sums(&with_row_sums(&on_device)), left, "{columns} columns");
+            agree(&b, &store, &[], &StepParameters::default(), 1e-5);
+        }
+    }
+}
