@@ -154,6 +154,7 @@ impl EveryOp {
         self.sites(x)?;
         self.spectral(x)?;
         self.thin(x)?;
+        self.gated(x)?;
         self.update()
     }
 
@@ -353,6 +354,44 @@ impl EveryOp {
             };
             let y = self.b.site_output(h, u, &with)?;
             self.count(y)?;
+        }
+        Ok(())
+    }
+
+    /// Importances that masks alone read, and layers with biases as wide as a block.
+    fn gated(&mut self, x: Value) -> Result<()> {
+        let Sizes { heads, size, .. } = self.sizes;
+        let (d, c) = (heads * size, 128);
+        let (w, bias) = (self.leaf(&[d, c]), self.leaf(&[c]));
+        let y = self.b.linear_io(x, w, Some(bias))?;
+        let y = self.b.gelu(y, GeluKind::Exact)?;
+        self.count(y)?;
+        let (w, bias) = (self.leaf(&[d, c]), self.leaf(&[c]));
+        let z = self.b.linear_io(x, w, Some(bias))?;
+        // No rounding moves a logit across an edge.
+        let op = ImportanceGates {
+            gates: Gates::Normal,
+            noise: LogitNoise::None,
+            penalty: Some((Penalty::Power, self.b.step_scalar("p"))),
+            alive: 0.1,
+        };
+        let found = self.b.importance_gates(op, z, None)?;
+        self.count(found.penalty_sums)?;
+        let v = self.leaf(&[d, c]);
+        let a = self.b.matmul(x, v)?;
+        for mask in [
+            Mask::Importance,
+            Mask::Between(Draw::Uniform(Stream::new(Purpose::Source, 3, 0))),
+        ] {
+            let values = MaskValues {
+                mask,
+                importance: Some(found.importance),
+                given: None,
+                delta: None,
+                route: None,
+            };
+            let h = self.b.masked(a, &values)?;
+            self.count(h)?;
         }
         Ok(())
     }

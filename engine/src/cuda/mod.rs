@@ -104,6 +104,8 @@ mod inputs;
 pub(crate) mod kernel;
 pub mod libraries;
 pub(crate) mod lowering;
+#[cfg(test)]
+mod machine_code;
 pub(crate) mod nccl;
 #[cfg(test)]
 pub(crate) mod nccl_tests;

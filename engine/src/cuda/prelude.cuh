@@ -78,16 +78,6 @@ template <int WIDTH> DEVICE void store_wide(OutFloats auto y, i64 at, Wide<WIDTH
     }
 }
 
-// Four columns by one instruction; see `store_at_once`.
-DEVICE void store_four_at_once(OutFloats auto y, i64 at, Wide<4> four) {
-    const float *v = four.v;
-    if constexpr (is_bf16<decltype(y)>) {
-        store_at_once(y, at, make_uint2(two_bf16(v[0], v[1]), two_bf16(v[2], v[3])));
-    } else {
-        store_at_once(y, at, make_float4(v[0], v[1], v[2], v[3]));
-    }
-}
-
 template <int WIDTH, bool ADD> DEVICE void give_wide(OutFloats auto y, i64 at, Wide<WIDTH> wide) {
     if (ADD) {
         Wide<WIDTH> before = load_wide<WIDTH>(y, at);
@@ -142,8 +132,22 @@ template <i64 COLUMNS> DEVICE void store_some(OutFloats auto y, i64 at, i64 colu
 
 template <i64 COLUMNS> DEVICE Four load(auto x, i64 row, i64 column) { return load_some<COLUMNS>(x, row * COLUMNS + column, column); }
 
+// Four columns to global memory; see `store_at_once`.
+DEVICE void store_four_at_once(OutFloats auto y, i64 at, Four four) {
+    const float *v = four.v;
+    if constexpr (is_bf16<decltype(y)>) {
+        store_at_once(y, at, make_uint2(two_bf16(v[0], v[1]), two_bf16(v[2], v[3])));
+    } else {
+        store_at_once(y, at, make_float4(v[0], v[1], v[2], v[3]));
+    }
+}
+
 template <i64 COLUMNS> DEVICE void store(OutFloats auto y, i64 row, i64 column, Four four) {
-    store_some<COLUMNS>(y, row * COLUMNS + column, column, four);
+    if constexpr (COLUMNS % 4 == 0) {
+        store_four_at_once(y, row * COLUMNS + column, four);
+    } else {
+        store_some<COLUMNS>(y, row * COLUMNS + column, column, four);
+    }
 }
 
 // y = [y +] four.
@@ -540,10 +544,13 @@ struct Site {
     In<float> given, delta, route;
 
     DEVICE_MEMBER Sources at(i64 row, i64 column) const {
-        Sources s = {fill(0.0f), fill(0.0f), 1.0f, 0.0f};
-        if (MASK == MASK_IMPORTANCE || MASK == MASK_BETWEEN || MASK == MASK_ROUNDED) {
-            s.g = load<COLUMNS>(importance, row, column);
-        }
+        const bool reads = MASK == MASK_IMPORTANCE || MASK == MASK_BETWEEN || MASK == MASK_ROUNDED;
+        return with(reads ? load<COLUMNS>(importance, row, column) : fill(0.0f), row, column);
+    }
+
+    // With importances that are known.
+    DEVICE_MEMBER Sources with(Four g, i64 row, i64 column) const {
+        Sources s = {g, fill(0.0f), 1.0f, 0.0f};
         if (DRAW == DRAW_GIVEN) {
             s.r = load<COLUMNS>(given, GIVEN_ROWS == 1 ? 0 : row, column);
         }

@@ -78,6 +78,7 @@ fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
         "gelu",
         "gelu_grad",
         "head_divergence_grad",
+        "importance_gates",
         "importance_gates_grad",
         "kl_divergence_grad",
         "layer_norm",

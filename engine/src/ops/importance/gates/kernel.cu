@@ -39,9 +39,7 @@ DEVICE void importance_gates(In<u32> parameters, InFloats auto z, In<float> give
             Four logit = logits[ahead];
             Four with = noisy<ROWS, COLUMNS, NOISE>(parameters, what, given, row, column, logit);
             Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
-            if constexpr (WRITE_G && COLUMNS % 4 == 0) {
-                store_four_at_once(g, row * COLUMNS + column, importance);
-            } else if constexpr (WRITE_G) {
+            if constexpr (WRITE_G) {
                 store<COLUMNS>(g, row, column, importance);
             }
             for (int k = 0; k < 4; ++k) {

@@ -46,12 +46,11 @@ template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS,
 DEVICE void masked_logits_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats auto a, InFloats auto z, In<float> given,
                                In<float> delta, In<float> route, InFloats auto before, In<float> of_sums, OutFloats auto of_a,
                                OutFloats auto dz, auto parts, float threshold) {
-    typedef Gated<GATES, decltype(z)> Importances;
-    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, Importances> site = {parameters, what, {z}, given, delta, route};
+    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE, decltype(z)> site = {parameters, what, z, given, delta, route};
     float parameter = PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
     each_four_summed<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
-        Sources s = site.at(row, column);
         Four up = load<COLUMNS>(gh, row, column), x = load<COLUMNS>(a, row, column), logit = load<COLUMNS>(z, row, column);
+        Sources s = site.with(map([&](int k) { return lower<GATES>(logit.v[k]); }), row, column);
         if (WANT_A) {
             Four m = site.mask(s, threshold);
             give<COLUMNS, WANT_A == 2>(of_a, row, column, map([&](int k) { return up.v[k] * m.v[k]; }));
