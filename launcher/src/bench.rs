@@ -207,14 +207,18 @@ fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
 /// A table of the work of a step, by kind of op.
 fn work_text(name: &str, compiled: &Compiled) -> String {
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right]);
-    table.row(["op", "calls", "GFLOP", "GB"]);
+    let (unit, flops, bytes) = match compiled.total.bytes {
+        ..1_000_000_000 => (1e6, "MFLOP", "MB"),
+        _ => (1e9, "GFLOP", "GB"),
+    };
+    table.row(["op", "calls", flops, bytes]);
     for op in compiled.kinds.iter().chain([&compiled.total]) {
-        let giga = |count: u64| format!("{:.3}", count as f64 / 1e9);
+        let number = |count: u64| format!("{:.3}", count as f64 / unit);
         table.row([
             op.name.to_owned(),
             op.calls.to_string(),
-            giga(op.flops),
-            giga(op.bytes),
+            number(op.flops),
+            number(op.bytes),
         ]);
     }
     format!("\n{name}\n{}", table.text())
