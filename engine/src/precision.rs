@@ -10,7 +10,7 @@ pub enum Precision {
     /// rounded to TF32 (ten bits of mantissa), for tensor cores. It is the default of JAX on a GPU,
     /// and an option of PyTorch. A CPU computes in f32.
     Tf32,
-    /// Activations, their gradients, and the factors of products in bf16 (on a CPU only the
+    /// Activations, importances, the gradients of both, and the factors of products in bf16 (on a CPU only the
     /// factors); everything else, and every sum, in f32.
     Bf16,
 }

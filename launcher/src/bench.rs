@@ -1,5 +1,6 @@
 //! `spd-launch bench`: times training steps. JSON lines on stdout, tables on stderr.
 
+use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use spd_trainer::bench::{
-    Compiled, OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
+    OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
 };
 use spd_trainer::cuda;
 use spd_trainer::{Fault, SharedMemory, World};
@@ -185,16 +186,17 @@ fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
         let of_preset = compile(&preset, arch, cli::threads(asked.threads))?;
         kernels += of_preset.kernels;
         compiled += of_preset.new;
+        let total = of_preset.phases.total();
         screen::note(&format!(
             "{}: {} kernels were there, {} compiled; a step: {:.3} GFLOP, {:.3} GB read and written",
             preset.name,
             of_preset.kernels - of_preset.new,
             of_preset.new,
-            of_preset.total.flops as f64 / 1e9,
-            of_preset.total.bytes as f64 / 1e9,
+            total.flops as f64 / 1e9,
+            total.bytes as f64 / 1e9,
         ));
         if asked.phases {
-            screen::note(&work_text(&preset.name, &of_preset));
+            screen::note(&work_text(&preset.name, &of_preset.phases));
         }
     }
     screen::result(&format!(
@@ -204,15 +206,18 @@ fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// A table of the work of a step, by kind of op.
-fn work_text(name: &str, compiled: &Compiled) -> String {
+/// A table of the work of a step, by kind of op, the most bytes first.
+fn work_text(name: &str, phases: &Phases) -> String {
+    let total = phases.total();
+    let mut kinds: Vec<&OpRow> = phases.kinds.iter().collect();
+    kinds.sort_by_key(|op| Reverse(op.bytes));
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right]);
-    let (unit, flops, bytes) = match compiled.total.bytes {
+    let (unit, flops, bytes) = match total.bytes {
         ..1_000_000_000 => (1e6, "MFLOP", "MB"),
         _ => (1e9, "GFLOP", "GB"),
     };
     table.row(["op", "calls", flops, bytes]);
-    for op in compiled.kinds.iter().chain([&compiled.total]) {
+    for op in kinds.into_iter().chain([&total]) {
         let number = |count: u64| format!("{:.3}", count as f64 / unit);
         table.row([
             op.name.to_owned(),

@@ -180,7 +180,8 @@ fn with_gates(
     if !qualifies {
         return None;
     }
-    let before = grad.into.get(at).copied().flatten();
+    let mut into = grad.into.clone();
+    let before = into.get_mut(at).and_then(Option::take);
     let mut inputs = with(&grad.inputs, [g, z]);
     inputs.extend(before.into_iter().chain(sums));
     let op = LogitsGrad {
@@ -192,7 +193,7 @@ fn with_gates(
         op: DeviceOp::new(op),
         inputs,
         outputs: with(&grad.outputs, [gg, node.outputs[0]]),
-        into: grad.into.iter().take(at).copied().collect(),
+        into,
         ..grad.clone()
     };
     Some((mask, both))

@@ -410,10 +410,10 @@ impl<'a> Lowering<'a> {
         dots
     }
 
-    /// Sums over stretches of rows by a launch that makes these, with four columns to a thread;
+    /// Sums over stretches of rows by a launch with `width` columns to a thread, 32 threads across;
     /// [`add_stretches`](Self::add_stretches) adds them up.
-    pub(crate) fn row_sums(&mut self, rows: usize, columns: usize) -> RowSums {
-        let across = columns.div_ceil(128);
+    pub(crate) fn row_sums(&mut self, rows: usize, columns: usize, width: usize) -> RowSums {
+        let across = columns.div_ceil(32 * width);
         let (stretch, count) = short_stretches(rows, across);
         RowSums {
             stretch,
@@ -463,7 +463,7 @@ pub(crate) fn stretches(rows: usize, columns: usize) -> (usize, usize) {
 }
 
 /// Rows of a stretch, and number of stretches, where `across` blocks process each.
-pub(crate) fn short_stretches(rows: usize, across: usize) -> (usize, usize) {
+fn short_stretches(rows: usize, across: usize) -> (usize, usize) {
     // Some 16 blocks for each multiprocessor of a large GPU, and at least 4 rows for each of the 8
     // lines of a block.
     let wanted = (2048 / across.max(1)).clamp(1, MOST_SHORT_STRETCHES);

@@ -31,11 +31,10 @@
 //! # Memory traffic
 //!
 //! A kernel reads as many elements of each large operand as the largest one has, and writes each
-//! result once (and reads it first if it adds to it), which is the minimum. Draws,
-//! masks, scores and the hidden layers of component networks are never written, nor are importances
-//! that masks alone read (`gated`). The sum of a gradient over rows, that of a bias, is made with the
-//! gradient (`row_sums`). The emulated device
-//! counts the exceptions; a second reading of a row finds it in a cache:
+//! result once (and reads it first if it adds to it), which is the minimum. Draws, masks, scores, the
+//! hidden layers of component networks, and importances that masks alone read (`gated`) are never
+//! written. The launch that makes a gradient also sums its rows for a bias (`row_sums`). The emulated
+//! device counts the exceptions; a second reading of a row finds it in a cache:
 //!
 //! | kernel | readings of an element | why |
 //! |---|---|---|

@@ -100,10 +100,8 @@ pub struct Compiled {
     pub kernels: usize,
     /// Kernels that were not cached.
     pub new: usize,
-    /// Work of a step by kind of op, the most bytes first, without times.
-    pub kinds: Vec<OpRow>,
-    /// Work of all ops.
-    pub total: OpRow,
+    /// Work of the ops of its step; the times are of nothing.
+    pub phases: Phases,
 }
 
 /// Compiles the kernels of a preset for GPUs of an architecture like `sm_90`, into the cache that
@@ -125,15 +123,10 @@ pub fn compile(preset: &Preset, arch: &str, threads: usize) -> Result<Compiled, 
     let processor = Processor::Gpu(Some(device));
     let report = time_on(&processor, &pool, preset, &settings, &World::default())?;
     let (kernels, new) = compiling.counts();
-    let phases = report.phases.expect("the settings ask for phases");
-    let total = phases.total();
-    let mut kinds = phases.kinds;
-    kinds.sort_by_key(|row| std::cmp::Reverse(row.bytes));
     Ok(Compiled {
         kernels,
         new,
-        kinds,
-        total,
+        phases: report.phases.expect("the settings ask for phases"),
     })
 }
 

@@ -45,7 +45,7 @@ pub(super) fn value(op: &Elementwise, sums_rows: bool, to: &mut Lowering<'_>) {
         let kernel = to.kernel(KERNELS, "elementwise", &constants![rows, columns]);
         return kernel.fours(rows, columns).launch(&arguments);
     }
-    let sums = to.row_sums(rows, columns);
+    let sums = to.row_sums(rows, columns, 4);
     // The text names operands by their places, so the parts are the last.
     arguments.insert(1, Argument::Code(format!("a{}", to.inputs() + results)));
     arguments.push(sums.parts.out().into());

@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Lowering, Source, arguments, constants, short_stretches, vector};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, vector};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("sum_rows", include_str!("kernel.cu"));
@@ -13,13 +13,11 @@ impl Lowering<'_> {
     pub(crate) fn sum_rows(&mut self, x: Operand, columns: usize, y: (Operand, bool)) {
         let rows = x.len / columns.max(1);
         let width = vector(columns, x.dtype);
-        let across = columns.div_ceil(32 * width);
-        let (stretch, count) = short_stretches(rows, across);
-        let parts = self.scratch(count * columns);
-        let constants = constants![rows, columns, stretch, width];
+        let sums = self.row_sums(rows, columns, width);
+        let constants = constants![rows, columns, sums.stretch, width];
         self.kernel(KERNELS, "sum_rows_parts", &constants)
-            .blocks(across, count)
-            .launch(&arguments![x, parts.out()]);
-        self.add_stretches(parts, (0, columns), y);
+            .blocks(sums.blocks[0], sums.blocks[1])
+            .launch(&arguments![x, sums.parts.out()]);
+        self.add_stretches(sums.parts, (0, columns), y);
     }
 }

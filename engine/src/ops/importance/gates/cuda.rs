@@ -1,7 +1,6 @@
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cuda::lowering::{
-    Argument, Constant, Lowering, Source, THREADS, arguments, constants, lines, scalar,
-    short_stretches,
+    Argument, Constant, Lowering, RowSums, Source, THREADS, arguments, constants, lines, scalar,
 };
 use crate::cuda::operand::Operand;
 
@@ -45,9 +44,11 @@ pub(crate) fn value(op: &ImportanceGates, writes_importances: bool, to: &mut Low
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let z = to.input(0);
     let given = op.is_given().then(|| to.input(1));
-    let across = columns.div_ceil(128);
-    let (stretch, count) = short_stretches(rows, across);
-    let parts = to.scratch(count * columns);
+    let RowSums {
+        stretch,
+        blocks: [across, count],
+        parts,
+    } = to.row_sums(rows, columns, 4);
     let counts = to.scratch(count * across);
     let ([gates, noise, penalty, parameter], what) = settings(op);
     let parameters = to.parameters();

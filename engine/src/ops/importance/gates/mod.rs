@@ -35,7 +35,7 @@
 //! ```
 //!
 //! The clamps have slope 1 at both of their borders. The gradient of `s_c` with respect to `z` is
-//! `psi'(upper(z)) upper'(z)`. Everything is f32: near zero the slope of a power reaches 1e8. A NaN
+//! `psi'(upper(z)) upper'(z)`. Arithmetic is f32: near zero the slope of a power reaches 1e8. A NaN
 //! logit gives NaN as importance, sum, and gradient.
 //!
 //! Source: `clamp` conventions and the sign rule are those of the reference implementation; the SPD

@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Lowering, Source, arguments, constants, short_stretches, vector};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants, vector};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 
@@ -84,15 +84,13 @@ pub(super) fn weight_gradient([c, i, o]: [usize; 3], to: &mut Lowering<'_>) {
     if is_thin(i, o) {
         let columns = c * i;
         let width = vector(columns, to.ty(1).dtype);
-        let across = columns.div_ceil(32 * width);
-        let (stretch, count) = short_stretches(rows, across);
-        let parts = to.scratch(count * columns);
-        let constants = constants![rows, columns, stretch, i, width];
+        let sums = to.row_sums(rows, columns, width);
+        let constants = constants![rows, columns, sums.stretch, i, width];
         to.kernel(KERNELS, "parallel_weight_parts", &constants)
-            .blocks(across, count)
-            .launch(&arguments![g, x, parts.out()]);
+            .blocks(sums.blocks[0], sums.blocks[1])
+            .launch(&arguments![g, x, sums.parts.out()]);
         let out = (out, to.adds(0));
-        return to.add_stretches(parts, (0, columns), out);
+        return to.add_stretches(sums.parts, (0, columns), out);
     }
     let (x, g) = (columns(x, c * i, i, true), columns(g, c * o, o, false));
     to.product(Product {

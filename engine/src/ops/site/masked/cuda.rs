@@ -184,8 +184,8 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
     }
 }
 
-/// Gradients of activations, if they are wanted, and of the logits that stand in the place of
-/// importances. Inputs after those of `op`: the gradient of the importances from other readers, if
+/// Lowers the gradients of activations, if they are wanted, and of the logits of importances. Inputs
+/// after those of `op`: the gradient of the importances from other readers, if
 /// there are any, and that of the penalty sums. With `sums_rows`, the gradient of the logits has its
 /// sum over rows as one more result.
 pub(crate) fn to_logits(
@@ -203,7 +203,7 @@ pub(crate) fn to_logits(
     let [sigmoids, _, penalty, parameter] = settings;
     let mut constants = site.constants.clone();
     constants.extend([sigmoids, penalty, parameter]);
-    let row_sums = sums_rows.then(|| to.row_sums(site.rows, site.columns));
+    let row_sums = sums_rows.then(|| to.row_sums(site.rows, site.columns, 4));
     let stretch = row_sums.as_ref().map_or(0, |sums| sums.stretch);
     constants.extend(constants![want_a, before, of_sums, stretch]);
     let mut next = site.mask.end..;
