@@ -427,12 +427,11 @@ mod tests {
         }
     }
 
-    /// [`run`] with tensor cores, and the numbers from 0 to 127 in bf16 as an input.
+    /// [`run`] with the numbers from 0 to 127 in bf16 as an input.
     fn run_copies(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
-        let cores = include_str!("../../engine/src/cuda/tensor_cores.cuh");
         let parameters = "(Out<float> y, In<bf16> x)";
         let prelude = source(&[]);
-        let source = format!("{prelude}{cores}\nKERNEL(kernel, 32, {parameters}, {body})\n");
+        let source = format!("{prelude}\nKERNEL(kernel, 32, {parameters}, {body})\n");
         let kernels = Kernels::new(&source)?;
         Some([false, true].map(|backwards| {
             let (mut y, mut accesses) = (vec![0f32; 128], 0);
@@ -493,11 +492,13 @@ mod tests {
     fn tensor_cores_multiply_matrices() {
         // 16 x 32 by 32 x 8: the first is one on its diagonal, so the product is the first 16 rows
         // of the second.
-        let body = "SHARED(bf16, a, 16 * pitch(32)); SHARED(bf16, b, 32 * pitch(8)); Sums<1, 1> sums; sums.clear(); \
-            for (int at = threadIdx.x; at < 512; at += 32) a[at / 32 * pitch(32) + at % 32] = at / 32 == at % 32 ? 1.0f : 0.0f; \
-            for (int at = threadIdx.x; at < 256; at += 32) b[at / 8 * pitch(8) + at % 8] = at < 128 ? (float)x[at] : 1.0f; \
-            __syncthreads(); sums.add<32, false, 32, false, 8>(a, 0, b, 0); Four four = sums.four(0, 0); \
-            for (int k = 0; k < 4; ++k) y[row_of_four() * 8 + column_of_four() + k] = four.v[k]";
+        let body = "SHARED(bf16, a, 16 * 40); SHARED(bf16, b, 32 * 16); int lane = threadIdx.x; u32 left[2][4], right[4]; float sum[4] = {}; \
+            for (int at = lane; at < 512; at += 32) a[at / 32 * 40 + at % 32] = at / 32 == at % 32 ? 1.0f : 0.0f; \
+            for (int at = lane; at < 256; at += 32) b[at / 8 * 16 + at % 8] = at < 128 ? (float)x[at] : 1.0f; \
+            __syncthreads(); load_matrices<true>(right, b, lane * 16); \
+            for (int half = 0; half < 2; ++half) { load_matrices<false>(left[half], a, lane % 16 * 40 + lane / 16 * 8 + 16 * half); \
+                multiply_add(sum, left[half], right[2 * half], right[2 * half + 1]); } \
+            for (int k = 0; k < 4; ++k) y[(lane / 4 + k / 2 * 8) * 8 + lane % 4 * 2 + k % 2] = sum[k]";
         for found in run_copies(body).into_iter().flatten() {
             let expected: Vec<f32> = (0u8..128).map(f32::from).collect();
             assert_eq!(found.unwrap(), expected);

@@ -271,10 +271,6 @@ impl Driver for Emulated {
         Ok("the emulated GPU".to_owned())
     }
 
-    fn block_memory(&self) -> Result<usize, Fault> {
-        Ok(227 << 10)
-    }
-
     fn keeps_time(&self) -> bool {
         self.state().worker.pace.is_some()
     }

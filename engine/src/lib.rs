@@ -1,6 +1,6 @@
 //! Static programs for training steps, which know two things of SPD: component sites with their
-//! masks, deltas, routes and adversaries (`ops/site`; fused in `cuda/sites`, reordered in
-//! `association`), and causal importances with their frequency penalty (`ops/importance`).
+//! masks, deltas, routes and adversaries (`ops/site`; reordered in `association`), and causal
+//! importances with their frequency penalty (`ops/importance`).
 //!
 //! A step is built once as a list of coarse ops over planned buffers, and replayed:
 //!

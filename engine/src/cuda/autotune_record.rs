@@ -17,10 +17,6 @@ const TITLE: &str =
 /// Decision for a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Autotuned {
-    /// The site is one op.
-    Site,
-    /// The site is separate products and element-wise ops.
-    Products,
     /// Our own kernel computes the product.
     Own,
     /// This algorithm of cublasLt computes the product.
@@ -30,8 +26,6 @@ pub(super) enum Autotuned {
 impl Autotuned {
     fn word(self) -> String {
         match self {
-            Self::Site => "site".to_owned(),
-            Self::Products => "products".to_owned(),
             Self::Own => "own".to_owned(),
             Self::CublasLt(Algorithm(data)) => {
                 let data = data.map(|word| format!("{word:016x}"));
@@ -41,7 +35,6 @@ impl Autotuned {
     }
 
     fn of(word: &str) -> Option<Self> {
-        let plain = [Self::Site, Self::Products, Self::Own].into_iter();
         let library = || {
             let digits = word.strip_prefix("cublaslt-")?;
             let mut data = [0; 8];
@@ -50,8 +43,8 @@ impl Autotuned {
             }
             Some(Self::CublasLt(Algorithm(data)))
         };
-        let found = plain.chain(library());
-        found.into_iter().find(|choice| choice.word() == word)
+        let mut found = [Self::Own].into_iter().chain(library());
+        found.find(|choice| choice.word() == word)
     }
 }
 
@@ -64,6 +57,9 @@ pub(super) struct Decision {
 
 /// Ends the line of a decision that no trial made.
 const UNMEASURED: &str = " unmeasured";
+
+/// Decisions about sites, which older runs recorded.
+const ABOUT_SITES: [&str; 4] = ["site", "products", "site unmeasured", "products unmeasured"];
 
 impl Decision {
     fn line(self) -> String {
@@ -124,6 +120,9 @@ impl AutotuneRecord {
                     let kind = (kind.len() == 32)
                         .then(|| u128::from_str_radix(kind, 16).ok())
                         .flatten();
+                    if kind.is_some() && ABOUT_SITES.contains(&chosen) {
+                        continue;
+                    }
                     let (Some(kind), Some(chosen)) = (kind, Decision::of(chosen)) else {
                         return Err(told(&format!("`{line}`")));
                     };
@@ -193,7 +192,7 @@ impl AutotuneRecord {
         let counts = [&mut self.without_memory, &mut self.refused].map(std::mem::take);
         let lines = [
             format!(
-                "kinds of sites and products without memory for trials: {}; sites are separate products, and products take cublasLt's first algorithm",
+                "kinds of products without memory for trials: {}; they take cublasLt's first algorithm",
                 counts[0]
             ),
             format!(

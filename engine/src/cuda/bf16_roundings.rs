@@ -19,8 +19,6 @@
 //! A single rounding before the logits (of weights, an embedding, a norm) causes such a worst case;
 //! all roundings after the logits together rarely do. Random numbers of the size of these roundings
 //! cause the same, and a residual stream in f32, as under autocast, improves nothing.
-//!
-//! A fused site is compared with its separate products, where only masked activations are stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +26,6 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::device_op::{DeviceGraph, DeviceNode};
-use super::sites::{self, Found};
 use crate::cpu::{Arena, Executor, Pool};
 use crate::cuda::casts::cast;
 use crate::graph::Home;
@@ -45,10 +42,6 @@ const STORED: f64 = 1.0 / 256.0;
 /// Bound for an f32 result, whose sums have another order. Measured: 3e-7.
 const SUMMED: f64 = 1e-5;
 
-/// Bound for an f32 result of a fused site, whose order of sums makes a few of the masked
-/// activations round differently.
-const MASKED: f64 = STORED / 8.0;
-
 /// Bound for the results of attention, which rounds weights and their slopes before it adds them
 /// up, and rotated queries and keys before it multiplies them. Measured: 2^-8.
 const ATTENDED: f64 = 2.0 * STORED;
@@ -58,39 +51,6 @@ const CANCELLED: f64 = 2e-3;
 
 /// Values of the device, as f32s or words.
 pub(super) type Known = BTreeMap<Value, Vec<f32>>;
-
-/// A program with its storage types, and as it runs.
-pub(super) struct CheckedProgram {
-    stored: DeviceGraph,
-    /// Its sites, if they are one op each.
-    sites: Vec<Found>,
-    pub(super) run: DeviceGraph,
-}
-
-impl CheckedProgram {
-    /// `one`: whether its sites are one op each.
-    pub(super) fn new(stored: DeviceGraph, one: bool) -> Self {
-        let sites = if one {
-            sites::sites(&stored)
-        } else {
-            Vec::new()
-        };
-        Self {
-            run: sites::fused(&stored, |_| one),
-            sites,
-            stored,
-        }
-    }
-
-    /// The products that a fused node replaces.
-    fn products(&self, node: &DeviceNode) -> impl Iterator<Item = &DeviceNode> {
-        let is_it = |(_, one): &(usize, DeviceNode)| one.outputs == node.outputs;
-        let mut sites = self.sites.iter();
-        let site = sites.find(|site| site.fused.iter().any(is_it));
-        let products = &site.expect("a site of this program").products;
-        products.iter().map(|&at| &self.stored.nodes[at])
-    }
-}
 
 /// The program with all computed values as further outputs, in f32, and these values.
 pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
@@ -111,13 +71,12 @@ pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
 /// Repeats each op of a program from the device's values `made` and its inputs; returns a line
 /// about the first op whose results differ by more than one rounding.
 pub(super) fn check(
-    checked: &CheckedProgram,
+    stored: &DeviceGraph,
     inputs: &[(&str, &[u32])],
     made: Known,
     parameters: &StepParameters,
     store: &Store,
 ) -> Result<(), String> {
-    let stored = &checked.run;
     let mut known = made;
     for (value, home) in (0..).map(Value).zip(&stored.homes) {
         let values = match home {
@@ -135,7 +94,7 @@ pub(super) fn check(
         };
         known.insert(value, values);
     }
-    let routes = routes(&checked.stored);
+    let routes = routes(stored);
     for node in &stored.nodes {
         // Ops that write to the store have no result; results that no op reads were not computed.
         let is_known = node
@@ -143,7 +102,7 @@ pub(super) fn check(
             .first()
             .is_some_and(|output| known.contains_key(output));
         if is_known {
-            check_one(checked, node, (&known, &routes), parameters)?;
+            check_one(stored, node, (&known, &routes), parameters)?;
         }
     }
     Ok(())
@@ -195,20 +154,18 @@ fn moved(values: &[f32], routes: &[f32], to_device: bool) -> Vec<f32> {
 }
 
 fn check_one(
-    checked: &CheckedProgram,
+    stored: &DeviceGraph,
     node: &DeviceNode,
     (known, routes): (&Known, &Routes),
     parameters: &StepParameters,
 ) -> Result<(), String> {
-    let stored = &checked.run;
     let results = match node.op.name() {
         "cast" => {
             let operands = node.inputs.iter();
             operands.map(|input| rounded(&known[input])).collect()
         }
         "head_divergence" => head_divergence(stored, node, known),
-        "site" | "site_grad" | "site_sums" => site(checked, node, (known, routes), parameters),
-        _ => repeated(stored, &[node], &node.outputs, (known, routes), parameters),
+        _ => repeated(stored, node, (known, routes), parameters),
     };
     assert_eq!(results.len(), node.outputs.len(), "{:?}", node.op);
     for (output, expected) in node.outputs.iter().zip(results) {
@@ -217,7 +174,6 @@ fn check_one(
             ("head_divergence", DType::F32) => CANCELLED,
             ("attention" | "attention_grad", _) => ATTENDED,
             (_, DType::Bf16) => STORED,
-            ("site" | "site_grad" | "site_sums", _) => MASKED,
             (_, DType::F32 | DType::U32) => SUMMED,
         };
         // NaN fails too.
@@ -307,80 +263,36 @@ fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Ve
     results.collect()
 }
 
-/// Results of a fused site, from its products in f32; only masked activations are rounded, before
-/// the last product.
-fn site(
-    checked: &CheckedProgram,
-    node: &DeviceNode,
-    (known, routes): (&Known, &Routes),
-    parameters: &StepParameters,
-) -> Vec<Vec<f32>> {
-    let stored = &checked.stored;
-    let masks = checked.products(node);
-    let masks = masks.filter(|product| matches!(product.op.name(), "masked" | "masked_grad"));
-    let masked = masks.flat_map(|mask| mask.outputs.clone());
-    let masked: Vec<Value> = masked
-        .filter(|&value| stored.ty(value).dtype == DType::Bf16)
-        .collect();
-    let (last, first): (Vec<&DeviceNode>, Vec<&DeviceNode>) = checked
-        .products(node)
-        .partition(|product| product.inputs.iter().any(|input| masked.contains(input)));
-    let make = |nodes: &[&DeviceNode], wanted: Vec<Value>, known: &Known| -> Known {
-        let made = repeated(stored, nodes, &wanted, (known, routes), parameters);
-        wanted.into_iter().zip(made).collect()
-    };
-    let outputs = node.outputs.iter().copied();
-    let (late, early): (Vec<Value>, Vec<Value>) =
-        outputs.partition(|output| last.iter().any(|product| product.outputs.contains(output)));
-    let mut made = make(&first, [&masked[..], &early].concat(), known);
-    let mut known = known.clone();
-    known.extend(masked.iter().map(|&value| (value, rounded(&made[&value]))));
-    made.extend(make(&last, late, &known));
-    let outputs = node.outputs.iter();
-    let results = outputs.map(|output| made.remove(output));
-    results
-        .map(|made| made.expect("made by one of them"))
-        .collect()
-}
-
-/// Values that nodes compute on the CPU from the device's operands.
+/// Results of a node on the CPU from the device's operands.
 fn repeated(
     stored: &DeviceGraph,
-    nodes: &[&DeviceNode],
-    wanted: &[Value],
+    node: &DeviceNode,
     (known, routes): (&Known, &Routes),
     parameters: &StepParameters,
 ) -> Vec<Vec<f32>> {
     let mut b = Builder::new();
     b.scalars.clone_from(&stored.scalars);
-    // For each value of the program, its value here.
-    let mut here: BTreeMap<Value, Value> = BTreeMap::new();
     let mut given = Vec::new();
-    for node in nodes {
-        let mut operand = |value: Value| {
-            *here.entry(value).or_insert_with(|| {
-                given.push(value);
-                let mut ty = stored.ty(value).clone();
-                if ty.dtype == DType::Bf16 {
-                    ty.dtype = DType::F32;
-                }
-                let input = b.input(&format!("{value:?}"), &ty);
-                input.expect("a value has one type")
-            })
-        };
-        let inputs: Vec<Value> = node.inputs.iter().map(|&value| operand(value)).collect();
-        let into = node.into.iter().map(|into| into.map(&mut operand));
-        let into: Vec<Option<Value>> = into.collect();
-        let outputs = b.node(Arc::clone(&node.op.0), &inputs, into);
-        let outputs = outputs.expect("operands fit as they did");
-        here.extend(node.outputs.iter().copied().zip(outputs));
-    }
-    for (index, value) in wanted.iter().enumerate() {
-        b.output(index.to_string(), here[value]);
+    let mut operand = |value: Value| {
+        given.push(value);
+        let mut ty = stored.ty(value).clone();
+        if ty.dtype == DType::Bf16 {
+            ty.dtype = DType::F32;
+        }
+        let input = b.input(&format!("{value:?}"), &ty);
+        input.expect("a value has one type")
+    };
+    let inputs: Vec<Value> = node.inputs.iter().map(|&value| operand(value)).collect();
+    let into = node.into.iter().map(|into| into.map(&mut operand));
+    let into: Vec<Option<Value>> = into.collect();
+    let outputs = b.node(Arc::clone(&node.op.0), &inputs, into);
+    let outputs = outputs.expect("operands fit as they did");
+    for (index, output) in outputs.into_iter().enumerate() {
+        b.output(index.to_string(), output);
     }
     let mut executor = Executor::planned(&b, Arc::new(Pool::single()));
     let arena = Arena::new(executor.plan().arena_bytes());
-    let mut arena = arena.expect("memory for a few ops");
+    let mut arena = arena.expect("memory for an op");
     executor.parameters.clone_from(parameters);
     for value in given {
         let name = format!("{value:?}");
@@ -398,7 +310,7 @@ fn repeated(
     }
     let mut store = Store::new();
     executor.run(&mut store, &mut arena);
-    let made = wanted.iter().enumerate().map(|(index, value)| {
+    let made = node.outputs.iter().enumerate().map(|(index, value)| {
         let made = executor.output(&index.to_string(), &store, &arena);
         match routes.get(value) {
             Some(route) => moved(made, &known[route], true),
@@ -427,7 +339,6 @@ mod tests {
     use super::*;
     use crate::cuda::casts::stored;
     use crate::cuda::every_op::{EVEN, EveryOp, RAGGED};
-    use crate::cuda::site::tests as site;
     use crate::cuda::tests::{numbers, replay};
 
     /// Rounds a number to five of bf16's eight bits.
@@ -439,11 +350,10 @@ mod tests {
     /// Asserts that a program rounds as allowed, and that three bits less of any result are
     /// detected; returns the number of results.
     fn tried(
-        checked: &CheckedProgram,
+        program: &DeviceGraph,
         (store, inputs): (&Store, &[(&'static str, Vec<u32>)]),
         parameters: &StepParameters,
     ) -> Option<usize> {
-        let program = &checked.run;
         let (all, values) = watched(program);
         let (_, found) = replay(&all, store, inputs, parameters)?;
         let made = found[program.outputs.len()..].iter();
@@ -453,7 +363,7 @@ mod tests {
             .zip(made.map(|(_, x)| x.clone()))
             .collect();
         let inputs: Vec<(&str, &[u32])> = inputs.iter().map(|(n, words)| (*n, &**words)).collect();
-        let check = |made: Known| check(checked, &inputs, made, parameters, store);
+        let check = |made: Known| check(program, &inputs, made, parameters, store);
         assert_eq!(check(made.clone()), Ok(()));
         let mut tried = 0;
         for node in &program.nodes {
@@ -479,27 +389,13 @@ mod tests {
     fn every_op_rounds_once_and_three_lost_bits_are_detected() {
         for sizes in [EVEN, RAGGED] {
             let every_op = EveryOp::new(sizes, true);
-            let checked = CheckedProgram::new(stored(&every_op.b), false);
+            let program = stored(&every_op.b);
             let parameters = numbers(&every_op);
             let of = (&every_op.store, &*every_op.inputs);
-            let Some(tried) = tried(&checked, of, &parameters) else {
+            let Some(tried) = tried(&program, of, &parameters) else {
                 return;
             };
             assert!(tried > 100, "{tried}");
-        }
-    }
-
-    #[test]
-    fn a_fused_site_rounds_twice_and_three_lost_bits_are_detected() {
-        for case in [site::EVEN, site::RAGGED] {
-            let made = case.build(true);
-            let checked = CheckedProgram::new(stored(&made.b), true);
-            assert_eq!(checked.sites.len(), 2);
-            let parameters = site::numbers();
-            let Some(tried) = tried(&checked, (&made.store, &made.inputs), &parameters) else {
-                return;
-            };
-            assert!(tried > 2, "{tried}");
         }
     }
 }

@@ -1,17 +1,16 @@
 //! Repeats the first replays of every program on the emulated device and compares. A build with the
 //! feature `compare-emulated` does so for all programs of its tests: losses, adversaries and
 //! updates of whole models. With `SPD_COMPARE_EMULATED=bf16` in the environment, the device stores
-//! in bf16, and each op is checked by [`bf16_roundings`](super::bf16_roundings); with
-//! `SPD_COMPARE_EMULATED=sites`, it also fuses every site that it can.
+//! in bf16, and each op is checked by [`bf16_roundings`](super::bf16_roundings).
 
-use super::bf16_roundings::{CheckedProgram, check, watched};
+use super::bf16_roundings::{check, watched};
+use super::device_op::DeviceGraph;
 use super::emulated::{Emulated, Order};
 use super::program::Program;
 use super::{Arena, Device, Executor, Result};
 use crate::cpu::{Found, Repeat};
 use crate::cuda::casts::stored;
 use crate::op::Builder;
-use crate::precision::Precision;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Value;
@@ -26,34 +25,29 @@ const TOLERANCE: f32 = 1e-4;
 /// sign of a gradient as small as its rounding.
 const EXCEPTIONS: usize = 1;
 
-/// Storage precision of the device, and whether its sites are fused.
-fn settings() -> (Precision, bool) {
-    match std::env::var("SPD_COMPARE_EMULATED").as_deref() {
-        Ok("bf16") => (Precision::Bf16, false),
-        Ok("sites") => (Precision::Bf16, true),
-        _ => (Precision::F32, false),
-    }
+/// Whether the device stores in bf16.
+fn in_bf16() -> bool {
+    std::env::var("SPD_COMPARE_EMULATED").as_deref() == Ok("bf16")
 }
 
 /// A program on the emulated device, beside the same program on the CPU.
 pub(crate) struct ComparedProgram {
     program: Repeated,
     /// For bf16: the program to check, its replays with all values as outputs, and these values.
-    watched: Option<(CheckedProgram, Repeated, Vec<Value>)>,
+    watched: Option<(DeviceGraph, Repeated, Vec<Value>)>,
     replays: usize,
 }
 
 impl ComparedProgram {
     /// Prepares the comparison of a program.
     pub(crate) fn new(builder: &Builder) -> Self {
-        let (program, watched) = match settings() {
-            (Precision::F32 | Precision::Tf32, _) => (Program::new(builder, |_, _| false), None),
-            (Precision::Bf16, one) => {
-                let checked = CheckedProgram::new(stored(builder), one);
-                let (all, values) = watched(&checked.run);
-                let [program, all] = [&checked.run, &all].map(|b| Program::of(b, |_, _| false));
-                (program, Some((checked, Repeated::new(all), values)))
-            }
+        let (program, watched) = if in_bf16() {
+            let checked = stored(builder);
+            let (all, values) = watched(&checked);
+            let [program, all] = [&checked, &all].map(Program::of);
+            (program, Some((checked, Repeated::new(all), values)))
+        } else {
+            (Program::new(builder), None)
         };
         Self {
             program: Repeated::new(program),
@@ -85,7 +79,7 @@ impl Repeat for ComparedProgram {
             return Some(found);
         };
         let all = all.run(&inputs, parameters, store)?;
-        let outputs = checked.run.outputs.len();
+        let outputs = checked.outputs.len();
         let (made_of, tensors) = all[outputs..].split_at(values.len());
         for ((name, one), (_, other)) in found.iter().zip(all[..outputs].iter().chain(tensors)) {
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();

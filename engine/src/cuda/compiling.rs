@@ -65,15 +65,6 @@ impl Driver for Compiling {
         Ok(format!("no GPU, kernels for {}", self.arch))
     }
 
-    fn block_memory(&self) -> Result<usize, Fault> {
-        // CUDA C++ Programming Guide, technical specifications by compute capability.
-        Ok(match self.arch.as_str() {
-            "sm_80" | "sm_87" => 163 << 10,
-            "sm_86" | "sm_89" | "sm_120" => 99 << 10,
-            _ => 227 << 10,
-        })
-    }
-
     /// Makes autotuning try, and so compile, all alternatives.
     fn keeps_time(&self) -> bool {
         true

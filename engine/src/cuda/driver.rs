@@ -83,9 +83,6 @@ pub trait Driver: Send + Sync {
     /// Name of the device, with everything else of this machine that timings depend on.
     fn name(&self) -> Result<String, Fault>;
 
-    /// Bytes of shared memory that a block may have.
-    fn block_memory(&self) -> Result<usize, Fault>;
-
     /// Whether event timings are meaningful on this device.
     fn keeps_time(&self) -> bool;
 

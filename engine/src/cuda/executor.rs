@@ -14,13 +14,11 @@ use std::time::Duration;
 use super::Fault;
 use super::all_reduce::{Bucket, Meeting};
 use super::device::{Device, Event, Graph, Memory};
-use super::device_op::DeviceGraph;
 use super::driver::{Argument, Module, Stream};
 use super::enqueue::enqueue;
 use super::inputs::Inputs;
 use super::placed::{self, Placed, Rounded};
 use super::program::Program;
-use super::sites::Found;
 use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::Plan;
@@ -152,32 +150,15 @@ impl Executor {
     /// Plans a program. With a device, alternatives are timed on it; without one, no device is
     /// needed until [`Self::run`].
     pub fn planned(builder: &Builder, device: Option<&Arc<Device>>) -> Self {
-        Self::chosen(device, |chosen| Program::new(builder, chosen))
+        Self::autotuned(Program::new(builder), device)
     }
 
-    /// An executor of a program that already has its storage types.
-    #[cfg(test)]
-    pub(crate) fn stored(program: &DeviceGraph, device: &Arc<Device>) -> Self {
-        Self::chosen(Some(device), |chosen| Program::of(program, chosen))
-    }
-
-    /// An executor that autotunes on a device, if there is one.
-    fn chosen(
-        device: Option<&Arc<Device>>,
-        make: impl FnOnce(&mut dyn FnMut(&DeviceGraph, &Found) -> bool) -> Program,
-    ) -> Self {
-        let mut refused = None;
-        let mut program = make(&mut |from, site| {
-            let chosen = device.map_or(Ok(false), |device| device.autotunes(from, site));
-            chosen.unwrap_or_else(|fault| {
-                refused.get_or_insert(fault);
-                false
-            })
-        });
-        if let (Some(device), None) = (device, &refused) {
+    /// An executor that autotunes its products on a device, if there is one.
+    pub(crate) fn autotuned(mut program: Program, device: Option<&Arc<Device>>) -> Self {
+        let refused = device.and_then(|device| {
             let decided = program.compute_products(|placed| device.method(placed));
-            refused = decided.and_then(|()| device.write_record()).err();
-        }
+            decided.and_then(|()| device.write_record()).err()
+        });
         let mut executor = Self::of(program);
         executor.refused = refused;
         executor

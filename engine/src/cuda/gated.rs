@@ -14,12 +14,12 @@
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use super::lowering::Lowering;
-use super::sites::Readers;
 use crate::graph::Home;
 use crate::op::{Op, op};
 use crate::ops::importance::gates::{self, ImportanceGatesGrad};
 use crate::ops::site::masked::{self, MaskedGrad};
 use crate::ops::{Gates, ImportanceGates, LogitNoise, Masked};
+use crate::schedule;
 use crate::value::Value;
 
 /// Penalty sums and L0 of logits, without the importances.
@@ -77,6 +77,36 @@ impl LogitsGrad {
     /// `sums_rows`.
     pub(super) fn lower(&self, sums_rows: bool, to: &mut Lowering<'_>) {
         masked::cuda::to_logits(&self.of, &self.gates, self.others, sums_rows, to);
+    }
+}
+
+/// The readers of each value of a program.
+struct Readers {
+    /// Nodes that run and read each value.
+    of: Vec<Vec<usize>>,
+    /// Whether a value is read after the end, or added to.
+    kept: Vec<bool>,
+}
+
+impl Readers {
+    fn new(from: &DeviceGraph) -> Self {
+        let mut of = vec![Vec::new(); from.types.len()];
+        let mut kept = vec![false; from.types.len()];
+        let mut running = schedule::order(from);
+        running.sort_unstable();
+        for index in running {
+            let node = &from.nodes[index];
+            for input in &node.inputs {
+                of[input.index()].push(index);
+            }
+            for into in node.into.iter().flatten() {
+                kept[into.index()] = true;
+            }
+        }
+        for (_, output) in &from.outputs {
+            kept[output.index()] = true;
+        }
+        Self { of, kept }
     }
 }
 
@@ -152,7 +182,7 @@ fn of_logits(node: &DeviceNode, gates: Gates, of: [Value; 2]) -> DeviceNode {
 /// The index of the last mask whose gradient reaches importances, and the node that gives the
 /// gradient of their logits in the place of it and of the node `last`.
 fn with_gates(
-    readers: &Readers<'_>,
+    readers: &Readers,
     from: &DeviceGraph,
     last: usize,
     [g, z]: [Value; 2],

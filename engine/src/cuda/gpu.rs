@@ -161,13 +161,6 @@ impl Driver for Gpu {
         Ok(format!("{name}, {}, cublasLt {products}", self.arch))
     }
 
-    fn block_memory(&self) -> Result<usize, Fault> {
-        let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let bytes = self.context.attribute(which);
-        let bytes = bytes.map_err(failed("report its attributes"))?;
-        Ok(usize::try_from(bytes).unwrap_or(0))
-    }
-
     fn keeps_time(&self) -> bool {
         true
     }

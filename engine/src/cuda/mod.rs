@@ -1,7 +1,7 @@
 //! The CUDA side: a program as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Precision (casts)  ->  padding  ->  sites (chosen), gated masks, sums of rows
+//! Builder  ->  Precision (casts)  ->  padding  ->  gated masks, sums of rows
 //!          ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
@@ -9,10 +9,12 @@
 //!   missing.
 //! - Each op is lowered once ([`Lowering`]); shapes and settings are constants of its kernels'
 //!   source.
-//! - A masked site and its gradients may be one op each, whose intermediates are never written. On
-//!   a GPU, autotuning measures once per shape whether to do so, and a run keeps the decision. It
-//!   also chooses the algorithm of each matrix product, among eight of cublasLt; a kernel of our
-//!   own competes for thin products, and replaces cublasLt where that refuses.
+//! - On a GPU, autotuning measures once per shape which of eight algorithms of cublasLt is the
+//!   fastest for a matrix product, and a run keeps the decision. A kernel of our own competes for
+//!   thin products, and replaces cublasLt where that refuses.
+//! - A masked site is products and a launch for its mask. Kernels that kept its components on chip
+//!   took longer than the products at every site that was measured on an H200, forward and backward,
+//!   so there are none.
 //! - All-reduces run in buckets on a separate stream of the graph (`all_reduce`). GPUs exchange
 //!   parts by NCCL (`nccl`) and add them along the tree of [`blocks`](crate::blocks), so results
 //!   have the same bits on any number of GPUs. Tests run ranks as threads, each on an emulated
@@ -43,8 +45,6 @@
 //! | `softmax_grad` | 2 | a sum over the gradient, result |
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence and gradient in place |
 //! | `component_mlp_grad` | hidden / 8 | eight hidden units are in registers at a time |
-//! | `site_rows` | positions / 64 | of `V` and `U`, for each tile of 64 positions |
-//! | `site_sums` | components / 64 | of `x` and `y`'s gradient, for each tile of 64 components |
 //!
 //! A product of our own (`multiply_tiles`) reads a factor once for each tile of the result along
 //! the other factor. Tiles are 64 by 64, or 256 by 16 for a side of at most 16.
@@ -123,12 +123,9 @@ pub mod replacement;
 #[cfg(test)]
 mod replay_tests;
 mod row_sums;
-pub(crate) mod site;
-mod sites;
 pub(crate) mod staging;
 #[cfg(test)]
 mod staging_tests;
-pub(crate) mod tensor_cores;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trial;

@@ -14,7 +14,6 @@ use super::operand::{At, Operand};
 use super::padding::padded;
 use super::placed::{Memory, Method, Placed, PlacedOp, PlacedProduct, Rounded, Step, numbers};
 use super::row_sums::with_row_sums;
-use super::sites::{self, Found};
 use crate::cuda::casts::stored;
 use crate::given::Given;
 use crate::op::Builder;
@@ -43,23 +42,17 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Lowers, orders and places a program. Sites that `chosen` accepts become one op each.
-    pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&DeviceGraph, &Found) -> bool) -> Self {
+    /// Lowers, orders and places a program.
+    pub(crate) fn new(builder: &Builder) -> Self {
         match builder.precision {
-            Precision::F32 | Precision::Tf32 => Self::of(&on_device(builder), chosen),
-            Precision::Bf16 => Self::of(&padded(stored(builder)), chosen),
+            Precision::F32 | Precision::Tf32 => Self::of(&on_device(builder)),
+            Precision::Bf16 => Self::of(&padded(stored(builder))),
         }
     }
 
     /// Lowers a program that already has its storage types.
-    pub(crate) fn of(
-        builder: &DeviceGraph,
-        mut chosen: impl FnMut(&DeviceGraph, &Found) -> bool,
-    ) -> Self {
-        let with_sums = fused(builder);
-        let chosen = |site: &Found| chosen(&with_sums, site);
-        let sites = sites::fused(&with_sums, chosen);
-        Self::laid_out(&with_row_sums(&gated(&sites)))
+    pub(crate) fn of(builder: &DeviceGraph) -> Self {
+        Self::laid_out(&with_row_sums(&gated(&fused(builder))))
     }
 
     /// Lowers a program as it is, op by op, without fusion.

@@ -38,7 +38,7 @@ impl Plan for Builder {
 
 impl Plan for DeviceGraph {
     fn planned(&self, device: &Arc<Device>) -> cuda::Executor {
-        cuda::Executor::stored(self, device)
+        cuda::Executor::autotuned(Program::of(self), Some(device))
     }
 }
 
@@ -369,7 +369,7 @@ fn every_kernel_compiles_within_its_budget() {
     for precision in [Precision::F32, Precision::Bf16] {
         let mut every_op = EveryOp::new(LARGE, false);
         every_op.b.precision = precision;
-        compiles_within_its_budget(&Program::new(&every_op.b, |_, _| false));
+        compiles_within_its_budget(&Program::new(&every_op.b));
     }
 }
 
@@ -381,7 +381,7 @@ fn a_kernel_compiles_without_the_others() {
     }
     let mut every_op = EveryOp::new(EVEN, false);
     every_op.b.precision = Precision::Bf16;
-    let program = Program::new(&every_op.b, |_, _| true);
+    let program = Program::new(&every_op.b);
     let compiled = compile_all(&program.kernels, "sm_90", None).unwrap();
     for (kernel, compiled) in program.kernels.iter().zip(compiled) {
         let (name, _) = kernel.alone();
@@ -446,10 +446,10 @@ fn a_compile_error_is_one_line() {
 fn the_program_of_all_ops_launches_every_kernel() {
     let mut every_op = EveryOp::new(EVEN, false);
     every_op.b.precision = Precision::Bf16;
-    let [products, sites] = [false, true].map(|one| Program::new(&every_op.b, |_, _| one));
+    let in_bf16 = Program::new(&every_op.b);
     every_op.b.precision = Precision::F32;
-    let full = Program::new(&every_op.b, |_, _| false);
-    let kernels = [products, sites, full].into_iter();
+    let full = Program::new(&every_op.b);
+    let kernels = [in_bf16, full].into_iter();
     let kernels: Vec<Kernel> = kernels.flat_map(|program| program.kernels).collect();
     let launched: Vec<&str> = kernels.iter().map(Kernel::function).collect();
     // Parts of kernels.
@@ -461,8 +461,6 @@ fn the_program_of_all_ops_launches_every_kernel() {
         "store_tile",
         "score_slopes",
         "norm_row",
-        "make_masks",
-        "store_masked",
         "copy_head",
         "turn_head",
         "store_head",
@@ -504,16 +502,14 @@ fn the_program_of_all_ops_launches_every_kernel() {
 fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
     let rows = include_str!("mod.rs").lines();
     let rows = rows.filter_map(|line| line.strip_prefix("//! | `"));
-    rows.filter_map(|row| {
+    rows.map(|row| {
         let mut cells = row.split('|').map(str::trim);
         let kernel = cells.next().unwrap().trim_end_matches('`');
         let readings = match cells.next().unwrap() {
             "hidden / 8" => sizes.hidden.div_ceil(8) as u64,
-            // f32 programs have none; see the tests of `cuda::site`.
-            "positions / 64" | "components / 64" => return None,
             number => number.parse().unwrap(),
         };
-        Some((kernel, readings))
+        (kernel, readings)
     })
     .collect()
 }

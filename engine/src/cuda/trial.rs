@@ -86,23 +86,16 @@ const MOST_COPIES: usize = 16;
 pub(super) struct Trial<'d> {
     device: &'d Arc<Device>,
     memory: Memory,
-    /// Bytes of the arena of a copy, after which comes what it is given.
-    arena: usize,
     /// Bytes of a copy, and number of copies.
     bytes: usize,
     copies: usize,
 }
 
 impl<'d> Trial<'d> {
-    /// Copies of an arena of `arena` bytes and of `given` more, filled with arbitrary numbers;
-    /// `None` if memory is lacking.
-    pub(super) fn new(
-        device: &'d Arc<Device>,
-        arena: usize,
-        given: usize,
-    ) -> Result<Option<Self>, Fault> {
-        let arena = arena.next_multiple_of(ALIGN);
-        let bytes = (arena + given).next_multiple_of(ALIGN);
+    /// Copies of an arena of so many bytes, filled with arbitrary numbers; `None` if memory is
+    /// lacking.
+    pub(super) fn new(device: &'d Arc<Device>, bytes: usize) -> Result<Option<Self>, Fault> {
+        let bytes = bytes.next_multiple_of(ALIGN);
         let room = |bytes| device.allocate(bytes, "a trial").ok();
         let copies = (APART / bytes.max(1)).clamp(1, MOST_COPIES);
         let several = room(copies * bytes).map(|memory| (memory, copies));
@@ -113,7 +106,6 @@ impl<'d> Trial<'d> {
         Ok(Some(Self {
             device,
             memory,
-            arena,
             bytes,
             copies,
         }))
@@ -203,10 +195,7 @@ impl<'d> Trial<'d> {
     fn argument(&self, copy: usize, placed: &Placed) -> Argument {
         let offset = match placed.memory {
             placed::Memory::Arena(offset) => offset,
-            placed::Memory::Given(offset) => self.arena + offset,
-            placed::Memory::Store(_) | placed::Memory::Rounded(_) => {
-                unreachable!("a trial has inputs alone")
-            }
+            _ => unreachable!("the operands of a trial lie in its arena"),
         };
         Argument {
             address: self.memory.address + (copy * self.bytes + offset + placed.skipped()) as u64,

@@ -166,7 +166,7 @@ fn limit(seconds: u64) -> Duration {
 /// If a kernel does not compile.
 pub fn compile(device: &Arc<Device>) -> Result<()> {
     let (graph, _) = graph::program(graph::SIDE);
-    let mut kernels = Program::new(&graph, |_, _| false).kernels;
+    let mut kernels = Program::new(&graph).kernels;
     kernels.extend(primitives::all().map(|primitive| primitive.kernel()));
     let module = device.driver().load(&kernels)?;
     #[expect(unsafe_code, reason = "kernels are unloaded by address")]

@@ -14,13 +14,7 @@ use crate::cuda::lowering::{Argument, Launch, Lowering, Source};
 use crate::cuda::{Device, Fault, Result};
 use crate::value::{DType, Type};
 
-const KERNELS: Source = Source::new(
-    "probes",
-    concat!(
-        include_str!("../tensor_cores.cuh"),
-        include_str!("primitives.cu")
-    ),
-);
+const KERNELS: Source = Source::new("probes", include_str!("primitives.cu"));
 
 /// A primitive of kernels, with operands and its expected result.
 pub(super) struct Primitive {

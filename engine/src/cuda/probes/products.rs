@@ -26,7 +26,7 @@ pub struct Products {
 impl Products {
     /// Adds the products of a program on a GPU, with sites as separate products.
     pub fn add(&mut self, program: &Builder) {
-        for step in Program::new(program, |_, _| false).steps {
+        for step in Program::new(program).steps {
             if let Step::Product(placed) = step
                 && self.known.insert(placed.key())
             {
@@ -101,7 +101,7 @@ fn compare(
     tf32: bool,
 ) -> Result<Option<f64>> {
     let (mut alone, bytes) = alone_in_arena(placed);
-    let Some(trial) = Trial::new(device, bytes, 0)? else {
+    let Some(trial) = Trial::new(device, bytes)? else {
         return Ok(None);
     };
     let (kernels, step) = match method {

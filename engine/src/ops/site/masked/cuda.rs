@@ -38,25 +38,30 @@ fn threshold(op: &Masked) -> f32 {
     }
 }
 
-/// The operands of a mask, and its constants in the kernels: settings, then which operands there
-/// are.
-pub(crate) struct MaskOperands {
+/// The operands of a masked site, and its constants in the kernels: rows and columns, settings, then
+/// which operands there are.
+struct Site {
+    rows: usize,
+    columns: usize,
+    a: Operand,
     importance: Option<Operand>,
     /// Whether the importances are logits, and the sigmoids of these.
     gates: Option<Gates>,
     given: Option<Operand>,
     delta: Option<Operand>,
     route: Option<Operand>,
+    /// Stream of the draws.
     word: u32,
+    threshold: f32,
     /// Index of the op's first input behind them.
-    pub(crate) end: usize,
-    pub(crate) constants: Vec<Constant>,
-    pub(crate) threshold: f32,
+    end: usize,
+    constants: Vec<Constant>,
 }
 
-impl MaskOperands {
-    /// Inputs behind the one at `first`, of a mask of so many columns.
-    pub(crate) fn new(op: &Masked, first: usize, columns: usize, to: &Lowering<'_>) -> Self {
+impl Site {
+    /// Inputs from the one at `first` on.
+    fn new(op: &Masked, gates: Option<Gates>, first: usize, to: &Lowering<'_>) -> Self {
+        let (rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
         let at = op.operands(first);
         let input = |index: Option<usize>| index.map(|index| to.input(index));
         let given_rows = at
@@ -66,28 +71,31 @@ impl MaskOperands {
         let all = [at.importance, at.given, at.delta, at.route];
         let ([mask, draw], word) = settings(op);
         Self {
-            word,
+            rows,
+            columns,
+            a: to.input(first),
             importance: input(at.importance),
-            gates: None,
+            gates,
             given: input(at.given),
             delta: input(at.delta),
             route: input(at.route),
-            end: first + 1 + all.into_iter().flatten().count(),
-            constants: constants![mask, draw, given_rows, deltas, op.route].to_vec(),
+            word,
             threshold: threshold(op),
+            end: first + 1 + all.into_iter().flatten().count(),
+            constants: constants![rows, columns, mask, draw, given_rows, deltas, op.route].to_vec(),
         }
     }
 
     /// The first arguments of the kernels: the step's parameters, and the stream of the mask's
     /// draws.
-    pub(crate) fn parameters(&self, to: &Lowering<'_>) -> Vec<Argument> {
+    fn parameters(&self, to: &Lowering<'_>) -> Vec<Argument> {
         vec![to.parameters().into(), Argument::Word(self.word)]
     }
 
-    /// Importances, given draws, deltas and routes.
-    pub(crate) fn arguments(&self) -> [Argument; 4] {
+    /// Activations, importances, given draws, deltas and routes.
+    fn arguments(&self) -> [Argument; 5] {
         let [given, delta, route] = [self.given, self.delta, self.route].map(Argument::from);
-        [self.importance(), given, delta, route]
+        [self.a.into(), self.importance(), given, delta, route]
     }
 
     fn importance(&self) -> Argument {
@@ -102,44 +110,13 @@ impl MaskOperands {
     }
 }
 
-/// The operands of a masked site and its constants.
-struct Site {
-    rows: usize,
-    columns: usize,
-    a: Operand,
-    mask: MaskOperands,
-    constants: Vec<Constant>,
-}
-
-impl Site {
-    fn new(op: &Masked, gates: Option<Gates>, first: usize, to: &Lowering<'_>) -> Self {
-        let (rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
-        let mask = MaskOperands {
-            gates,
-            ..MaskOperands::new(op, first, columns, to)
-        };
-        Self {
-            rows,
-            columns,
-            a: to.input(first),
-            constants: [&constants![rows, columns], &mask.constants[..]].concat(),
-            mask,
-        }
-    }
-
-    fn arguments(&self) -> [Argument; 5] {
-        let [importance, given, delta, route] = self.mask.arguments();
-        [self.a.into(), importance, given, delta, route]
-    }
-}
-
 /// `gates`: the sigmoids of the logits that stand in the place of importances, if they do.
 pub(crate) fn value(op: &Masked, gates: Option<Gates>, to: &mut Lowering<'_>) {
     let site = Site::new(op, gates, 0, to);
-    let mut arguments = site.mask.parameters(to);
+    let mut arguments = site.parameters(to);
     arguments.extend(site.arguments());
     arguments.push(to.output(0).into());
-    arguments.push(site.mask.threshold.into());
+    arguments.push(site.threshold.into());
     to.kernel(KERNELS, "masked", &site.constants)
         .fours(site.rows, site.columns)
         .launch(&arguments);
@@ -167,11 +144,11 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
         let want = |gradient: Gradient| gradient.map_or(0, |(_, add)| if add { 2 } else { 1 });
         let mut constants = site.constants.clone();
         constants.extend(each.map(|gradient| Constant::from(want(gradient))));
-        let mut arguments = site.mask.parameters(to);
+        let mut arguments = site.parameters(to);
         arguments.push(gh.into());
         arguments.extend(site.arguments());
         arguments.extend(each.map(|gradient| Argument::from(gradient.map_or(any, |g| g.0))));
-        arguments.push(site.mask.threshold.into());
+        arguments.push(site.threshold.into());
         to.kernel(KERNELS, "masked_grad", &constants)
             .fours(site.rows, site.columns)
             .launch(&arguments);
@@ -206,10 +183,10 @@ pub(crate) fn to_logits(
     let row_sums = sums_rows.then(|| to.row_sums(site.rows, site.columns, 4));
     let stretch = row_sums.as_ref().map_or(0, |sums| sums.stretch);
     constants.extend(constants![want_a, before, of_sums, stretch]);
-    let mut next = site.mask.end..;
+    let mut next = site.end..;
     let mut after = |present: bool| present.then(|| next.next().map(|at| to.input(at)));
     let after = [after(before), after(of_sums)].map(|input| Argument::from(input.flatten()));
-    let mut arguments = site.mask.parameters(to);
+    let mut arguments = site.parameters(to);
     arguments.push(to.input(0).into());
     arguments.extend(site.arguments());
     arguments.extend(after);
@@ -217,7 +194,7 @@ pub(crate) fn to_logits(
     // Without sums, the kernel takes any result.
     let parts = row_sums.as_ref().map_or(logits, |sums| sums.parts.out());
     arguments.push(parts.into());
-    arguments.push(site.mask.threshold.into());
+    arguments.push(site.threshold.into());
     let kernel = to.kernel(KERNELS, "masked_logits_grad", &constants);
     match row_sums {
         None => kernel.fours(site.rows, site.columns).launch(&arguments),
@@ -244,8 +221,8 @@ fn source_sums(
     let between = matches!(op.of.mask, Mask::Between(_));
     let constants = constants![site.rows, site.columns, stretch, between, op.of.route];
     let mut arguments = arguments![gh, site.a].to_vec();
-    arguments.push(site.mask.importance());
-    arguments.extend(arguments![site.mask.route, parts.out()]);
+    arguments.push(site.importance());
+    arguments.extend(arguments![site.route, parts.out()]);
     to.kernel(KERNELS, "masked_source_sums", &constants)
         .blocks(site.columns.div_ceil(32), count)
         .launch(&arguments);
@@ -269,7 +246,7 @@ fn delta_grad(
     to.kernel(KERNELS, "masked_delta_grad", &constants)
         .blocks(site.rows, 1)
         .threads(threads)
-        .launch(&arguments![gh, site.a, site.mask.route, out]);
+        .launch(&arguments![gh, site.a, site.route, out]);
     if summed {
         let parts = Operand {
             written: false,

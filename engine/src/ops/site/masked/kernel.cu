@@ -1,3 +1,71 @@
+// Kinds of masks, and sources of draws.
+enum { MASK_IMPORTANCE, MASK_BETWEEN, MASK_DRAWN, MASK_ROUNDED, MASK_ONES };
+enum { DRAW_NONE, DRAW_UNIFORM, DRAW_COIN, DRAW_GIVEN };
+
+// Inputs of a mask, at four columns of a row.
+struct Sources {
+    Four g, r;
+    float route, delta;
+};
+
+// Absent operands have no rows.
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, class G>
+struct Site {
+    In<u32> parameters;
+    u32 what;
+    G importance;
+    In<float> given, delta, route;
+
+    DEVICE_MEMBER Sources at(i64 row, i64 column) const {
+        const bool reads = MASK == MASK_IMPORTANCE || MASK == MASK_BETWEEN || MASK == MASK_ROUNDED;
+        return with(reads ? load<COLUMNS>(importance, row, column) : fill(0.0f), row, column);
+    }
+
+    // With importances that are known.
+    DEVICE_MEMBER Sources with(Four g, i64 row, i64 column) const {
+        Sources s = {g, fill(0.0f), 1.0f, 0.0f};
+        if (DRAW == DRAW_GIVEN) {
+            s.r = load<COLUMNS>(given, GIVEN_ROWS == 1 ? 0 : row, column);
+        }
+        if (DRAW == DRAW_UNIFORM || DRAW == DRAW_COIN) {
+            s.r = uniforms<ROWS>(parameters, row, column, what);
+        }
+        if (DRAW == DRAW_COIN) {
+            s.r = map([&](int k) { return s.r.v[k] < 0.5f ? 0.0f : 1.0f; });
+        }
+        if (DELTAS > 0) {
+            s.delta = delta[DELTAS == 1 ? 0 : row];
+        }
+        if (ROUTE) {
+            s.route = route[row];
+        }
+        return s;
+    }
+
+    // route (m - delta).
+    DEVICE_MEMBER Four mask(const Sources &s, float threshold) const {
+        return map([&](int k) {
+            float g = s.g.v[k], r = s.r.v[k];
+            float m = MASK == MASK_IMPORTANCE ? g
+                      : MASK == MASK_BETWEEN  ? g + (1.0f - g) * r
+                      : MASK == MASK_DRAWN    ? r
+                      : MASK == MASK_ROUNDED  ? (g > threshold ? 1.0f : 0.0f)
+                                              : 1.0f;
+            return s.route * (m - s.delta);
+        });
+    }
+
+    // route dm / dg.
+    DEVICE_MEMBER float slope(const Sources &s, int k) const {
+        return MASK == MASK_BETWEEN ? s.route * (1.0f - s.r.v[k]) : s.route;
+    }
+
+    // route dm / dr.
+    DEVICE_MEMBER float source_slope(const Sources &s, int k) const {
+        return MASK == MASK_BETWEEN ? s.route * (1.0f - s.g.v[k]) : s.route;
+    }
+};
+
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
 DEVICE void masked(In<u32> parameters, u32 what, InFloats auto a, InFloats auto importance, In<float> given, In<float> delta,
                    In<float> route, OutFloats auto h, float threshold) {

@@ -26,7 +26,6 @@
 mod cpu;
 pub(crate) mod cuda;
 
-pub(crate) use cuda::MaskOperands;
 use spd_draws::Stream;
 
 use crate::op::{
@@ -164,33 +163,6 @@ impl Masked {
         self.operands(first).importance
     }
 
-    /// Index of the routes, if there are any.
-    pub(crate) fn route(&self) -> Option<usize> {
-        self.operands(0).route
-    }
-
-    /// Whether there is a delta.
-    pub(crate) fn delta(&self) -> bool {
-        self.delta
-    }
-
-    /// Its settings, without the stream of its draws.
-    pub(crate) fn kind(&self) -> String {
-        let named = |draw: Draw| match draw {
-            Draw::Uniform(_) => "uniform",
-            Draw::Coin(_) => "coin",
-            Draw::Given => "given",
-        };
-        let (mask, draw) = match self.mask {
-            Mask::Importance => ("importance", ""),
-            Mask::Between(draw) => ("between", named(draw)),
-            Mask::Drawn(draw) => ("drawn", named(draw)),
-            Mask::Rounded(_) => ("rounded", ""),
-            Mask::Ones => ("ones", ""),
-        };
-        format!("{mask} {draw} delta {} route {}", self.delta, self.route)
-    }
-
     fn operands(&self, first: usize) -> Operands {
         let mut next = first;
         let mut take = |present: bool| {
@@ -209,7 +181,7 @@ impl Masked {
     }
 
     /// Draws of the masks.
-    pub(crate) fn drawn(&self, a: &Type) -> ExpensiveOps {
+    fn drawn(&self, a: &Type) -> ExpensiveOps {
         // For half of the rows, as in `RoutedMatMul`.
         let len = if self.route { a.len() / 2 } else { a.len() };
         match self.mask {
@@ -286,15 +258,6 @@ impl MaskedGrad {
             delta,
         } = self.wants;
         (importance && !given && !delta).then_some(a)
-    }
-
-    /// Whether the gradients of the activations, the importances and given draws are computed for
-    /// each position. `None` if any is a sum over positions.
-    pub(crate) fn each(&self, inputs: &[&Type]) -> Option<[bool; 3]> {
-        let Sums { given, delta } = self.sums(|index| inputs[index], inputs[0].rows());
-        let Wants { a, importance, .. } = self.wants;
-        let each = !given && !delta && !self.wants.delta;
-        each.then_some([a, importance, self.wants.given])
     }
 
     fn sums<'t>(&self, ty: impl Fn(usize) -> &'t Type, rows: usize) -> Sums {

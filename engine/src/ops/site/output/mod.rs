@@ -97,7 +97,7 @@ impl Builder {
 
 impl SiteOutput {
     /// The [`SiteInputs`] among the op's inputs.
-    pub(crate) fn joined(&self, inputs: &[Value]) -> SiteInputs {
+    fn joined(&self, inputs: &[Value]) -> SiteInputs {
         let [bias, delta, route] = self.after(3).map(|index| index.map(|at| inputs[at]));
         SiteInputs {
             clean: Some(inputs[2]),

@@ -6,11 +6,7 @@ const KERNELS: Source = Source {
     numbers: &[("TILE", TILE), ("TILE_THREADS", tiles::THREADS)],
     ..Source::new(
         "attention",
-        concat!(
-            include_str!("../../../cuda/tensor_cores.cuh"),
-            include_str!("kernel.cu"),
-            include_str!("tiles/kernel.cu")
-        ),
+        concat!(include_str!("kernel.cu"), include_str!("tiles/kernel.cu")),
     )
 };
 

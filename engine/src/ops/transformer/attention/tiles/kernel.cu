@@ -2,6 +2,31 @@
 // keys for their gradients), and a warp 16 M of them. Tiles of the other side pass by in shared
 // memory: one is multiplied while the next arrives. Scores and their slopes stay in registers: a
 // lane's numbers of a sum are those of a left factor of the next product, once rounded to bf16.
+// Products are 16 x 8 x 16 by `multiply_add`, which says the elements that a lane has.
+
+// The next multiple.
+DEVICE constexpr int whole(int n, int of) { return (n + of - 1) / of * of; }
+
+// Elements from one row of a tile to the next: the eight rows of a matrix lie in different banks.
+DEVICE constexpr int pitch(int columns) { return columns + 8; }
+
+// f32s of shared memory of a tile.
+DEVICE constexpr int room(int lines, int columns) { return lines * pitch(columns) / 2; }
+
+// A warp's sum of products: M times 16 rows by N times 8 columns.
+template <int M, int N> struct Sums {
+    float v[M][N][4];
+
+    DEVICE_MEMBER void clear() {
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                v[m][n][0] = v[m][n][1] = v[m][n][2] = v[m][n][3] = 0.0f;
+            }
+        }
+    }
+};
 
 // Tiles of heads, with zeros in columns up to a multiple of 16; those that pass have PASSING rows.
 template <class H, int M, int PASSING> struct Tiles {

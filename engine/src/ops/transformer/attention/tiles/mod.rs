@@ -27,8 +27,12 @@
 
 use super::{Attention, Sizes};
 use crate::cuda::lowering::Lowering;
-use crate::cuda::tensor_cores::room;
 use crate::value::DType;
+
+/// f32s of shared memory for a bf16 tile: rows are padded by 16 bytes.
+const fn room(lines: usize, columns: usize) -> usize {
+    lines * (columns + 8) / 2
+}
 
 /// Most columns of a head.
 const WIDEST: usize = 128;

@@ -140,7 +140,7 @@ impl Case {
         let mut store = Store::new();
         let b = self.build(&mut store, true);
         let stored = rounded_wherever_possible(&b);
-        let on_tensor_cores = Program::of(&stored, |_, _| false)
+        let on_tensor_cores = Program::of(&stored)
             .kernels
             .iter()
             .filter(|kernel| kernel.function().starts_with("attention"))
@@ -297,7 +297,7 @@ fn tiles_compile_within_their_budget() {
                 ..PLAIN
             };
             let b = case.build(&mut Store::of_shapes(), false);
-            let program = Program::of(&rounded_wherever_possible(&b), |_, _| false);
+            let program = Program::of(&rounded_wherever_possible(&b));
             let kernels = program.kernels.into_iter();
             let kernels: Vec<Kernel> = kernels
                 .filter(|kernel| kernel.function().starts_with("attention_tiles"))
