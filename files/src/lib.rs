@@ -10,7 +10,7 @@ use std::fs::{self, File, FileType, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -185,10 +185,26 @@ fn making() -> RwLockReadGuard<'static, ()> {
     MAKING.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until no write of this crate has a temporary name, and holds off new ones while the guard
-/// lives. For code that is about to end the process.
-pub fn settled() -> RwLockWriteGuard<'static, ()> {
+fn settled() -> RwLockWriteGuard<'static, ()> {
     MAKING.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long [`settle`] waits for a disk.
+const DISK: Duration = Duration::from_secs(60);
+
+/// Waits until no write of this crate has a temporary name, and holds off all later ones: for a
+/// process that is about to end, which would leave a write of another thread half made. A disk that
+/// does not answer for a minute is not waited for.
+pub fn settle() {
+    let (settling, is_settled) = mpsc::channel();
+    let wait = move || {
+        std::mem::forget(settled());
+        let _ = settling.send(());
+    };
+    // Without a thread to wait in, the process ends at once.
+    if thread::Builder::new().spawn(wait).is_ok() {
+        let _ = is_settled.recv_timeout(DISK);
+    }
 }
 
 fn is_file(found: FileType) -> io::Result<()> {

@@ -4,10 +4,14 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process::{self, Command};
+use std::thread;
+use std::time::Duration;
 
 use spd_files::atomic::{
     NewFile, cut_file, names, remove, unfinished, write_dir, write_file, write_shared,
 };
+use spd_files::fault::HOOK;
 use spd_testing::faults::{self, Then};
 
 fn files(content: &[u8]) -> Vec<NewFile<'_>> {
@@ -96,4 +100,42 @@ fn an_interrupted_write_leaves_the_old_or_the_new_file() {
             left.iter().for_each(|path| remove(path).unwrap());
         }
     }
+}
+
+/// In the environment of a process that ends while it writes: where it writes.
+const ENDING: &str = "SPD_TEST_ENDING";
+
+#[test]
+fn a_process_that_settles_leaves_nothing_half_made() {
+    if let Some(folder) = std::env::var_os(ENDING) {
+        ends_while_it_writes(Path::new(&folder));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_process_that_settles_leaves_nothing_half_made"])
+        .env(ENDING, folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.code(), Some(5), "{ended:?}");
+    assert_eq!(names(folder.path()).unwrap(), ["file"]);
+    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"whole");
+}
+
+/// Ends this process while a thread writes to a slow disk.
+fn ends_while_it_writes(folder: &Path) -> ! {
+    let file = folder.join("file");
+    thread::spawn(move || {
+        HOOK.set(|operation| {
+            if operation == "sync file" {
+                thread::sleep(Duration::from_millis(300));
+            }
+            None
+        });
+        write_shared(&file, &[b"whole"]).unwrap();
+    });
+    while unfinished(folder).unwrap().is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    spd_files::settle();
+    process::exit(5);
 }

@@ -121,6 +121,7 @@ pub fn main() -> ExitCode {
         world::tell_torchrun(line);
     }
     screen::finish(stop::asked);
+    spd_files::settle();
     exit.into()
 }
 

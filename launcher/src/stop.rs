@@ -173,7 +173,7 @@ fn act() {
     let effect = effect();
     match *effect {
         SignalEffect::Exit => {
-            let _whole = spd_files::settled();
+            spd_files::settle();
             screen::end(
                 "stopped during preparation; nothing new is saved, and the same command goes on",
             );
