@@ -6,9 +6,12 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
 use serde_json::Value;
 
 use crate::scratch::{Ended, Scratch, end, launch, start};
+use crate::small_run::language_model;
 
 /// A complete short run, with target, warm-up and evaluation.
 pub(crate) const SHORT: [&str; 11] = [
@@ -299,6 +302,87 @@ fn bf16_is_refused_where_it_cannot_be_multiplied() {
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         assert!(ended.stdout.contains("bf16"), "{}", ended.stdout);
     }
+}
+
+/// Numbers of the components of a harvest, with their names.
+fn harvested(dir: &Path) -> Vec<(String, f64)> {
+    let text = fs::read_to_string(dir.join("list.jsonl")).unwrap();
+    let mut numbers = Vec::new();
+    for line in text.lines() {
+        let mut row: Value = serde_json::from_str(line).unwrap();
+        // A context is the strongest of several that may be as strong but for a rounding.
+        row.as_object_mut()
+            .unwrap()
+            .retain(|key, _| !["at", "text"].contains(&key.as_str()));
+        let of = format!("{}:{}", row["site"], row["index"]);
+        collect(&of, &row, &mut numbers);
+    }
+    numbers
+}
+
+/// The mean of each source of each target of a table of attributions, in the order of their names.
+fn attributed(dir: &Path) -> Vec<(String, f64)> {
+    let file = fs::File::open(dir.join("attributions.parquet")).unwrap();
+    let reader = SerializedFileReader::new(file).unwrap();
+    let rows = reader.get_row_iter(None).unwrap().map(Result::unwrap);
+    let mut means: Vec<(String, f64)> = rows
+        .map(|row| {
+            let column = |wanted: &str| {
+                let mut columns = row.get_column_iter();
+                columns.find(|(name, _)| *name == wanted).unwrap().1.clone()
+            };
+            let names = ["site", "component", "source_site", "source_component"];
+            let names = names.map(|name| column(name).to_string());
+            let Field::Double(mean) = column("mean") else {
+                panic!("a mean");
+            };
+            (names.join(" "), mean)
+        })
+        .collect();
+    means.sort_by(|one, other| one.0.cmp(&other.0));
+    means
+}
+
+#[test]
+fn a_harvest_and_attributions_on_a_gpu_agree_with_the_cpu() {
+    if !is_there() {
+        return;
+    }
+    let scratch = Scratch::with_emulated_gpu();
+    let sites = "decomposition.sites=[{pattern=\"*.mlp.*\",C=24},{pattern=\"*.c_attn\",C=16}]";
+    language_model(&scratch, "runs/x", &[sites]);
+    let asked = |command: &str, out: &str, on: &[&str]| {
+        let mut asked = scratch.launcher(&command.split(' ').collect::<Vec<_>>());
+        asked.args(["runs/x", "--out", out]).args(on);
+        done(asked);
+        scratch.path().join(out)
+    };
+    let same = |gpu: &[(String, f64)], cpu: &[(String, f64)], most: f64| {
+        assert_eq!(gpu.len(), cpu.len());
+        for ((name, gpu), (other, cpu)) in gpu.iter().zip(cpu) {
+            assert_eq!(name, other);
+            assert!((gpu - cpu).abs() <= most, "{name}: {gpu}, {cpu}");
+        }
+    };
+    let few = "harvest --tokens 3000 --examples 20 --removals 1";
+    let cpu = asked(few, "cpu", &[]);
+    let gpu = asked(few, "gpu", &["--gpus", "1"]);
+    let two = asked(few, "two", &["--gpus", "2"]);
+    let of_cpu = harvested(&cpu);
+    assert_eq!(of_cpu.len(), 5 * 64);
+    // Sums in another order, and the list has five digits.
+    same(&harvested(&gpu), &of_cpu, 1e-4);
+    for file in ["components.parquet", "harvest.safetensors", "list.jsonl"] {
+        let [one, two] = [&gpu, &two].map(|dir| fs::read(dir.join(file)).unwrap());
+        assert!(one == two, "{file} of two GPUs");
+    }
+    let few = "attribute --harvest cpu --positions 20 --to *.c_proj:0-1";
+    let cpu = asked(few, "attributed", &[]);
+    let gpu = asked(few, "attributed-on-a-gpu", &["--gpus", "1"]);
+    let of_cpu = attributed(&cpu);
+    assert!(of_cpu.iter().filter(|(_, mean)| mean.abs() > 1e-3).count() > 20);
+    // Means of numbers of up to 1, which the two sum in another order.
+    same(&attributed(&gpu), &of_cpu, 1e-5);
 }
 
 #[test]
