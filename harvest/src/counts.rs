@@ -186,13 +186,10 @@ impl SiteCounts {
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,
-                    reason = "a number of a bin, and one that is rounded to an integer"
+                    reason = "a number of a bin"
                 )]
-                let (bin, units) = (
-                    (g * IMPORTANCE_BINS as f32) as usize,
-                    (f64::from(g) * OF_IMPORTANCE).round() as i64,
-                );
-                self.importance[component] += units;
+                let bin = (g * IMPORTANCE_BINS as f32) as usize;
+                self.importance[component] += nearest(f64::from(g) * OF_IMPORTANCE);
                 let bins = &mut bins[component * IMPORTANCE_BINS..][..IMPORTANCE_BINS];
                 bins[0] -= 1;
                 bins[bin.min(IMPORTANCE_BINS - 1)] += 1;
@@ -230,14 +227,30 @@ fn is_stronger(example: &Example, than: &Example) -> bool {
     by_logit.then(example.lot.total_cmp(&than.lot)).is_lt()
 }
 
+/// The nearest integer, away from 0 if there are two, of a number that an f32 can hold. It is
+/// [`f64::round`] without its call: the sum is exact below 2^52, and such a number is even above.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a number that is rounded to an integer"
+)]
+fn nearest(x: f64) -> i64 {
+    (x + 0.5_f64.copysign(x)) as i64
+}
+
 /// An activation in units of 2^-40; it is at least 0.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "a number that is at least 0 is rounded to an integer"
+    reason = "a number that is at least 0, and an integer if it is as large"
 )]
 fn rounded(activation: f32) -> u128 {
-    (f64::from(activation) * OF_ACTIVATION).round() as u128
+    let units = f64::from(activation) * OF_ACTIVATION;
+    // A conversion to 128 bits is slow.
+    if units < 1e18 {
+        nearest(units) as u128
+    } else {
+        units as u128
+    }
 }
 
 /// The importances around an example in 255ths, of those of its row, f32 `[t, c]`.
@@ -398,5 +411,29 @@ impl Counts {
     /// The strongest examples of a component of a site, the strongest first.
     pub fn strongest(&self, site: usize, component: usize) -> &[Example] {
         self.sites[site].strongest.of(component)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the plain form"
+    )]
+    fn numbers_are_rounded_as_by_the_standard_library() {
+        let halves = [0.5, 1.5, 2.5, 0.499_999_97, 8_388_607.5, 8_388_609.0];
+        let halves = halves.into_iter().map(|x: f32| x / OF_ACTIVATION as f32);
+        let all = (0..u32::MAX / 2).step_by(9_973).map(f32::from_bits);
+        for x in all.chain(halves).filter(|x| x.is_finite()) {
+            let units = f64::from(x) * OF_ACTIVATION;
+            assert_eq!(rounded(x), units.round() as u128, "{x:e}");
+            let units = f64::from(x) * OF_IMPORTANCE;
+            assert_eq!(nearest(units), units.round() as i64, "{x:e}");
+            assert_eq!(nearest(-units), (-units).round() as i64, "{x:e}");
+        }
     }
 }
