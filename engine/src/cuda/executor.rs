@@ -147,13 +147,13 @@ impl Drop for Loaded {
 }
 
 impl Executor {
-    /// Plans a program. With a device, alternatives are timed on it; without one, no device is
+    /// Plans a program. With a device, its products are autotuned there; without one, no device is
     /// needed until [`Self::run`].
     pub fn planned(builder: &Builder, device: Option<&Arc<Device>>) -> Self {
         Self::autotuned(Program::new(builder), device)
     }
 
-    /// An executor that autotunes its products on a device, if there is one.
+    /// An executor whose products are autotuned on a device, if there is one.
     pub(crate) fn autotuned(mut program: Program, device: Option<&Arc<Device>>) -> Self {
         let refused = device.and_then(|device| {
             let decided = program.compute_products(|placed| device.method(placed));

@@ -24,7 +24,7 @@ pub struct Products {
 }
 
 impl Products {
-    /// Adds the products of a program on a GPU, with sites as separate products.
+    /// Adds the products of a program on a GPU.
     pub fn add(&mut self, program: &Builder) {
         for step in Program::new(program).steps {
             if let Step::Product(placed) = step
