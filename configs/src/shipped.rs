@@ -40,6 +40,7 @@ impl Shipped {
         "spectral-toy"
         "kaufmann-toy"
         "shakespeare"
+        "shakespeare-vpd"
         "shakespeare-modern"
         "shakespeare-llama"
         "byte-traditional"
