@@ -161,10 +161,10 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
     }
 }
 
-/// Lowers the gradients of activations, if they are wanted, and of the logits of importances. After
-/// the inputs of `op` come the gradient of the importances from other readers, if there are any, and
-/// that of the penalty sums. With `sums_rows`, the gradient of the logits has its sum over rows as
-/// one more result.
+/// Lowers the gradients of activations, if they are wanted, and of the logits of importances. Two
+/// inputs follow those of `op`, if they are there: the gradient of the importances from other
+/// readers, and that of the penalty sums. With `sums_rows`, the gradient of the logits has its sum
+/// over rows as one more result.
 pub(crate) fn to_logits(
     op: &MaskedGrad,
     gates: &ImportanceGates,
