@@ -244,6 +244,11 @@ impl Store {
         self.transient.contains(&slot)
     }
 
+    /// The tensors that are not [transient](Self::transient), whose values make up a state.
+    pub fn lasting(&self) -> impl Iterator<Item = Slot> {
+        self.slots().filter(|&slot| !self.is_transient(slot))
+    }
+
     /// Adds a tensor of zeros that is sharded with the batch: programs read and write the rows of
     /// one block, `dims`. A rank [holds](Self::hold_blocks) those of each of its blocks.
     ///
@@ -513,7 +518,12 @@ impl Store {
 
     /// Bytes of all tensors, as they are held.
     pub fn bytes(&self) -> usize {
-        self.tensors.iter().map(Tensor::bytes).sum()
+        self.bytes_of(self.slots())
+    }
+
+    /// Bytes of some tensors, as they are held.
+    pub fn bytes_of(&self, slots: impl Iterator<Item = Slot>) -> usize {
+        slots.map(|slot| self.tensors[slot.index()].bytes()).sum()
     }
 }
 

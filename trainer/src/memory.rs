@@ -36,6 +36,8 @@ impl Memory {
         batch: usize,
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
     ) -> Self {
+        // Sharded tensors are saved whole; the task counts them.
+        let saved = store.bytes_of(store.lasting());
         let largest = store.slots().map(|slot| store.ty(slot).bytes()).max();
         // Batches that wait, the one in use, those being filled, and one of an evaluation.
         let batches = AHEAD.batches + AHEAD.threads + 2;
@@ -55,7 +57,7 @@ impl Memory {
                 ("programs", arena + inputs + packed_bytes(programs)),
                 // The copy that is being written, what it comes through from a GPU, and a tensor
                 // read back to be compared.
-                ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
+                ("checkpoint", saved + staged + largest.unwrap_or(0)),
                 ("batches", batches * batch),
                 // One more writes rows.
                 ("threads", (threads + 1) * THREAD + threads * packed),
@@ -209,6 +211,17 @@ mod tests {
         store.freeze(slot);
         assert_eq!(planned(&store, Precision::Bf16), 2 * 256 * 288);
         assert_eq!(planned(&store, Precision::F32), 0);
+    }
+
+    // A checkpoint copies what lasts, and reads the largest tensor back.
+    #[test]
+    fn a_tensor_that_is_not_saved_is_in_the_state_only() {
+        let mut store = Store::of_shapes();
+        store.zeros("w", &[1024]);
+        store.transient("sums", &[256]);
+        let memory = Memory::of_task(&Processor::from(Arc::new(Pool::planned(1))), &store, 0, []);
+        let bytes = |name| memory.parts.iter().find(|(of, _)| *of == name).unwrap().1;
+        assert_eq!((bytes("state"), bytes("checkpoint")), (5 << 10, 8 << 10));
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl<'a> Saver<'a> {
         // The result of the last save is known before the next one starts.
         self.writer.settle();
         self.poll(progress, "; the next is tried");
-        let saved = state::saved(store);
+        let saved: Vec<_> = store.lasting().collect();
         let staged = store.stage(&saved).unwrap_or_else(|fault| {
             let note = format!("training waits for the checkpoint of {at}: {fault}");
             progress.event(step, note);
@@ -373,7 +373,7 @@ mod tests {
             let mut task = task.unwrap();
             task.make_room().unwrap();
             task.decomposition.initialise(&mut store);
-            for slot in state::saved(&store) {
+            for slot in store.lasting().collect::<Vec<_>>() {
                 for (at, value) in (0u16..).zip(store.get_mut(slot)) {
                     *value = f32::from(at % 7) / 10.0;
                 }
@@ -412,8 +412,7 @@ mod tests {
             let (_, store, gathered) = self.state();
             store.fetch().unwrap();
             let mut snapshot = Snapshot::default();
-            let slots = state::saved(store).into_iter();
-            let tensors = slots.map(|slot| store.named(slot));
+            let tensors = store.lasting().map(|slot| store.named(slot));
             let tensors = tensors.chain(gathered.iter().map(Whole::named));
             let frozen = state::frozen(store);
             state::fill(&mut snapshot, &tensors.collect::<Vec<_>>(), &frozen, 0);

@@ -20,12 +20,6 @@ use crate::fault::Fault;
 use crate::resume::{self, Ingredient};
 use crate::run_file::Run;
 
-/// The tensors of a store that are saved.
-pub(crate) fn saved(store: &Store) -> Vec<Slot> {
-    let slots = store.slots();
-    slots.filter(|&slot| !store.is_transient(slot)).collect()
-}
-
 /// The tensors of a store that are sharded with the batch, which are saved [whole](crate::gather).
 pub(crate) fn sharded(store: &Store) -> Vec<Slot> {
     let slots = store.slots();
@@ -49,8 +43,7 @@ pub(crate) fn mend_frozen(root: &Path, store: &Store) -> Result<(), CheckpointEr
     if names.is_empty() || newest_step(root).is_none() {
         return Ok(());
     }
-    let slots = saved(store).into_iter();
-    let slots = slots.filter(|&slot| store.is_frozen(slot));
+    let slots = store.lasting().filter(|&slot| store.is_frozen(slot));
     let tensors: Vec<Named<'_>> = slots.map(|slot| store.named(slot)).collect();
     let mut snapshot = Snapshot::default();
     fill(&mut snapshot, &tensors, &names, 0);
@@ -139,7 +132,8 @@ pub(crate) fn restore(
         )));
     }
     resume::check(made_of, &snapshot.meta, snapshot.step)?;
-    for slot in saved(store).into_iter().chain(sharded(store)) {
+    let slots: Vec<_> = store.lasting().chain(sharded(store)).collect();
+    for slot in slots {
         let name = store.name(slot).to_owned();
         let shards = store.shards(slot);
         let tensor = snapshot

@@ -350,9 +350,10 @@ impl Store {
         bytes(self.tensors.iter().map(|tensor| tensor.ty.bytes()))
     }
 
-    /// Bytes of pinned memory to [stage](Self::stage) every tensor that is not frozen.
+    /// Bytes of pinned memory to [stage](Self::stage) every [lasting](Self::lasting) tensor that is
+    /// not frozen.
     pub fn staged_bytes(&self) -> usize {
-        let slots = self.slots().filter(|&slot| !self.is_frozen(slot));
+        let slots = self.lasting().filter(|&slot| !self.is_frozen(slot));
         bytes(slots.map(|slot| self.ty(slot).bytes()))
     }
 }

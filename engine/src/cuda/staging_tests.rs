@@ -14,7 +14,7 @@ use crate::store::{Named, Slot, Store, Values};
 type State = Vec<Vec<u32>>;
 
 fn slots(store: &Store) -> Vec<Slot> {
-    store.slots().collect()
+    store.lasting().collect()
 }
 
 fn f32s<'s>(tensor: &Named<'s>) -> &'s [f32] {
@@ -214,10 +214,12 @@ fn memory_pinned_beforehand_suffices() {
     }
     let (emulated, device) = emulated(Order::new(false, false));
     let (b, mut store) = training();
+    store.transient("sums", &[64]);
     store.make_room_to_stage().unwrap();
     let mut executor = on(&device, &b).unwrap();
     ask(&mut executor, &mut store, 0).unwrap();
     assert_eq!(store.staged_bytes(), 3 * 256);
+    assert_eq!(store.device_bytes(), 4 * 256);
     emulated.calls();
     store.make_room_to_stage().unwrap();
     store.make_room_to_stage().unwrap();

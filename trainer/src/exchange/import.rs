@@ -88,7 +88,7 @@ pub fn import(checkpoint: &Path, run: &Run, step: u64) -> Result<Snapshot, Fault
     if let Some([first, second]) = tied(run, &*target, sites) {
         check_tied(&theirs, first, second)?;
     }
-    let slots = state::saved(&store);
+    let slots: Vec<_> = store.lasting().collect();
     for &slot in &slots {
         let name = store.name(slot).to_owned();
         if name.starts_with(MOMENTS) {
