@@ -307,13 +307,18 @@ fn rows(
     if run.target.dtype == Dtype::Bf16 {
         weights += "; held in bf16";
     }
+    let kind = &run.importance.kind;
+    let importance = match kind.sees_later_tokens(network.input()) {
+        true => format!("{}, {SEES_LATER}", kind.describe()),
+        false => kind.describe(),
+    };
     let train = &run.train;
     let mut rows = vec![
         row("run", format!("{}, seed {}", run.name, run.seed)),
         row("target", described(network)),
         row("weights", weights),
         row("data", data),
-        row("importance", run.importance.kind.describe()),
+        row("importance", importance),
         row("losses", said(&run.losses)),
         row(
             "steps",
@@ -346,6 +351,9 @@ fn rows(
     }
     Ok(rows)
 }
+
+/// A warning of importances that are not causal.
+const SEES_LATER: &str = "sees later tokens, so masks may give them away";
 
 /// The intermediates that gradients make again.
 const RECOMPUTED: &str = "blocks of masked passes, and importance functions";

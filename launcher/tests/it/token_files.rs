@@ -238,3 +238,25 @@ fn a_file_lost_on_a_network_disk_is_named_and_the_run_continues_later() {
     let ended = launch(run(&scratch, "runs/x", &[]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
+
+#[test]
+fn importances_that_see_later_tokens_are_warned_of() {
+    let scratch = scratch();
+    let over_sites =
+        "importance={ kind = 'global_shared_transformer', d_model = 8, n_layer = 1, n_head = 2 }";
+    for (out, set, are_warned_of) in [("mlp", &[][..], false), ("all", &[over_sites], true)] {
+        let ended = launch(run(&scratch, out, &[&["train.steps=1"], set].concat()));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        for warning in [
+            ", sees later tokens, so masks may give them away\n",
+            "held-out rows, means; importances see later tokens and may give them away: compare KL, not CE\n",
+        ] {
+            assert_eq!(
+                ended.stdout.contains(warning),
+                are_warned_of,
+                "{warning}{}",
+                ended.stdout
+            );
+        }
+    }
+}

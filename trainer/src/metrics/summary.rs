@@ -20,6 +20,7 @@ use super::bigram::bigram_cross_entropy;
 use super::known_importance::KnownSolution;
 use super::toy::{KnownSite, known_sites, values as known_values};
 use super::{Measure, Rungs, Subset};
+use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Interrupt;
 use crate::figures;
@@ -127,7 +128,7 @@ pub(crate) fn text(
     };
     let mut values = shown.last.clone();
     let metrics = &run.eval.metrics;
-    let mut tables = vec![masks_table(&metrics.subsets.rows, &shown)];
+    let mut tables = vec![masks_table(&task.decomposition, &shown)];
     if !metrics.terms.rows.is_empty() {
         tables.push(terms_table(&metrics.terms.rows, &shown));
     }
@@ -243,8 +244,11 @@ fn mebibytes(bytes: usize) -> String {
 
 type Table = (String, Vec<String>, Vec<Vec<String>>);
 
+/// A warning of cross-entropies under importances that are not causal.
+const GIVEN_AWAY: &str = "importances see later tokens and may give them away: compare KL, not CE";
+
 /// Every kind of mask against the target.
-fn masks_table(subsets: &[Subset], shown: &Shown) -> Table {
+fn masks_table(decomposition: &Decomposition, shown: &Shown) -> Table {
     let measures: Vec<&str> = ["ce", "kl", "mse"]
         .into_iter()
         .filter(|kind| shown.last.contains_key(&format!("eval/{kind}/ci_masked")))
@@ -265,13 +269,20 @@ fn masks_table(subsets: &[Subset], shown: &Shown) -> Table {
     let masks = MASKS.iter().filter(|(key, _)| is_there(key));
     let masks =
         masks.map(|(key, label)| row((*label).to_owned(), &|kind| format!("eval/{kind}/{key}")));
-    let subsets = subsets.iter().filter(|subset| subset.masked);
+    let run = &decomposition.run;
+    let subsets = run.eval.metrics.subsets.rows.iter();
+    let subsets = subsets.filter(|subset| subset.masked);
     let subsets = subsets.map(|Subset { name, .. }| {
         let label = format!("stochastic, {name} alone");
         row(label, &|kind| format!("eval/subset/{name}/{kind}"))
     });
     let rows = masks.chain(subsets).collect();
-    ("held-out rows, means".into(), columns, rows)
+    let input = decomposition.target.input();
+    let title = match run.importance.kind.sees_later_tokens(input) {
+        true => format!("held-out rows, means; {GIVEN_AWAY}"),
+        false => "held-out rows, means".to_owned(),
+    };
+    (title, columns, rows)
 }
 
 /// The terms that are only measured.

@@ -151,6 +151,10 @@ impl ImportanceFunction for GlobalReverseResidual {
         all_read! { Self: d_model, reader_hidden, transition_hidden, attention, groups }
     }
 
+    fn sees_later(&self) -> bool {
+        self.attention.is_some()
+    }
+
     fn details(&self) -> String {
         let attention = self
             .attention

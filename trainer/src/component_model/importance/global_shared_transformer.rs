@@ -92,6 +92,10 @@ impl ImportanceFunction for GlobalSharedTransformer {
         )
     }
 
+    fn sees_later(&self) -> bool {
+        true
+    }
+
     fn takes_muon() -> bool {
         true
     }

@@ -177,6 +177,11 @@ impl ImportanceKind {
         format!("{} {}", self.name(), self.function().details())
     }
 
+    /// Whether importances depend on later tokens, so that masks may give the next one away.
+    pub fn sees_later_tokens(&self, input: Input) -> bool {
+        matches!(input, Input::Tokens { .. }) && self.function().sees_later()
+    }
+
     /// Its keys in a run file of the SPD reference; null if that has no such function.
     pub(crate) fn to_reference(&self) -> Json {
         self.function().to_reference()
@@ -276,6 +281,11 @@ trait ImportanceFunction {
     /// Why it cannot see these sites, if so.
     fn refuses(&self, _sites: &[Site]) -> Option<String> {
         None
+    }
+
+    /// Whether an importance depends on later positions of its row.
+    fn sees_later(&self) -> bool {
+        false
     }
 
     /// The token that ends a document, if it keeps documents apart.

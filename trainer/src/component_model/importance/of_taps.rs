@@ -89,6 +89,10 @@ impl<C: Chunking> ImportanceFunction for OfTaps<C> {
         self.chunks.of(&sites).err()
     }
 
+    fn sees_later(&self) -> bool {
+        self.transformer.block.is_some_and(|block| !block.causal)
+    }
+
     fn document_end(&self) -> Option<u32> {
         self.transformer.block?.document_end
     }
