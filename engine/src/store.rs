@@ -239,14 +239,22 @@ impl Store {
         slot
     }
 
-    /// Whether a tensor is [transient](Self::transient).
-    pub fn is_transient(&self, slot: Slot) -> bool {
-        self.transient.contains(&slot)
+    /// The tensors whose values make up a state, but for those that are [split](Self::split).
+    pub fn lasting(&self) -> impl Iterator<Item = Slot> {
+        let is_whole = |slot| self.is_sharded(slot) && !self.is_split(slot);
+        self.slots()
+            .filter(move |slot| !self.transient.contains(slot) || is_whole(*slot))
     }
 
-    /// The tensors that are not [transient](Self::transient), whose values make up a state.
-    pub fn lasting(&self) -> impl Iterator<Item = Slot> {
-        self.slots().filter(|&slot| !self.is_transient(slot))
+    /// The tensors that are sharded with the batch and have more rows than one tensor here: those
+    /// of several ranks or blocks.
+    pub fn split(&self) -> impl Iterator<Item = Slot> {
+        self.slots().filter(|&slot| self.is_split(slot))
+    }
+
+    fn is_split(&self, slot: Slot) -> bool {
+        let shards = self.sharded.get(&slot);
+        shards.is_some_and(|shards| shards.dims != self.ty(slot).dims)
     }
 
     /// Adds a tensor of zeros that is sharded with the batch: programs read and write the rows of

@@ -1,14 +1,13 @@
-//! Tensors that are sharded with the batch, whole on the rank that writes: in checkpoints their
-//! rows are in the order of the batch, whichever rank held them.
+//! Tensors that ranks or blocks split with the batch, whole on the rank that writes: in checkpoints
+//! their rows are in the order of the batch, whichever rank held them.
 //!
 //! All ranks gather before each save, those that write nothing too. Rows travel as sums over ranks,
 //! in pieces, so that the ranks need little memory for them. A rank that resumes takes its own rows
-//! (see [`state::restore`]).
+//! (see [`state::restore`](crate::state::restore)).
 
 use spd_engine::{Named, Slot, Store, Type, Values};
 
 use crate::fault::Fault;
-use crate::state;
 use crate::world::World;
 
 /// Part of the memory of the first rank, and of no other.
@@ -38,26 +37,24 @@ impl Whole {
 
 /// Elements of the longest piece, which ranks are to have room for.
 pub(crate) fn piece_elements(store: &Store) -> usize {
-    let sharded = state::sharded(store).into_iter();
-    let elements = sharded.map(|slot| store.ty(slot).len().min(PIECE));
+    let elements = store.split().map(|slot| store.ty(slot).len().min(PIECE));
     elements.max().unwrap_or(0)
 }
 
 /// Bytes of all whole tensors.
 pub(crate) fn whole_bytes(store: &Store) -> usize {
-    let sharded = state::sharded(store).into_iter();
-    let bytes = sharded.map(|slot| Type::f32(&store.shards(slot).dims).bytes());
-    bytes.sum()
+    let bytes = |slot| Type::f32(&store.shards(slot).dims).bytes();
+    store.split().map(bytes).sum()
 }
 
-/// Gathers the tensors that are sharded with the batch on the first rank; the others receive none.
+/// Gathers the tensors that are split on the first rank; the others receive none.
 ///
 /// # Errors
 ///
 /// When a replay failed.
 pub(crate) fn gather(store: &mut Store, world: &World) -> Result<Vec<Whole>, Fault> {
     let mut gathered = Vec::new();
-    for slot in state::sharded(store) {
+    for slot in store.split().collect::<Vec<_>>() {
         for (_, slot) in store.shards(slot).held {
             store.fetch_one(slot)?;
         }

@@ -13,18 +13,12 @@ use anyhow::Context;
 use half::bf16;
 use serde_json::Value;
 use spd_checkpoint::{CheckpointError, Dtype, Snapshot, Tensor, newest_step, write_frozen};
-use spd_engine::{Named, Slot, Store, Values};
+use spd_engine::{Named, Store, Values};
 use spd_tracker::Mark;
 
 use crate::fault::Fault;
 use crate::resume::{self, Ingredient};
 use crate::run_file::Run;
-
-/// The tensors of a store that are sharded with the batch, which are saved [whole](crate::gather).
-pub(crate) fn sharded(store: &Store) -> Vec<Slot> {
-    let slots = store.slots();
-    slots.filter(|&slot| store.is_sharded(slot)).collect()
-}
 
 /// The names of tensors that no step changes: those of the target.
 pub(crate) fn frozen(store: &Store) -> BTreeSet<String> {
@@ -132,7 +126,7 @@ pub(crate) fn restore(
         )));
     }
     resume::check(made_of, &snapshot.meta, snapshot.step)?;
-    let slots: Vec<_> = store.lasting().chain(sharded(store)).collect();
+    let slots: Vec<_> = store.lasting().chain(store.split()).collect();
     for slot in slots {
         let name = store.name(slot).to_owned();
         let shards = store.shards(slot);
