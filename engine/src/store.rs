@@ -241,9 +241,8 @@ impl Store {
 
     /// The tensors whose values make up a state, but for those that are [split](Self::split).
     pub fn lasting(&self) -> impl Iterator<Item = Slot> {
-        let is_whole = |slot| self.is_sharded(slot) && !self.is_split(slot);
         self.slots()
-            .filter(move |slot| !self.transient.contains(slot) || is_whole(*slot))
+            .filter(|&slot| !self.transient.contains(&slot) && !self.is_split(slot))
     }
 
     /// The tensors that are sharded with the batch and have more rows than one tensor here: those
@@ -264,7 +263,7 @@ impl Store {
     ///
     /// When the name is taken.
     pub fn sharded(&mut self, name: impl Into<String>, dims: &[usize]) -> Slot {
-        let slot = self.transient(name, dims);
+        let slot = self.zeros(name, dims);
         self.sharded.insert(slot, self.shards(slot));
         slot
     }
