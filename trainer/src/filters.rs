@@ -507,6 +507,7 @@ mod tests {
         let [sequences, positions] = [RowsOf::Sequences, RowsOf::Positions(1)];
         assert!(whats.eq([sequences, sequences, positions, positions]));
         assert_eq!(shape.rows_of(7), RowsOf::Others);
+        assert!(decomposition.sees_later_tokens());
         // The losses and metrics of all kinds of masks, and what is drawn for them.
         let (program, _) = decomposition.eval_program(&store, true).unwrap();
         alone(&program);

@@ -15,7 +15,7 @@ use crate::gather::GATHERED;
 use crate::given_weights;
 use crate::losses::Loss;
 use crate::memory::Memory;
-use crate::networks::{Target, described, shipped};
+use crate::networks::{described, shipped};
 use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Recompute, Run};
 use crate::target;
 use crate::target_task::{Lessons, TargetTask};
@@ -135,7 +135,7 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Resul
         parameters,
     });
     let sites: Vec<SitePlan> = sites.collect();
-    let mut rows = rows(run, &*network, (threads, world), on_gpu)?;
+    let mut rows = rows(decomposition, (threads, world), on_gpu)?;
     if on_gpu && run.precision == Precision::Bf16 {
         rows.extend(slow_components(&sites).map(|slow| ("slow sites".to_owned(), slow)));
     }
@@ -251,11 +251,11 @@ fn precision_name(precision: Precision, on_gpu: bool, is_slower: bool) -> &'stat
 }
 
 fn rows(
-    run: &Run,
-    network: &dyn Target,
+    decomposition: &Decomposition,
     (threads, world): (usize, &World),
     on_gpu: bool,
 ) -> Result<Vec<(String, String)>, Fault> {
+    let (run, network) = (&decomposition.run, &*decomposition.target);
     let row = |label: &str, value: String| (label.to_owned(), value);
     let data = match &run.data {
         Data::SparseFeatures { active, low, high } => {
@@ -308,7 +308,7 @@ fn rows(
         weights += "; held in bf16";
     }
     let kind = &run.importance.kind;
-    let importance = match kind.sees_later_tokens(network.input()) {
+    let importance = match decomposition.sees_later_tokens() {
         true => format!("{}, {SEES_LATER}", kind.describe()),
         false => kind.describe(),
     };

@@ -232,6 +232,14 @@ impl ComponentModel {
         })
     }
 
+    /// Whether importances of a network that reads tokens depend on later ones, so that masks may
+    /// give the next one away. Those of filters do: they are of a whole sequence.
+    pub(crate) fn sees_later_tokens(&self) -> bool {
+        let filters = |site: &Site| site.layer.kind == LayerKind::Filters;
+        matches!(self.target.input(), Input::Tokens { .. })
+            && (self.settings.importance.kind.sees_later() || self.sites.iter().any(filters))
+    }
+
     /// Puts the target's weights into the store.
     pub fn set_target(&self, store: &mut Store, weights: &Weights) {
         for (name, _, values) in weights {

@@ -277,8 +277,7 @@ fn masks_table(decomposition: &Decomposition, shown: &Shown) -> Table {
         row(label, &|kind| format!("eval/subset/{name}/{kind}"))
     });
     let rows = masks.chain(subsets).collect();
-    let input = decomposition.target.input();
-    let title = match run.importance.kind.sees_later_tokens(input) {
+    let title = match decomposition.sees_later_tokens() {
         true => format!("held-out rows, means; {GIVEN_AWAY}"),
         false => "held-out rows, means".to_owned(),
     };

@@ -177,9 +177,9 @@ impl ImportanceKind {
         format!("{} {}", self.name(), self.function().details())
     }
 
-    /// Whether importances depend on later tokens, so that masks may give the next one away.
-    pub fn sees_later_tokens(&self, input: Input) -> bool {
-        matches!(input, Input::Tokens { .. }) && self.function().sees_later()
+    /// Whether an importance depends on later positions of its row.
+    pub(crate) fn sees_later(&self) -> bool {
+        self.function().sees_later()
     }
 
     /// Its keys in a run file of the SPD reference; null if that has no such function.
