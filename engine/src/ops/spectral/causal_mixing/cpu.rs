@@ -8,14 +8,15 @@ use crate::cpu::{Frame, Output, Rows};
 
 /// Results that are summed up together, in registers.
 const ROWS: usize = 8;
-/// Most rows of a chunk for the sake of a cache, where they share the columns that they read.
-const MOST_ROWS: usize = 64;
+/// Most results, and positions at a time, of which a vector's columns are copied to where they
+/// follow each other: columns of rows are too far apart for the nearest cache.
+const BLOCK: usize = 128;
 /// Multiplications that are worth a chunk of their own: some 50 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 
 /// Rows of a chunk, for a number of multiplications of a row.
 fn grain(rows: usize, work: usize) -> usize {
-    let shared = (rows / 16).clamp(ROWS, MOST_ROWS);
+    let shared = (rows / 8).clamp(ROWS, BLOCK);
     shared.max(CHUNK_WORK / work.max(1))
 }
 
@@ -38,72 +39,132 @@ impl WithSimd for Correlation<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
-        let rows = self.out.len() / self.columns;
-        let whole = rows - rows % ROWS;
-        for start in (0..self.columns).step_by(S::F32_LANES) {
-            let at = start..self.columns.min(start + S::F32_LANES);
-            for row in (0..whole).step_by(ROWS) {
-                self.rows::<S, ROWS>(simd, row, &at);
-            }
-            for row in whole..rows {
-                self.rows::<S, 1>(simd, row, &at);
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            a, b, columns, out, ..
+        } = self;
+        let (lags, positions) = (a.len() / columns, b.len() / columns);
+        let (mut terms, mut factors) = (
+            [simd.splat_f32s(0.0); BLOCK],
+            [simd.splat_f32s(0.0); 2 * BLOCK],
+        );
+        for (number, out) in out.chunks_mut(BLOCK * columns).enumerate() {
+            let (first, rows) = (self.first + number * BLOCK, out.len() / columns);
+            let last = first + rows - 1;
+            // The positions that any of the results reads.
+            let any = if self.is_ahead {
+                first..positions.min(last + lags)
+            } else {
+                (first + 1).saturating_sub(lags)..positions.min(last + 1)
+            };
+            for start in any.clone().step_by(BLOCK) {
+                let block = start..any.end.min(start + BLOCK);
+                // Factor `q` is that of `i` and `j` with `q = (j - start) + (last - i)`.
+                let lag = |q: usize| match self.is_ahead {
+                    true => (q + start).wrapping_sub(last),
+                    false => last.wrapping_sub(q + start),
+                };
+                let all = 0..block.len() + rows - 1;
+                let known = all.clone().find(|&q| lag(q) < lags).unwrap_or(all.end);
+                let known = known..all.rev().find(|&q| lag(q) < lags).map_or(known, |q| q + 1);
+                for at in (0..columns).step_by(S::F32_LANES) {
+                    let at = at..columns.min(at + S::F32_LANES);
+                    for (term, j) in terms.iter_mut().zip(block.clone()) {
+                        *term = load(simd, &b[j * columns..][at.clone()]);
+                    }
+                    for q in known.clone() {
+                        factors[q] = load(simd, &a[lag(q) * columns..][at.clone()]);
+                    }
+                    let of = Block::<S> {
+                        terms: &terms[..block.len()],
+                        factors: &factors,
+                        known: &known,
+                        last: rows - 1,
+                        columns,
+                        at: &at,
+                    };
+                    let whole = rows - rows % ROWS;
+                    for row in (0..whole).step_by(ROWS) {
+                        of.rows::<ROWS>(simd, row, out);
+                    }
+                    for row in whole..rows {
+                        of.rows::<1>(simd, row, out);
+                    }
+                }
             }
         }
     }
 }
 
-impl Correlation<'_> {
-    /// Some rows, in the columns of a vector.
+/// What some positions add to a block of results, in the columns of a vector.
+struct Block<'a, S: Simd> {
+    /// `b_j` for each position.
+    terms: &'a [S::f32s],
+    /// `a` for each distance of a position from the last result, as far as they are known.
+    factors: &'a [S::f32s],
+    known: &'a Range<usize>,
+    /// The last result.
+    last: usize,
+    columns: usize,
+    at: &'a Range<usize>,
+}
+
+impl<S: Simd> Block<'_, S> {
+    /// Some rows of `out`.
     #[inline(always)]
-    fn rows<S: Simd, const R: usize>(&mut self, simd: S, row: usize, at: &Range<usize>) {
-        let (columns, first) = (self.columns, self.first + row);
-        let (lags, positions) = (self.a.len() / columns, self.b.len() / columns);
-        // The positions that any of the results reads, and those that all of them do.
-        let (any, all) = if self.is_ahead {
-            let end = (first + R - 1 + lags).min(positions);
-            let all = first + R - 1..(first + lags).min(positions);
-            (first.min(end)..end, all)
-        } else {
-            let start = (first + 1).saturating_sub(lags);
-            let all = (first + R).saturating_sub(lags)..first + 1;
-            (start..(first + R).min(positions), all)
-        };
+    fn rows<const R: usize>(&self, simd: S, row: usize, out: &mut [f32]) {
         let mut sums = [simd.splat_f32s(0.0); R];
         for (index, sum) in sums.iter_mut().enumerate() {
-            *sum = load(simd, row_of(self.out, columns, row + index, at));
+            *sum = load(simd, &out[self.places(row + index)]);
         }
-        for j in any {
-            let b = load(simd, row_of(self.b, columns, j, at));
-            let is_whole = all.contains(&j);
-            for (index, sum) in sums.iter_mut().enumerate() {
-                // Beyond all lags where it would be negative.
-                let lag = if self.is_ahead {
-                    j.wrapping_sub(first + index)
-                } else {
-                    (first + index).wrapping_sub(j)
-                };
-                if is_whole || lag < lags {
-                    let a = load(simd, row_of(self.a, columns, lag, at));
-                    *sum = simd.mul_add_e_f32s(a, b, *sum);
-                }
+        // The positions that all rows read; each row reads others before and after.
+        let start = self.read(row + R - 1).start;
+        let all = start..self.read(row).end.max(start);
+        for (index, sum) in sums.iter_mut().enumerate() {
+            let read = self.read(row + index);
+            let before = read.start..read.end.min(all.start);
+            *sum = self.sum(simd, row + index, before, *sum);
+        }
+        let factors = &self.factors[all.start + self.last - (row + R - 1)..];
+        for (term, factors) in self.terms[all.clone()].iter().zip(factors.windows(R)) {
+            for (sum, factor) in sums.iter_mut().zip(factors.iter().rev()) {
+                *sum = simd.mul_add_e_f32s(*factor, *term, *sum);
             }
         }
         for (index, sum) in sums.into_iter().enumerate() {
-            let first = (row + index) * columns;
-            let out = &mut self.out[first + at.start..first + at.end];
+            let read = self.read(row + index);
+            let after = read.start.max(all.end)..read.end;
+            let sum = self.sum(simd, row + index, after, sum);
+            let out = &mut out[self.places(row + index)];
             match S::as_mut_simd_f32s(out).0 {
                 [out] => *out = sum,
                 _ => simd.partial_store_f32s(out, sum),
             }
         }
     }
-}
 
-/// Some columns of a row.
-#[inline(always)]
-fn row_of<'a>(x: &'a [f32], columns: usize, row: usize, at: &Range<usize>) -> &'a [f32] {
-    &x[row * columns..][at.clone()]
+    /// A row's columns.
+    #[inline(always)]
+    fn places(&self, row: usize) -> Range<usize> {
+        let start = row * self.columns;
+        start + self.at.start..start + self.at.end
+    }
+
+    /// The positions that a row reads.
+    #[inline(always)]
+    fn read(&self, row: usize) -> Range<usize> {
+        let at = |q: usize| q.saturating_sub(self.last - row).min(self.terms.len());
+        at(self.known.start)..at(self.known.end)
+    }
+
+    /// A row's sum with what some positions add to it.
+    #[inline(always)]
+    fn sum(&self, simd: S, row: usize, positions: Range<usize>, mut sum: S::f32s) -> S::f32s {
+        for j in positions {
+            sum = simd.mul_add_e_f32s(self.factors[j + self.last - row], self.terms[j], sum);
+        }
+        sum
+    }
 }
 
 /// A vector, or its first numbers and zeros.

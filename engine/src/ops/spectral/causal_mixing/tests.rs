@@ -24,7 +24,7 @@ fn samples([b, t, lags, d]: [usize; 4]) -> [Sample; 3] {
     ]
 }
 
-// Whole and partial vectors and blocks; fewer and more lags than positions.
+// Whole and partial vectors and blocks, one or several; fewer and more lags than positions.
 #[test]
 fn convolutions_agree_with_candle() {
     for sizes in [
@@ -34,6 +34,8 @@ fn convolutions_agree_with_candle() {
         [2, 7, 20, 33],
         [2, 40, 30, 19],
         [1, 130, 100, 70],
+        [2, 20, 3, 17],
+        [1, 300, 150, 9],
     ] {
         Oracle::new(&samples(sizes))
             .ours(|b, v| {
@@ -82,7 +84,12 @@ fn cut(h: &Tensor, lags: usize) -> candle_core::Result<Tensor> {
 
 #[test]
 fn later_positions_change_no_bit() {
-    for sizes in [[2, 40, 30, 19], [1, 21, 50, 8]] {
+    for sizes in [
+        [2, 40, 30, 19],
+        [1, 21, 50, 8],
+        [1, 30, 3, 8],
+        [1, 270, 300, 9],
+    ] {
         is_causal(&samples(sizes), 1, |b, v| b.causal_mixing(v[0], v[1], v[2]));
     }
 }
