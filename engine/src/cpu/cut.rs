@@ -94,7 +94,12 @@ impl Shape {
                     along,
                 }
             }
-            Cut::Narrow(rows) => Cut::Narrow(rows.min((m / wanted).max(FEW_THIN_ROWS))),
+            Cut::Narrow(rows) => {
+                // As many for each thread, in whole tiles.
+                let parts = m.div_ceil(rows).next_multiple_of(wanted);
+                let parts = parts.min(m / FEW_THIN_ROWS).max(1);
+                Cut::Narrow(m.div_ceil(parts).next_multiple_of(thin::ROWS))
+            }
             sums @ Cut::ThinSums(_) => sums,
         }
     }
@@ -274,23 +279,40 @@ mod tests {
             (1000, 1200, 256, [true, false]),
             (256, 3072, 768, [false, false]),
             (3000, 50_257, 64, [false, true]),
-            (8192, 70, 40, [false, true]),
         ];
-        for ((m, n, k, transposed), threads) in shapes.into_iter().zip([16, 16, 16, 64, 64]) {
+        for ((m, n, k, transposed), threads) in shapes.into_iter().zip([16, 16, 16, 64]) {
             let shape = Shape { m, n, k };
-            let parts = match shape.cut_for(threads, transposed) {
-                Cut::Blocks {
-                    down,
-                    across,
-                    along,
-                } => down * across * along,
-                Cut::Narrow(rows) => chunks(m, rows),
-                Cut::ThinSums(terms) => chunks(k, terms),
+            let cut = shape.cut_for(threads, transposed);
+            let Cut::Blocks {
+                down,
+                across,
+                along,
+            } = cut
+            else {
+                panic!("{shape:?}: {cut:?}")
             };
+            let parts = down * across * along;
             assert!(parts >= 2 * threads, "{shape:?}: {parts}");
             for few in [1, 2, 4] {
                 assert_eq!(shape.cut_for(few, transposed), shape.cut(transposed));
             }
+        }
+    }
+
+    // By hand: as many parts for each thread, of whole tiles of 6 rows, and of 48 rows at least.
+    #[test]
+    fn rows_of_narrow_products_are_shared_out_among_threads() {
+        for ((m, threads), expected) in [
+            ((2048, 2), (174, 12)),
+            ((128, 2), (66, 2)),
+            ((64, 16), (66, 1)),
+            ((8192, 64), (66, 125)),
+        ] {
+            let cut = Shape { m, n: 70, k: 40 }.cut_for(threads, [false, true]);
+            let Cut::Narrow(rows) = cut else {
+                panic!("{m}: {cut:?}")
+            };
+            assert_eq!((rows, chunks(m, rows)), expected, "{m}");
         }
     }
 

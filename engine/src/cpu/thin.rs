@@ -12,7 +12,7 @@
 use pulp::{Simd, WithSimd};
 
 /// Rows of a tile.
-const ROWS: usize = 6;
+pub(super) const ROWS: usize = 6;
 
 /// Vectors of a row of a tile.
 const VECTORS: usize = 2;
