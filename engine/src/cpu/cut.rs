@@ -95,10 +95,16 @@ impl Shape {
                 }
             }
             Cut::Narrow(rows) => {
-                // As many for each thread, in whole tiles.
+                // As many for each thread, in whole tiles if those are as many.
                 let parts = m.div_ceil(rows).next_multiple_of(wanted);
                 let parts = parts.min(m / FEW_THIN_ROWS).max(1);
-                Cut::Narrow(m.div_ceil(parts).next_multiple_of(thin::ROWS))
+                let rows = m.div_ceil(parts);
+                let whole = rows.next_multiple_of(thin::ROWS);
+                Cut::Narrow(if m.div_ceil(whole) == parts {
+                    whole
+                } else {
+                    rows
+                })
             }
             sums @ Cut::ThinSums(_) => sums,
         }
@@ -299,14 +305,15 @@ mod tests {
         }
     }
 
-    // By hand: as many parts for each thread, of whole tiles of 6 rows, and of 48 rows at least.
+    // By hand: as many parts for each thread, if that goes of whole tiles of 6 rows, and of 48 rows
+    // at least.
     #[test]
     fn rows_of_narrow_products_are_shared_out_among_threads() {
         for ((m, threads), expected) in [
             ((2048, 2), (174, 12)),
             ((128, 2), (66, 2)),
             ((64, 16), (66, 1)),
-            ((8192, 64), (66, 125)),
+            ((8192, 64), (64, 128)),
         ] {
             let cut = Shape { m, n: 70, k: 40 }.cut_for(threads, [false, true]);
             let Cut::Narrow(rows) = cut else {

@@ -233,7 +233,7 @@ impl ComponentModel {
     }
 
     /// Whether importances of a network that reads tokens depend on later ones, so that masks may
-    /// give the next one away. Those of filters do: they are of a whole sequence.
+    /// give the next one away. An importance of filters does: it is that of a whole sequence.
     pub(crate) fn sees_later_tokens(&self) -> bool {
         let filters = |site: &Site| site.layer.kind == LayerKind::Filters;
         matches!(self.target.input(), Input::Tokens { .. })

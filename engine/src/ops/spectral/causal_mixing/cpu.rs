@@ -51,11 +51,13 @@ impl WithSimd for Correlation<'_> {
         for (number, out) in out.chunks_mut(BLOCK * columns).enumerate() {
             let (first, rows) = (self.first + number * BLOCK, out.len() / columns);
             let last = first + rows - 1;
-            // The positions that any of the results reads.
-            let any = if self.is_ahead {
-                first..positions.min(last + lags)
+            // The positions that any of the results reads, and those of the last one, some of which
+            // may not be there.
+            let (any, reach) = if self.is_ahead {
+                (first..positions.min(last + lags), last..last + lags)
             } else {
-                (first + 1).saturating_sub(lags)..positions.min(last + 1)
+                let start = |row: usize| (row + 1).saturating_sub(lags);
+                (start(first)..positions.min(last + 1), start(last)..last + 1)
             };
             for start in any.clone().step_by(BLOCK) {
                 let block = start..any.end.min(start + BLOCK);
@@ -64,9 +66,8 @@ impl WithSimd for Correlation<'_> {
                     true => (q + start).wrapping_sub(last),
                     false => last.wrapping_sub(q + start),
                 };
-                let all = 0..block.len() + rows - 1;
-                let known = all.clone().find(|&q| lag(q) < lags).unwrap_or(all.end);
-                let known = known..all.rev().find(|&q| lag(q) < lags).map_or(known, |q| q + 1);
+                let place = |j: usize| j.saturating_sub(start).min(block.len() + rows - 1);
+                let known = place(reach.start)..place(reach.end);
                 for at in (0..columns).step_by(S::F32_LANES) {
                     let at = at..columns.min(at + S::F32_LANES);
                     for (term, j) in terms.iter_mut().zip(block.clone()) {
@@ -96,7 +97,7 @@ impl WithSimd for Correlation<'_> {
     }
 }
 
-/// What some positions add to a block of results, in the columns of a vector.
+/// Some positions and a block of results, in the columns of a vector.
 struct Block<'a, S: Simd> {
     /// `b_j` for each position.
     terms: &'a [S::f32s],
