@@ -153,11 +153,12 @@ pub(crate) fn gelu_tanh_slope(x: f32) -> f32 {
     (x * s * (1.0 - s)).mul_add(twice_slope, s)
 }
 
-/// Partial sums of [`sum`] and [`dot`]: a power of two of lanes, added up in a fixed tree.
-const LANES: usize = 32;
+/// Partial results of a sum: a power of two of lanes, one or more vectors of every width.
+pub(super) const LANES: usize = 32;
 
+/// Sum of the lanes.
 #[inline(always)]
-fn tree(mut lanes: [f32; LANES]) -> f32 {
+pub(super) fn tree(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
