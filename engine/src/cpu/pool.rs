@@ -6,8 +6,10 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder, Yield};
 
 /// The operating system refuses to start this many threads.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +25,9 @@ pub struct Pool {
     threads: Option<ThreadPool>,
     count: usize,
 }
+
+/// How long a thread looks for chunks.
+const PATIENCE: Duration = Duration::from_micros(200);
 
 /// A kernel output that can be cut between chunks.
 pub(crate) trait Parts: Send + Sized {
@@ -135,6 +140,26 @@ impl Pool {
         }
     }
 
+    /// Runs a series of kernels inside the pool, while its other threads look for their chunks: a
+    /// thread that sleeps wakes later than most kernels end. Threads that find none for
+    /// [`PATIENCE`] go to sleep.
+    pub(crate) fn attended(&self, mut kernels: impl FnMut() + Send) {
+        self.enter(|| {
+            let (own, over) = (rayon::current_thread_index(), AtomicBool::new(false));
+            let attend = || {
+                // A thread that waits for chunks of its own takes up other work meanwhile.
+                if rayon::current_thread_index() != own {
+                    attend(&over);
+                }
+            };
+            let others = self.threads.as_ref().map_or(0, |_| self.count - 1);
+            beside(others, &attend, &mut || {
+                kernels();
+                over.store(true, Ordering::Relaxed);
+            });
+        });
+    }
+
     /// Calls `work` on each thread of the pool; without threads, on the caller's.
     #[cfg(test)]
     pub(crate) fn on_each_thread(&self, work: impl Fn() + Sync) {
@@ -182,6 +207,29 @@ impl Pool {
     }
 }
 
+/// Runs `work` beside so many calls of `attend`, for other threads.
+fn beside(attendants: usize, attend: &(impl Fn() + Sync), work: &mut (dyn FnMut() + Send)) {
+    if attendants == 0 {
+        work();
+    } else {
+        rayon::join(|| beside(attendants - 1, attend, work), attend);
+    }
+}
+
+/// Runs chunks of other threads until all work is `over`.
+fn attend(over: &AtomicBool) {
+    let mut idle = None;
+    while !over.load(Ordering::Relaxed) {
+        if let Some(Yield::Executed) = rayon::yield_now() {
+            idle = None;
+        } else if idle.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return;
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// Number of chunks of `rows` rows.
 pub(crate) fn chunks(rows: usize, chunk_rows: usize) -> usize {
     rows.div_ceil(chunk_rows)
@@ -221,6 +269,36 @@ mod tests {
             found.map(|pool| pool.threads()).map_err(|fault| fault.to_string()),
             Err("8 threads were asked for, and could not all be started (Resource temporarily unavailable (os error 11)); try fewer".to_owned())
         );
+    }
+
+    #[test]
+    fn other_threads_attend_a_series_of_kernels() {
+        let pool = Pool::new(3).unwrap();
+        let seen = std::sync::Mutex::new(std::collections::HashSet::new());
+        // The first series may end before the other threads have come; and it may not have to wait
+        // for any of them.
+        while seen.lock().unwrap().len() < 2 {
+            let mut out = vec![0.0; 100];
+            pool.attended(|| {
+                for _ in 0..100 {
+                    pool.run(100, 1, Rows(&mut out, 1), |range, out| {
+                        seen.lock().unwrap().insert(std::thread::current().id());
+                        out.0[0] += range.start as f32;
+                    });
+                }
+            });
+            let expected: Vec<f32> = (0..100).map(|row| 100.0 * row as f32).collect();
+            assert_eq!(out, expected);
+        }
+        // No thread is left looking for chunks.
+        pool.attended(|| {});
+        Pool::planned(100_000).attended(|| {});
+    }
+
+    #[test]
+    #[should_panic(expected = "in a kernel")]
+    fn a_panic_ends_a_series() {
+        Pool::new(2).unwrap().attended(|| panic!("in a kernel"));
     }
 
     #[test]

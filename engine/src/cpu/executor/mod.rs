@@ -171,7 +171,7 @@ impl Executor {
         }
         let factors = &*factors;
         // A thread of the pool runs the ops, so that their chunks start without a wake-up.
-        pool.enter(|| {
+        pool.attended(|| {
             for (index, op) in ops.iter_mut().enumerate() {
                 let mut clock = profile.as_mut().map(|times| (times, Instant::now()));
                 let mut count = |index: usize| {
