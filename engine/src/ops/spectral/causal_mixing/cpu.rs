@@ -4,7 +4,7 @@ use pulp::{Simd, WithSimd};
 
 use super::Sizes;
 use crate::cpu::math::on_vectors;
-use crate::cpu::{Frame, Output, Rows};
+use crate::cpu::{Frame, Output, Pool, Rows};
 
 /// Results that are summed up together, in registers.
 const ROWS: usize = 8;
@@ -14,10 +14,12 @@ const BLOCK: usize = 128;
 /// Multiplications that are worth a chunk of their own: some 50 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 
-/// Rows of a chunk, for a number of multiplications of a row.
-fn grain(rows: usize, work: usize) -> usize {
-    let shared = (rows / 8).clamp(ROWS, BLOCK);
-    shared.max(CHUNK_WORK / work.max(1))
+/// Rows of a chunk, for a number of multiplications of a row: whole tiles, two chunks or more for
+/// each thread if they are worth it.
+fn grain(pool: &Pool, rows: usize, work: usize) -> usize {
+    let shared = rows.div_ceil(2 * pool.threads()).min(BLOCK);
+    let worth = CHUNK_WORK.div_ceil(work.max(1));
+    shared.max(worth).next_multiple_of(ROWS)
 }
 
 /// Adds `sum_j a_|i - j| b_j` to some results, for each column.
@@ -212,7 +214,7 @@ fn mix(
         columns,
     } = sizes;
     let rows = batch * positions;
-    let grain = grain(rows, columns * lags.min(positions));
+    let grain = grain(frame.pool, rows, columns * lags.min(positions));
     let out = Rows(out, columns);
     frame.pool.run(rows, grain, out, |range, out| {
         out.0.chunks_exact_mut(columns).for_each(&begin);
@@ -240,7 +242,7 @@ pub(super) fn run_kernel_gradient(lags: usize, frame: &mut Frame<'_>) {
     let [x, g] = [0, 1].map(|at| frame.input(at));
     let sizes = Sizes::new(frame.ty(0), lags);
     let columns = sizes.columns;
-    let grain = grain(lags, sizes.batch * sizes.positions * columns);
+    let grain = grain(frame.pool, lags, sizes.batch * sizes.positions * columns);
     let out = Rows(out, columns);
     frame.pool.run(lags, grain, out, |range, out| {
         if !add {
