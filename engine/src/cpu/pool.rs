@@ -26,7 +26,7 @@ pub struct Pool {
     count: usize,
 }
 
-/// How long a thread looks for chunks.
+/// How long a thread looks for chunks and finds none.
 const PATIENCE: Duration = Duration::from_micros(200);
 
 /// A kernel output that can be cut between chunks.
@@ -140,14 +140,13 @@ impl Pool {
         }
     }
 
-    /// Runs a series of kernels inside the pool, while its other threads look for their chunks: a
-    /// thread that sleeps wakes later than most kernels end. Threads that find none for
-    /// [`PATIENCE`] go to sleep.
+    /// Runs a series of kernels inside the pool, while its other threads look for their chunks and
+    /// do not sleep: a thread takes longer to wake than a kernel of a small network takes.
     pub(crate) fn attended(&self, mut kernels: impl FnMut() + Send) {
         self.enter(|| {
             let (own, over) = (rayon::current_thread_index(), AtomicBool::new(false));
             let attend = || {
-                // A thread that waits for chunks of its own takes up other work meanwhile.
+                // The thread of the series comes here too while it waits, if no other has come.
                 if rayon::current_thread_index() != own {
                     attend(&over);
                 }
@@ -216,7 +215,7 @@ fn beside(attendants: usize, attend: &(impl Fn() + Sync), work: &mut (dyn FnMut(
     }
 }
 
-/// Runs chunks of other threads until all work is `over`.
+/// Runs chunks of other threads until all work is `over`, or there were none for [`PATIENCE`].
 fn attend(over: &AtomicBool) {
     let mut idle = None;
     while !over.load(Ordering::Relaxed) {
@@ -253,6 +252,9 @@ impl Grid {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
@@ -272,17 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn other_threads_attend_a_series_of_kernels() {
+    fn a_series_of_kernels_reaches_other_threads() {
         let pool = Pool::new(3).unwrap();
-        let seen = std::sync::Mutex::new(std::collections::HashSet::new());
-        // The first series may end before the other threads have come; and it may not have to wait
-        // for any of them.
-        while seen.lock().unwrap().len() < 2 {
+        let threads = Mutex::new(HashSet::new());
+        // A series may end before another thread has woken; not all of them do.
+        while threads.lock().unwrap().len() < 2 {
             let mut out = vec![0.0; 100];
             pool.attended(|| {
                 for _ in 0..100 {
                     pool.run(100, 1, Rows(&mut out, 1), |range, out| {
-                        seen.lock().unwrap().insert(std::thread::current().id());
+                        threads.lock().unwrap().insert(std::thread::current().id());
                         out.0[0] += range.start as f32;
                     });
                 }
@@ -290,9 +291,11 @@ mod tests {
             let expected: Vec<f32> = (0..100).map(|row| 100.0 * row as f32).collect();
             assert_eq!(out, expected);
         }
-        // No thread is left looking for chunks.
-        pool.attended(|| {});
-        Pool::planned(100_000).attended(|| {});
+    }
+
+    #[test]
+    fn a_thread_that_finds_no_chunk_looks_no_longer() {
+        attend(&AtomicBool::new(false));
     }
 
     #[test]
@@ -307,6 +310,7 @@ mod tests {
         let here = std::thread::current().id();
         assert_eq!(pool.threads(), 100_000);
         assert_eq!(pool.enter(|| std::thread::current().id()), here);
+        pool.attended(|| assert_eq!(std::thread::current().id(), here));
     }
 
     #[test]
