@@ -252,7 +252,7 @@ impl Grid {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::BTreeSet;
     use std::sync::Mutex;
 
     use super::*;
@@ -276,14 +276,15 @@ mod tests {
     #[test]
     fn a_series_of_kernels_reaches_other_threads() {
         let pool = Pool::new(3).unwrap();
-        let threads = Mutex::new(HashSet::new());
+        let threads = Mutex::new(BTreeSet::new());
         // A series may end before another thread has woken; not all of them do.
         while threads.lock().unwrap().len() < 2 {
             let mut out = vec![0.0; 100];
             pool.attended(|| {
                 for _ in 0..100 {
                     pool.run(100, 1, Rows(&mut out, 1), |range, out| {
-                        threads.lock().unwrap().insert(std::thread::current().id());
+                        let thread = rayon::current_thread_index();
+                        threads.lock().unwrap().insert(thread);
                         out.0[0] += range.start as f32;
                     });
                 }
