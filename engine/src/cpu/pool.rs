@@ -145,14 +145,14 @@ impl Pool {
     pub(crate) fn attended(&self, mut kernels: impl FnMut() + Send) {
         self.enter(|| {
             let (own, over) = (rayon::current_thread_index(), AtomicBool::new(false));
-            let attend = || {
+            let attendant = || {
                 // The thread of the series comes here too while it waits, if no other has come.
                 if rayon::current_thread_index() != own {
                     attend(&over);
                 }
             };
             let others = self.threads.as_ref().map_or(0, |_| self.count - 1);
-            beside(others, &attend, &mut || {
+            beside(others, &attendant, &mut || {
                 kernels();
                 over.store(true, Ordering::Relaxed);
             });
@@ -206,12 +206,12 @@ impl Pool {
     }
 }
 
-/// Runs `work` beside so many calls of `attend`, for other threads.
-fn beside(attendants: usize, attend: &(impl Fn() + Sync), work: &mut (dyn FnMut() + Send)) {
-    if attendants == 0 {
+/// Runs `work` beside `others` calls of `attendant`, which other threads take up.
+fn beside(others: usize, attendant: &(impl Fn() + Sync), work: &mut (dyn FnMut() + Send)) {
+    if others == 0 {
         work();
     } else {
-        rayon::join(|| beside(attendants - 1, attend, work), attend);
+        rayon::join(|| beside(others - 1, attendant, work), attendant);
     }
 }
 
@@ -252,8 +252,7 @@ impl Grid {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-    use std::sync::Mutex;
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
@@ -274,24 +273,35 @@ mod tests {
     }
 
     #[test]
-    fn a_series_of_kernels_reaches_other_threads() {
-        let pool = Pool::new(3).unwrap();
-        let threads = Mutex::new(BTreeSet::new());
-        // A series may end before another thread has woken; not all of them do.
-        while threads.lock().unwrap().len() < 2 {
-            let mut out = vec![0.0; 100];
-            pool.attended(|| {
-                for _ in 0..100 {
-                    pool.run(100, 1, Rows(&mut out, 1), |range, out| {
-                        let thread = rayon::current_thread_index();
-                        threads.lock().unwrap().insert(thread);
-                        out.0[0] += range.start as f32;
-                    });
+    fn other_threads_attend_a_series_from_its_start() {
+        let calls = AtomicUsize::new(0);
+        let attendant = || {
+            calls.fetch_add(1, Ordering::Relaxed);
+        };
+        Pool::new(3).unwrap().enter(|| {
+            beside(2, &attendant, &mut || {
+                // This thread runs no job of rayon's meanwhile: another one has to come.
+                while calls.load(Ordering::Relaxed) == 0 {
+                    std::thread::yield_now();
                 }
             });
-            let expected: Vec<f32> = (0..100).map(|row| 100.0 * row as f32).collect();
-            assert_eq!(out, expected);
-        }
+        });
+        assert_eq!(calls.into_inner(), 2);
+    }
+
+    #[test]
+    fn a_series_of_kernels_writes_every_row() {
+        let mut out = vec![0.0; 100];
+        let pool = Pool::new(3).unwrap();
+        pool.attended(|| {
+            for _ in 0..10 {
+                pool.run(100, 1, Rows(&mut out, 1), |range, out| {
+                    out.0[0] += range.start as f32
+                });
+            }
+        });
+        let expected: Vec<f32> = (0..100).map(|row| 10.0 * row as f32).collect();
+        assert_eq!(out, expected);
     }
 
     #[test]
