@@ -187,6 +187,11 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
         false
     }
 
+    /// Bytes of its operands that it does not read.
+    fn unread_bytes(&self, _inputs: &[&Type]) -> usize {
+        0
+    }
+
     /// Multiplications and additions of one run, for rooflines.
     fn flops(&self, _inputs: &[&Type]) -> u64 {
         0
@@ -209,6 +214,7 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
 /// kernels(self) cpu::run(self), cuda::value(self);    `Op::run` and `Op::cuda`: functions that
 ///                                 take the frame, or the lowering, as their last argument
 /// of_devices;                     no program of the CPU has it
+/// cpu(self) cpu::run(self);       no program of a device has it
 /// ```
 macro_rules! op {
     () => {};
@@ -268,6 +274,15 @@ macro_rules! op {
             $($cpu)::+($($on_cpu,)* frame);
         }
         $crate::op::op! { cuda($self) $($cuda)::+ ($($on_cuda),*); $($rest)* }
+    };
+    (cpu($self:ident) $($cpu:ident)::+ ($($on_cpu:expr),*); $($rest:tt)*) => {
+        fn run(&$self, frame: &mut $crate::cpu::Frame<'_>) {
+            $($cpu)::+($($on_cpu,)* frame);
+        }
+        fn cuda(&self, _to: &mut $crate::cuda::Lowering<'_>) {
+            unreachable!("devices have no {}", self.name());
+        }
+        $crate::op::op! { $($rest)* }
     };
     (of_devices; $($rest:tt)*) => {
         fn run(&self, _frame: &mut $crate::cpu::Frame<'_>) {

@@ -21,7 +21,7 @@ pub struct OpProfile {
     pub flops: u64,
     /// Expensive operations in one replay.
     pub expensive_ops: ExpensiveOps,
-    /// Bytes read and written in one replay, each operand once.
+    /// Bytes read and written in one replay, each operand once, without the rows that are not read.
     pub bytes: u64,
 }
 
@@ -34,6 +34,7 @@ impl OpProfile {
         let written = types[node.op.writes(types.len())].iter();
         let all = types.iter().chain(written).copied().chain(outputs);
         let bytes: usize = all.map(Type::bytes).sum();
+        let bytes = bytes - node.op.unread_bytes(&types);
         let shown = types.iter().take(SHOWN);
         let mut shapes: Vec<String> = shown.map(|ty| format!("{:?}", ty.dims)).collect();
         if types.len() > SHOWN {

@@ -28,6 +28,7 @@ use half::bf16;
 use super::device_op::{DeviceGraph, DeviceNode};
 use crate::cpu::{Arena, Executor, Pool};
 use crate::cuda::casts::cast;
+use crate::cuda::routed_rows::on_cpu::{self, RoutedMask};
 use crate::graph::Home;
 use crate::op::Builder;
 use crate::schedule;
@@ -94,7 +95,6 @@ pub(super) fn check(
         };
         known.insert(value, values);
     }
-    let routes = routes(stored);
     for node in &stored.nodes {
         // Ops that write to the store have no result; results that no op reads were not computed.
         let is_known = node
@@ -102,7 +102,7 @@ pub(super) fn check(
             .first()
             .is_some_and(|output| known.contains_key(output));
         if is_known {
-            check_one(stored, node, (&known, &routes), parameters)?;
+            check_one(stored, node, &known, parameters)?;
         }
     }
     Ok(())
@@ -113,50 +113,10 @@ fn rounded(values: &[f32]) -> Vec<f32> {
     values.map(|&x| bf16::from_f32(x).to_f32()).collect()
 }
 
-/// The route of each value whose rows are compacted on the CPU.
-type Routes = BTreeMap<Value, Value>;
-
-/// A device keeps every routed row in its place, with zeros elsewhere; the CPU packs routed rows
-/// first, with arbitrary rows after them.
-fn routes(stored: &DeviceGraph) -> Routes {
-    let mut routes = Routes::new();
-    for node in &stored.nodes {
-        let of = |settings: &str| format!("{:?}", node.op).contains(settings);
-        let route = match node.op.name() {
-            "compact_rows" if of("back: false") => node.inputs.last().copied(),
-            "routed_matmul" if of("Rows {") && of("second: true") => node.inputs.last().copied(),
-            "masked_grad" if !of("Wants { a: true") => None,
-            "masked" | "masked_grad" | "cast" | "add" => routes.get(&node.inputs[0]).copied(),
-            _ => None,
-        };
-        if let (Some(route), Some(&first)) = (route, node.outputs.first()) {
-            routes.insert(first, route);
-        }
-    }
-    routes
-}
-
-/// Converts rows from a device's layout to the CPU's, or back.
-fn moved(values: &[f32], routes: &[f32], to_device: bool) -> Vec<f32> {
-    let columns = values.len() / routes.len();
-    let mut moved = vec![0.0; values.len()];
-    let routed = (0..routes.len()).filter(|&row| routes[row] != 0.0);
-    for (compacted, row) in routed.enumerate() {
-        let (from, to) = if to_device {
-            (compacted, row)
-        } else {
-            (row, compacted)
-        };
-        let row = &values[from * columns..][..columns];
-        moved[to * columns..][..columns].copy_from_slice(row);
-    }
-    moved
-}
-
 fn check_one(
     stored: &DeviceGraph,
     node: &DeviceNode,
-    (known, routes): (&Known, &Routes),
+    known: &Known,
     parameters: &StepParameters,
 ) -> Result<(), String> {
     let results = match node.op.name() {
@@ -165,7 +125,8 @@ fn check_one(
             operands.map(|input| rounded(&known[input])).collect()
         }
         "head_divergence" => head_divergence(stored, node, known),
-        _ => repeated(stored, node, (known, routes), parameters),
+        _ => on_cpu::repeated(stored, node, known)
+            .unwrap_or_else(|| repeated(stored, node, known, parameters)),
     };
     assert_eq!(results.len(), node.outputs.len(), "{:?}", node.op);
     for (output, expected) in node.outputs.iter().zip(results) {
@@ -267,19 +228,24 @@ fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Ve
 fn repeated(
     stored: &DeviceGraph,
     node: &DeviceNode,
-    (known, routes): (&Known, &Routes),
+    known: &Known,
     parameters: &StepParameters,
 ) -> Vec<Vec<f32>> {
     let mut b = Builder::new();
     b.scalars.clone_from(&stored.scalars);
     let mut given = Vec::new();
+    let mask = RoutedMask::of(stored, node, known);
     let mut operand = |value: Value| {
-        given.push(value);
-        let mut ty = stored.ty(value).clone();
+        let (mut ty, mut values) = (stored.ty(value).clone(), known[&value].clone());
         if ty.dtype == DType::Bf16 {
             ty.dtype = DType::F32;
         }
-        let input = b.input(&format!("{value:?}"), &ty);
+        if let Some(mask) = &mask {
+            mask.operand(value, &mut ty, &mut values);
+        }
+        let name = format!("{value:?}");
+        let input = b.input(&name, &ty);
+        given.push((name, values));
         input.expect("a value has one type")
     };
     let inputs: Vec<Value> = node.inputs.iter().map(|&value| operand(value)).collect();
@@ -294,28 +260,21 @@ fn repeated(
     let arena = Arena::new(executor.plan().arena_bytes());
     let mut arena = arena.expect("memory for an op");
     executor.parameters.clone_from(parameters);
-    for value in given {
-        let name = format!("{value:?}");
-        if !executor.has_input(&name) {
-            continue;
-        }
-        let words = executor.input_words(&name);
-        match routes.get(&value) {
-            Some(route) => {
-                let compacted = moved(&known[&value], &known[route], false);
-                words.copy_from_slice(bytemuck::cast_slice(&compacted));
-            }
-            None => words.copy_from_slice(bytemuck::cast_slice(&known[&value])),
+    for (name, values) in given {
+        if executor.has_input(&name) {
+            let words = executor.input_words(&name);
+            words.copy_from_slice(bytemuck::cast_slice(&values));
         }
     }
     let mut store = Store::new();
     executor.run(&mut store, &mut arena);
-    let made = node.outputs.iter().enumerate().map(|(index, value)| {
+    let made = node.outputs.iter().enumerate().map(|(index, &value)| {
         let made = executor.output(&index.to_string(), &store, &arena);
-        match routes.get(value) {
-            Some(route) => moved(made, &known[route], true),
-            None => made.to_vec(),
+        let mut made = made.to_vec();
+        if let Some(mask) = &mask {
+            mask.result(value, &mut made);
         }
+        made
     });
     made.collect()
 }

@@ -36,9 +36,10 @@ struct Accesses {
 
 /// Most narrow loads and stores of a kernel: of numbers of the step, scalars, numbers of a row, and
 /// partial sums.
-const NARROW: [(&str, usize, usize); 13] = [
+const NARROW: [(&str, usize, usize); 15] = [
     ("elementwise", 3, 0),
     ("elementwise_summed", 0, 1),
+    ("gather_rows", 1, 0),
     ("importance_gates", 5, 2),
     ("importance_gates_grad", 5, 0),
     ("masked", 7, 0),
@@ -46,9 +47,10 @@ const NARROW: [(&str, usize, usize); 13] = [
     ("masked_logits_grad", 8, 1),
     ("norm", 0, 2),
     ("norm_of_sum", 0, 2),
-    ("routed_rows", 1, 0),
+    ("routed_output", 3, 0),
     ("site_output_start", 2, 0),
     ("site_share", 2, 0),
+    ("spread_rows", 1, 0),
     ("sum_rows_parts", 0, 1),
 ];
 

@@ -1,7 +1,7 @@
 //! The CUDA side: a program as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Precision (casts)  ->  padding  ->  gated masks, sums of rows
+//! Builder  ->  Precision (casts)  ->  routed rows  ->  padding  ->  gated masks, sums of rows
 //!          ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
@@ -12,7 +12,8 @@
 //! - On a GPU, autotuning measures once per shape which of eight algorithms of cublasLt is the
 //!   fastest for a matrix product, and a run keeps the decision. A kernel of our own competes for
 //!   thin products, and replaces cublasLt where that refuses.
-//! - A masked site is products and a launch for its mask. Kernels that kept its components on chip
+//! - A masked site is products and a launch for its mask. Where rows are routed to it, its matrices
+//!   have these rows alone (`routed_rows`). Kernels that kept its components on chip
 //!   took longer than the products at every site that was measured on an H200, forward and backward,
 //!   so there are none.
 //! - All-reduces run in buckets on a separate stream of the graph (`all_reduce`). GPUs exchange
@@ -122,6 +123,7 @@ pub(crate) mod program;
 pub mod replacement;
 #[cfg(test)]
 mod replay_tests;
+mod routed_rows;
 mod row_sums;
 pub(crate) mod staging;
 #[cfg(test)]
@@ -137,4 +139,5 @@ pub use cublaslt::WORKSPACE as MATRIX_PRODUCTS;
 pub use device::{Device, PINNED};
 pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
+pub(crate) use routed_rows::unlisted_bytes;
 pub use staging::Staged;

@@ -530,6 +530,23 @@ template <i64 DELTAS, bool ROUTE> DEVICE float share(In<float> delta, In<float> 
     return r * d + (1.0f - r);
 }
 
+// ---- Routed rows. A list has room for the numbers of ROOM rows, in order, and then has the place of each row among them. A
+// compacted matrix has these rows, then zeros.
+
+const u32 NO_ROW = 0xffffffffu;
+
+// The place of a row in a compacted matrix, or -1.
+template <i64 ROOM> DEVICE i64 place_of(In<u32> list, i64 row) {
+    u32 place = list[ROOM + row];
+    return place < (u32)ROOM ? (i64)place : -1;
+}
+
+// Four columns of a row of a compacted matrix: zeros if it is not routed, NaN if there is no room for it.
+template <i64 COLUMNS, i64 ROOM> DEVICE Four load_spread(InFloats auto x, In<u32> list, i64 row, i64 column) {
+    u32 place = list[ROOM + row];
+    return place < (u32)ROOM ? load<COLUMNS>(x, place, column) : fill(place == NO_ROW ? 0.0f : f32(0x7fc00000u));
+}
+
 // ---- Elementary functions.
 
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & INFINITE) != INFINITE; }

@@ -32,6 +32,7 @@ use std::sync::Arc;
 use cast::Cast;
 
 use crate::cuda::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use crate::cuda::routed_rows::compacted;
 use crate::graph::{self, Home};
 use crate::op::{Builder, Op};
 use crate::precision::Format::{AsResult, Either, Factor, Full};
@@ -160,7 +161,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
             ..node.by(DeviceOp(Arc::clone(&node.op)))
         });
     }
-    to
+    compacted(&to)
 }
 
 /// Rounds in one op all weights that the program reads in bf16, except frozen ones: a launch for

@@ -4,7 +4,7 @@
 mod ascend;
 pub(crate) mod draws;
 pub(crate) mod masked;
-mod output;
+pub(crate) mod output;
 pub(crate) mod routed_matmul;
 
 pub use draws::{Bernoulli, Uniform, UniformSubsets};

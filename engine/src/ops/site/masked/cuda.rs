@@ -41,7 +41,10 @@ fn threshold(op: &Masked) -> f32 {
 /// The operands of a masked site, and its constants in the kernels: rows and columns, settings, then
 /// which operands there are.
 struct Site {
+    /// Rows of importances, draws and deltas.
     rows: usize,
+    /// Rows of activations: those that there is room for, if there is a list.
+    own_rows: usize,
     columns: usize,
     a: Operand,
     importance: Option<Operand>,
@@ -49,7 +52,10 @@ struct Site {
     gates: Option<Gates>,
     given: Option<Operand>,
     delta: Option<Operand>,
-    route: Option<Operand>,
+    /// Rows that the list of routed rows has room for; 0 without a list.
+    room: usize,
+    /// The list, or any words without one.
+    list: Operand,
     /// Stream of the draws.
     word: u32,
     threshold: f32,
@@ -61,8 +67,11 @@ struct Site {
 impl Site {
     /// Inputs from the one at `first` on.
     fn new(op: &Masked, gates: Option<Gates>, first: usize, to: &Lowering<'_>) -> Self {
-        let (rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
+        let (own_rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
         let at = op.operands(first);
+        let list = at.route.map(|index| to.ty(index));
+        let rows = list.map_or(own_rows, |list| list.len() - own_rows);
+        let room = list.map_or(0, |_| own_rows);
         let input = |index: Option<usize>| index.map(|index| to.input(index));
         let given_rows = at
             .given
@@ -72,17 +81,19 @@ impl Site {
         let ([mask, draw], word) = settings(op);
         Self {
             rows,
+            own_rows,
             columns,
             a: to.input(first),
             importance: input(at.importance),
             gates,
             given: input(at.given),
             delta: input(at.delta),
-            route: input(at.route),
+            room,
+            list: input(at.route).unwrap_or_else(|| to.parameters()),
             word,
             threshold: threshold(op),
             end: first + 1 + all.into_iter().flatten().count(),
-            constants: constants![rows, columns, mask, draw, given_rows, deltas, op.route].to_vec(),
+            constants: constants![rows, columns, mask, draw, given_rows, deltas, room].to_vec(),
         }
     }
 
@@ -92,10 +103,11 @@ impl Site {
         vec![to.parameters().into(), Argument::Word(self.word)]
     }
 
-    /// Activations, importances, given draws, deltas and routes.
+    /// Activations, importances, given draws, deltas and the list.
     fn arguments(&self) -> [Argument; 5] {
-        let [given, delta, route] = [self.given, self.delta, self.route].map(Argument::from);
-        [self.a.into(), self.importance(), given, delta, route]
+        let [given, delta] = [self.given, self.delta].map(Argument::from);
+        let (a, list) = (self.a.into(), self.list.into());
+        [a, self.importance(), given, delta, list]
     }
 
     fn importance(&self) -> Argument {
@@ -118,7 +130,7 @@ pub(crate) fn value(op: &Masked, gates: Option<Gates>, to: &mut Lowering<'_>) {
     arguments.push(to.output(0).into());
     arguments.push(site.threshold.into());
     to.kernel(KERNELS, "masked", &site.constants)
-        .fours(site.rows, site.columns)
+        .fours(site.own_rows, site.columns)
         .launch(&arguments);
 }
 
@@ -157,7 +169,7 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
         source_sums(op, &site, gh, given, to);
     }
     if let Some(delta) = delta {
-        delta_grad(op, &site, gh, (delta, sums.delta), to);
+        delta_grad(&site, gh, (delta, sums.delta), to);
     }
 }
 
@@ -219,10 +231,10 @@ fn source_sums(
     let (stretch, count) = stretches(site.rows, site.columns);
     let parts = to.scratch(count * site.columns);
     let between = matches!(op.of.mask, Mask::Between(_));
-    let constants = constants![site.rows, site.columns, stretch, between, op.of.route];
+    let constants = constants![site.rows, site.columns, stretch, between, site.room];
     let mut arguments = arguments![gh, site.a].to_vec();
     arguments.push(site.importance());
-    arguments.extend(arguments![site.route, parts.out()]);
+    arguments.extend(arguments![site.list, parts.out()]);
     to.kernel(KERNELS, "masked_source_sums", &constants)
         .blocks(site.columns.div_ceil(32), count)
         .launch(&arguments);
@@ -230,7 +242,6 @@ fn source_sums(
 }
 
 fn delta_grad(
-    op: &MaskedGrad,
     site: &Site,
     gh: Operand,
     ((delta, add), summed): ((Operand, bool), bool),
@@ -242,11 +253,11 @@ fn delta_grad(
         (delta, add)
     };
     let threads = row_threads(site.columns);
-    let constants = constants![threads, site.columns, into, op.of.route];
+    let constants = constants![threads, site.columns, into, site.room];
     to.kernel(KERNELS, "masked_delta_grad", &constants)
         .blocks(site.rows, 1)
         .threads(threads)
-        .launch(&arguments![gh, site.a, site.route, out]);
+        .launch(&arguments![gh, site.a, site.list, out]);
     if summed {
         let parts = Operand {
             written: false,

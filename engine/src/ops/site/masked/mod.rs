@@ -28,13 +28,14 @@ pub(crate) mod cuda;
 
 use spd_draws::Stream;
 
+use crate::cuda::unlisted_bytes;
 use crate::op::{
     BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, listed, op, refuse,
 };
 use crate::ops::row_chunks;
 use crate::ops::site::draws::drawn;
 use crate::precision::Format::{self, Either, Full};
-use crate::value::{Type, Value};
+use crate::value::{DType, Type, Value};
 
 /// Source of the numbers between 0 and 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -163,6 +164,11 @@ impl Masked {
         self.operands(first).importance
     }
 
+    /// Index of the route, if there is one and `a` is at `first`.
+    pub(crate) fn route(&self, first: usize) -> Option<usize> {
+        self.operands(first).route
+    }
+
     fn operands(&self, first: usize) -> Operands {
         let mut next = first;
         let mut take = |present: bool| {
@@ -181,14 +187,30 @@ impl Masked {
     }
 
     /// Draws of the masks.
-    fn drawn(&self, a: &Type) -> ExpensiveOps {
-        // For half of the rows, as in `RoutedMatMul`.
-        let len = if self.route { a.len() / 2 } else { a.len() };
+    fn drawn(&self, inputs: &[&Type], first: usize) -> ExpensiveOps {
+        let len = match self.operands(first).route.map(|route| inputs[route].dtype) {
+            // For half of the rows, as in `RoutedMatMul`. On a device `a` has fewer rows.
+            Some(DType::F32) => inputs[first].len() / 2,
+            _ => inputs[first].len(),
+        };
         match self.mask {
             Mask::Between(Draw::Given) | Mask::Drawn(Draw::Given) => ExpensiveOps::default(),
             Mask::Between(_) | Mask::Drawn(_) => drawn(len),
             Mask::Importance | Mask::Rounded(_) | Mask::Ones => ExpensiveOps::default(),
         }
+    }
+
+    /// Bytes of importances and draws that are not read: those of rows that are not on the list
+    /// which a device has in the place of the route.
+    pub(crate) fn unlisted_bytes(&self, inputs: &[&Type]) -> usize {
+        let at = self.operands(0);
+        let list = at.route.map(|index| inputs[index]);
+        let all = [at.importance, at.given].into_iter().flatten();
+        let all = all
+            .map(|index| inputs[index])
+            .filter(|ty| ty.dims.len() > 1);
+        let list = list.filter(|list| list.dtype == DType::U32);
+        list.map_or(0, |list| all.map(|ty| unlisted_bytes(ty, list)).sum())
     }
 
     /// Bytes of the list of routed rows.
@@ -248,6 +270,11 @@ impl MaskedGrad {
         .flatten()
     }
 
+    /// Whether activations have a gradient here, which then is the first result.
+    pub(crate) fn is_of_activations(&self) -> bool {
+        self.wants.a
+    }
+
     /// Whether importances have a gradient here, and draws and deltas have none: if so, whether
     /// activations have one, which then is the first result.
     pub(crate) fn of_importance_alone(&self) -> Option<bool> {
@@ -282,7 +309,8 @@ impl Op for Masked {
         name "masked"; formats(self) [self.formats(0), &[Either]];
         kernels(self) cpu::forward(self), cuda::value(self, None);
         scratch_bytes(self, inputs) self.list_bytes(inputs[0].rows());
-        expensive_ops(self, inputs) self.drawn(inputs[0]);
+        expensive_ops(self, inputs) self.drawn(inputs, 0);
+        unread_bytes(self, inputs) self.unlisted_bytes(inputs);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -322,7 +350,7 @@ impl Op for MaskedGrad {
         kernels(self) cpu::backward(self), cuda::gradient(self, None);
         scratch_bytes(self, inputs) 4 * self.partials(|index| inputs[index])
             + self.of.list_bytes(inputs[0].rows());
-        expensive_ops(self, inputs) self.of.drawn(inputs[0]);
+        expensive_ops(self, inputs) self.of.drawn(inputs, 1);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -15,20 +15,37 @@ fn after(op: &SiteOutput, first: usize, to: &Lowering<'_>) -> ([Argument; 3], us
     (operands, deltas)
 }
 
+/// Of a site without routes.
 pub(super) fn value(op: &SiteOutput, to: &mut Lowering<'_>) {
     let Shape { m, n, k } = shape(&[to.ty(0), to.ty(1)]);
     let [h, u, clean] = [0, 1, 2].map(|index| to.input(index));
-    let ([bias, delta, route], deltas) = after(op, 3, to);
+    let ([bias, delta, _], deltas) = after(op, 3, to);
     let y = to.output(0);
-    let constants = constants![m, n, op.bias, deltas, op.route];
-    to.kernel(KERNELS, "site_output_start", &constants)
-        .fours(m, n)
-        .launch(&arguments![clean, bias, delta, route, y]);
+    to.kernel(
+        KERNELS,
+        "site_output_start",
+        &constants![m, n, op.bias, deltas],
+    )
+    .fours(m, n)
+    .launch(&arguments![clean, bias, delta, y]);
     let matrices = [(h, k), (u, n), (y, n)].map(|(of, pitch)| Lowering::matrix(of, pitch, false));
     to.product(Product {
         add: true,
         ..Product::new([m, n, k], matrices)
     });
+}
+
+/// Of a site with routes: inputs are `h U` of the routed rows, those of the op from the clean output
+/// on, and the list of routed rows.
+pub(crate) fn routed(op: &SiteOutput, to: &mut Lowering<'_>) {
+    let (room, rows, columns) = (to.ty(0).rows(), to.ty(1).rows(), to.ty(1).columns());
+    let [product, clean, list] = [0, 1, to.inputs() - 1].map(|index| to.input(index));
+    let ([bias, delta, route], deltas) = after(op, 2, to);
+    let y = to.output(0);
+    let constants = constants![rows, columns, op.bias, deltas, room];
+    to.kernel(KERNELS, "routed_output", &constants)
+        .fours(rows, columns)
+        .launch(&arguments![product, list, clean, bias, delta, route, y]);
 }
 
 pub(super) fn share_of_rows(op: &SiteOutput, to: &mut Lowering<'_>) {

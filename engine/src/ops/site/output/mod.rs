@@ -25,7 +25,7 @@
 //! error is relative to one product of `W` and `x`, not to itself.
 
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 
 use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
@@ -96,6 +96,16 @@ impl Builder {
 }
 
 impl SiteOutput {
+    /// Index of the route among the op's inputs.
+    pub(crate) fn route(&self) -> Option<usize> {
+        self.after(3)[2]
+    }
+
+    /// Number of biases.
+    pub(crate) fn biases(&self) -> usize {
+        usize::from(self.bias)
+    }
+
     /// The [`SiteInputs`] among the op's inputs.
     fn joined(&self, inputs: &[Value]) -> SiteInputs {
         let [bias, delta, route] = self.after(3).map(|index| index.map(|at| inputs[at]));
@@ -108,7 +118,7 @@ impl SiteOutput {
     }
 
     /// Indices of the inputs after `h, u, clean`: bias, delta, route.
-    fn after(&self, first: usize) -> [Option<usize>; 3] {
+    pub(crate) fn after(&self, first: usize) -> [Option<usize>; 3] {
         let mut next = first;
         [self.bias, self.delta, self.route].map(|present| {
             present.then(|| {

@@ -16,16 +16,13 @@
 //! two; masked sites need only that share of the work. Rows are copied next to each other, which
 //! costs nothing next to a product of many columns.
 //!
-//! This holds for the CPU. The number of routed rows is not known when a CUDA kernel is launched:
-//! there a compacted matrix has every row in its place, with zeros in rows that are not routed, and
-//! all are multiplied.
+//! This holds for the CPU. The number of routed rows is not known when a CUDA kernel is launched: a
+//! device has [compacted matrices of fixed sizes](crate::cuda::routed_rows).
 
 mod cpu;
-mod cuda;
 
 pub(super) use cpu::scatter;
 
-use crate::alike::{Alike, Of};
 use crate::cpu::shape::Shape;
 use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
 use crate::value::{Type, Value};
@@ -143,14 +140,13 @@ impl Builder {
 /// The routed rows, compacted; or compacted rows at their positions, and 0 elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompactRows {
-    back: bool,
+    pub(crate) back: bool,
 }
 
 impl Op for CompactRows {
     op! {
         name "compact_rows"; formats [Either, Full] => [Either]; accumulates(self) self.back;
-        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
-        kernels(self) cpu::compact_rows(self.back), cuda::compact_rows();
+        cpu(self) cpu::compact_rows(self.back);
         scratch_bytes(self, inputs) inputs[1].bytes();
     }
 
@@ -174,16 +170,8 @@ impl Op for CompactRows {
 impl Op for RoutedMatMul {
     op! {
         name "routed_matmul"; formats [Factor, Factor, Full] => [Either]; accumulates;
-        kernels(self) cpu::run(*self), cuda::value(*self);
+        cpu(self) cpu::run(*self);
         packed_bytes(self, inputs) 4 * self.shape(inputs).packed(self.stored());
-    }
-
-    fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
-        let (shape, types) = (self.shape(inputs), [inputs[0], inputs[1]]);
-        match self.kind {
-            Kind::Rows { transposed } => Alike::of_rows(shape, types, outputs[0], transposed),
-            Kind::Sums => Alike::of_sums(shape, types, outputs[0]),
-        }
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

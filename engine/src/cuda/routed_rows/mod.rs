@@ -1,0 +1,401 @@
+//! Routed rows on a device, next to each other in matrices that have room for them.
+//!
+//! How many rows a site is routed is drawn at each step, but a captured graph has fixed sizes. So a
+//! compacted matrix has room for more rows than any step routes: `n p + 5 sqrt(n)` of `n` rows that
+//! are routed with probability `p`, each apart from all others. By Hoeffding's inequality more are
+//! routed with a probability below `e^-50`; they would give NaN, which stops a run. Routes that the
+//! program does not draw have room for all rows. Rows behind those that are routed are zeros.
+//!
+//! ```text
+//! route -> routed_rows -> list           the numbers of the routed rows, and the place of each row
+//! x, list -> gather -> x of these rows
+//! rows, list -> spread -> x              with the rows at their positions, and zeros elsewhere
+//! ```
+//!
+//! [`compacted`] writes every op on routed rows by these, and by ops on matrices that just have
+//! fewer rows. A gathered matrix serves the product of a pass and that of its gradient.
+
+#[cfg(feature = "compare-emulated")]
+pub(super) mod on_cpu;
+
+use std::collections::BTreeMap;
+
+use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use super::lowering::{Lowering, Source, arguments, constants};
+use crate::alike::{Alike, Of};
+use crate::graph::Home;
+use crate::op::{Op, op};
+use crate::ops::site::masked::MaskedGrad;
+use crate::ops::site::output;
+use crate::ops::site::routed_matmul::Kind;
+use crate::ops::{
+    Bernoulli, CompactRows, Masked, MatMul, RoutedMatMul, SiteOutput, UniformSubsets,
+};
+use crate::value::{DType, Type, Value};
+
+const KERNELS: Source = Source::new("routed_rows", include_str!("kernel.cu"));
+
+/// Threads of the block that lists routed rows.
+const THREADS: usize = 512;
+
+/// Square roots of the number of rows by which there is room for more rows than expected. A standard
+/// deviation of the number of routed rows is half a root at most.
+const ROOTS: f64 = 5.0;
+
+/// Room is a multiple of so many rows: a part of the tile of a product.
+const TILE: usize = 64;
+
+/// The list of routed rows: from routes f32 `[rows]`, the numbers of the routed rows in order, then
+/// of each row its place among them, u32 `[room + rows]`.
+#[derive(Debug, PartialEq)]
+struct RoutedRows;
+
+/// Rows of a matrix of all rows, or of a compacted one with the list that follows, in the order of a
+/// list.
+#[derive(Debug, PartialEq)]
+struct Gather;
+
+/// Rows of a compacted matrix at their positions.
+#[derive(Debug, PartialEq)]
+struct Spread;
+
+/// A site's output from the product of its routed rows: `h U`, then the inputs of the op from `clean`
+/// on, then the list.
+#[derive(Debug, PartialEq)]
+struct RoutedOutput(SiteOutput);
+
+impl Op for RoutedRows {
+    op! { name "routed_rows"; of_devices; }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        let rows = to.ty(0).len();
+        let room = to.output_ty(0).len() - rows;
+        let (route, list) = (to.input(0), to.output(0));
+        to.kernel(KERNELS, "list_rows", &constants![THREADS, rows, room])
+            .threads(THREADS)
+            .launch(&arguments![route, list]);
+    }
+}
+
+impl Op for Gather {
+    op! {
+        name "gather_rows"; of_devices;
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
+        unread_bytes(self, inputs) if inputs.len() > 2 { 0 } else { unlisted_bytes(inputs[0], inputs[1]) };
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        let (room, columns) = (to.output_ty(0).rows(), to.ty(0).columns());
+        let is_compacted = to.inputs() > 2;
+        let room_of_x = if is_compacted { to.ty(0).rows() } else { 0 };
+        let (x, list, y) = (to.input(0), to.input(1), to.output(0));
+        let list_of_x = if is_compacted { to.input(2) } else { list };
+        to.kernel(
+            KERNELS,
+            "gather_rows",
+            &constants![room, columns, room_of_x],
+        )
+        .fours(room, columns)
+        .launch(&arguments![x, list, list_of_x, y]);
+    }
+}
+
+impl Op for Spread {
+    op! {
+        name "spread_rows"; of_devices;
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        let (rows, columns) = (to.output_ty(0).rows(), to.ty(0).columns());
+        let constants = constants![rows, columns, to.ty(0).rows(), to.adds(0)];
+        let (x, list, y) = (to.input(0), to.input(1), to.output(0));
+        to.kernel(KERNELS, "spread_rows", &constants)
+            .fours(rows, columns)
+            .launch(&arguments![x, list, y]);
+    }
+}
+
+impl Op for RoutedOutput {
+    op! {
+        name "site_output"; of_devices;
+        cuda(self) output::cuda::routed(&self.0);
+    }
+
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let columns = (0..2 + self.0.biases()).map(Of::Input);
+        Alike::columns(columns.chain([Of::Output(0)]))
+    }
+}
+
+/// Bytes of a matrix of all rows that an op does not read which reads the rows of a list.
+pub(crate) fn unlisted_bytes(all: &Type, list: &Type) -> usize {
+    let rows = all.rows();
+    all.bytes() / rows.max(1) * (2 * rows).saturating_sub(list.len())
+}
+
+/// The program with compacted matrices of fixed sizes; values keep their numbers.
+pub(super) fn compacted(from: &DeviceGraph) -> DeviceGraph {
+    compacted_by(from, room)
+}
+
+/// With room for as many rows as a function gives, from all rows and the probability of each.
+fn compacted_by(from: &DeviceGraph, room: fn(usize, f64) -> usize) -> DeviceGraph {
+    let mut compacting = Compacting {
+        room,
+        to: from.with_nodes(Vec::new()),
+        lists: BTreeMap::new(),
+        list_of: BTreeMap::new(),
+        gathered: BTreeMap::new(),
+    };
+    for node in &from.nodes {
+        compacting.append(node);
+    }
+    compacting.to
+}
+
+/// A list of routed rows, and the number of rows that it has room for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct List {
+    value: Value,
+    room: usize,
+}
+
+/// A program while it is compacted.
+struct Compacting {
+    room: fn(usize, f64) -> usize,
+    to: DeviceGraph,
+    /// The list of each route.
+    lists: BTreeMap<Value, List>,
+    /// The list of each compacted matrix.
+    list_of: BTreeMap<Value, List>,
+    /// Gathered rows, by their matrix and list.
+    gathered: BTreeMap<[Value; 2], Value>,
+}
+
+impl Compacting {
+    fn append(&mut self, node: &DeviceNode) {
+        if let Some(&op) = node.op.get::<RoutedMatMul>() {
+            return self.product(op, node);
+        }
+        if let Some(op) = node.op.get::<CompactRows>() {
+            return self.compact_rows(op.back, node);
+        }
+        if let Some((op, route)) = node
+            .op
+            .get::<SiteOutput>()
+            .and_then(|op| Some((op, op.route()?)))
+        {
+            return self.output(*op, route, node);
+        }
+        let mut node = node.clone();
+        let (route, is_compacted) = match (node.op.get::<Masked>(), node.op.get::<MaskedGrad>()) {
+            (Some(mask), _) => (mask.route(0), true),
+            (_, Some(grad)) => (grad.of.route(1), grad.is_of_activations()),
+            // Casts and sums treat each row alike.
+            _ => (None, true),
+        };
+        let list = match route {
+            Some(route) => {
+                let list = self.list(node.inputs[route], &node);
+                node.inputs[route] = list.value;
+                Some(list)
+            }
+            None => node
+                .inputs
+                .first()
+                .and_then(|x| self.list_of.get(x).copied()),
+        };
+        if let Some(list) = list.filter(|_| is_compacted) {
+            self.compact(node.outputs[0], list);
+        }
+        self.to.append(node);
+    }
+
+    /// `Y = A W` or `W = A^T G`, over the rows that both matrices of rows have.
+    fn product(&mut self, op: RoutedMatMul, node: &DeviceNode) {
+        let ([a, b], y) = ([0, 1].map(|index| node.inputs[index]), node.outputs[0]);
+        let routes = &node.inputs[2..];
+        let mut list = |is_compacted: bool, route: Option<&Value>| {
+            let route = route.filter(|_| is_compacted);
+            route.map(|&route| self.list(route, node))
+        };
+        let lists = [
+            list(op.first, routes.first()),
+            list(op.second, routes.last()),
+        ];
+        match (op.kind, lists) {
+            (Kind::Rows { transposed }, [_, None]) => {
+                let product = self.product_of_rows(transposed, [a, b], node);
+                self.spread(product, node);
+            }
+            (Kind::Rows { transposed }, [_, Some(list)]) => {
+                let a = self.gather(a, list, node);
+                self.compact(y, list);
+                self.multiply([false, transposed], [a, b], node);
+            }
+            (Kind::Sums, [_, Some(list)]) => {
+                let a = self.gather(a, list, node);
+                self.multiply([true, false], [a, b], node);
+            }
+            (Kind::Sums, [first, None]) => {
+                let b = first.map_or(b, |list| self.gather(b, list, node));
+                self.multiply([true, false], [a, b], node);
+            }
+        }
+    }
+
+    fn compact_rows(&mut self, back: bool, node: &DeviceNode) {
+        let [x, route] = [0, 1].map(|index| node.inputs[index]);
+        if back {
+            return self.spread(x, node);
+        }
+        let (list, rows) = (self.list(route, node), node.outputs[0]);
+        self.compact(rows, list);
+        self.gather_to(rows, x, list, node);
+    }
+
+    fn output(&mut self, op: SiteOutput, route: usize, node: &DeviceNode) {
+        let list = self.list(node.inputs[route], node);
+        let factors = [0, 1].map(|index| node.inputs[index]);
+        let product = self.product_of_rows(false, factors, node);
+        self.to.append(DeviceNode {
+            op: DeviceOp::new(RoutedOutput(op)),
+            inputs: [&[product], &node.inputs[2..], &[list.value]].concat(),
+            ..node.clone()
+        });
+    }
+
+    /// The product of a compacted matrix and a weight, which a node then spreads.
+    fn product_of_rows(
+        &mut self,
+        transposed: bool,
+        factors: [Value; 2],
+        node: &DeviceNode,
+    ) -> Value {
+        let list = self.list_of[&factors[0]];
+        let ty = self.to.ty(node.outputs[0]).clone();
+        let product = self.rows(ty, list);
+        let node = DeviceNode {
+            into: Vec::new(),
+            outputs: vec![product],
+            ..node.clone()
+        };
+        self.multiply([false, transposed], factors, &node);
+        product
+    }
+
+    /// Multiplies two matrices in the place of a node.
+    fn multiply(&mut self, [a, b]: [bool; 2], factors: [Value; 2], node: &DeviceNode) {
+        self.to.append(DeviceNode {
+            op: DeviceOp::new(MatMul::stored(a, b)),
+            inputs: factors.to_vec(),
+            ..node.clone()
+        });
+    }
+
+    /// Spreads a compacted matrix in the place of a node.
+    fn spread(&mut self, x: Value, node: &DeviceNode) {
+        self.to.append(DeviceNode {
+            op: DeviceOp::new(Spread),
+            inputs: vec![x, self.list_of[&x].value],
+            ..node.clone()
+        });
+    }
+
+    /// The listed rows of a matrix.
+    fn gather(&mut self, x: Value, list: List, node: &DeviceNode) -> Value {
+        if self.list_of.get(&x) == Some(&list) {
+            return x;
+        }
+        if let Some(&known) = self.gathered.get(&[x, list.value]) {
+            return known;
+        }
+        let ty = self.to.ty(x).clone();
+        let rows = self.rows(ty, list);
+        self.gathered.insert([x, list.value], rows);
+        self.gather_to(rows, x, list, node);
+        rows
+    }
+
+    fn gather_to(&mut self, rows: Value, x: Value, list: List, node: &DeviceNode) {
+        let of_x = self.list_of.get(&x).map(|list| list.value);
+        self.to.append(DeviceNode {
+            op: DeviceOp::new(Gather),
+            inputs: [x, list.value].into_iter().chain(of_x).collect(),
+            into: Vec::new(),
+            outputs: vec![rows],
+            eager: false,
+            part: node.part,
+        });
+    }
+
+    /// A new compacted matrix, with the columns of a type.
+    fn rows(&mut self, ty: Type, list: List) -> Value {
+        let home = Home::Node(self.to.nodes.len());
+        let value = self.to.value(ty, home);
+        self.compact(value, list);
+        value
+    }
+
+    /// Makes a value a compacted matrix.
+    fn compact(&mut self, value: Value, list: List) {
+        let ty = &mut self.to.types[value.index()];
+        ty.dims = vec![list.room, ty.columns()];
+        self.list_of.insert(value, list);
+    }
+
+    /// The list of a route.
+    fn list(&mut self, route: Value, node: &DeviceNode) -> List {
+        if let Some(&list) = self.lists.get(&route) {
+            return list;
+        }
+        let rows = self.to.ty(route).len();
+        let room = (self.room)(rows, self.share(route));
+        let ty = Type {
+            dtype: DType::U32,
+            dims: vec![room + rows],
+        };
+        let home = Home::Node(self.to.nodes.len());
+        let value = self.to.value(ty, home);
+        self.to.append(DeviceNode {
+            op: DeviceOp::new(RoutedRows),
+            inputs: vec![route],
+            into: Vec::new(),
+            outputs: vec![value],
+            eager: false,
+            part: node.part,
+        });
+        let list = List { value, room };
+        self.lists.insert(route, list);
+        list
+    }
+
+    /// The probability of a row to be routed: 1 if the program does not draw the route.
+    fn share(&self, route: Value) -> f64 {
+        let Home::Node(maker) = self.to.homes[route.index()] else {
+            return 1.0;
+        };
+        let op = &self.to.nodes[maker].op;
+        match (op.get::<Bernoulli>(), op.get::<UniformSubsets>()) {
+            (Some(op), _) => f64::from(op.probability),
+            (_, Some(op)) => (op.sites as f64 + 1.0) / (2.0 * op.sites as f64),
+            _ => 1.0,
+        }
+    }
+}
+
+/// Rows to have room for, of `rows` that are each routed with a probability.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is positive, and little more than `rows`"
+)]
+fn room(rows: usize, probability: f64) -> usize {
+    let expected = rows as f64 * probability;
+    let most = expected + ROOTS * (rows as f64).sqrt();
+    (most.ceil() as usize).next_multiple_of(TILE).min(rows)
+}
+
+#[cfg(test)]
+mod tests;
