@@ -28,12 +28,52 @@ template <int M, int N> struct Sums {
     }
 };
 
+// The rows of a warp as left factors: the first KEPT of their steps in registers, and others from a
+// tile each time.
+template <int M, int STEPS, int KEPT> struct Rows {
+    Shared<bf16> tile;
+    int row;
+    u32 kept[KEPT > 0 ? KEPT : 1][M][4];
+
+    DEVICE_MEMBER void load(u32 (&left)[M][4], int step) const {
+        int lane = threadIdx.x % 32, at = (row + lane % 16) * pitch(16 * STEPS) + 16 * step + lane / 16 * 8;
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            load_matrices<false>(left[m], tile, at + 16 * m * pitch(16 * STEPS));
+        }
+    }
+
+    DEVICE_MEMBER void keep() {
+#pragma unroll
+        for (int step = 0; step < KEPT; ++step) {
+            load(kept[step], step);
+        }
+    }
+
+    DEVICE_MEMBER void get(u32 (&left)[M][4], int step) const {
+        if (step >= KEPT) {
+            load(left, step);
+            return;
+        }
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                left[m][i] = kept[step][m][i];
+            }
+        }
+    }
+};
+
 // Tiles of heads, with zeros in columns up to a multiple of 16; those that pass have PASSING rows.
 template <class H, int M, int PASSING> struct Tiles {
     static const int rows = 64 * M, width = whole(H::size, 16), steps = width / 16, passing = PASSING;
     static const int own_room = room(rows, width), passing_room = room(PASSING, width);
     static const int count = (H::positions + rows - 1) / rows;
     typedef Sums<M, width / 8> Result;
+    // Left factors of its own rows: eight steps of 16 rows at most have registers beside the sums.
+    static const int kept = M * steps <= 8 ? steps : 0;
+    typedef Rows<M, steps, kept> Left;
 };
 
 // Sums of wide heads take more registers.
@@ -146,42 +186,6 @@ DEVICE void store_head(Shared<float> tile, const Sums<M, N> &sums, OutFloats aut
     }
 }
 
-// The rows of a warp as left factors: from a tile each time, or kept in registers.
-template <int M, int STEPS, bool KEPT> struct Rows {
-    Shared<bf16> tile;
-    int row;
-    u32 kept[KEPT ? STEPS : 1][M][4];
-
-    DEVICE_MEMBER void load(u32 (&left)[M][4], int step) const {
-        int lane = threadIdx.x % 32, at = (row + lane % 16) * pitch(16 * STEPS) + 16 * step + lane / 16 * 8;
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-            load_matrices<false>(left[m], tile, at + 16 * m * pitch(16 * STEPS));
-        }
-    }
-
-    DEVICE_MEMBER void keep() {
-#pragma unroll
-        for (int step = 0; KEPT && step < STEPS; ++step) {
-            load(kept[step], step);
-        }
-    }
-
-    DEVICE_MEMBER void get(u32 (&left)[M][4], int step) const {
-        if (!KEPT) {
-            load(left, step);
-            return;
-        }
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                left[m][i] = kept[step][m][i];
-            }
-        }
-    }
-};
-
 // Products of a left factor by two matrices of eight columns.
 template <int M, int N> DEVICE void add_two(Sums<M, N> &sums, int n, const u32 (&left)[M][4], const u32 (&right)[4]) {
 #pragma unroll
@@ -191,11 +195,11 @@ template <int M, int N> DEVICE void add_two(Sums<M, N> &sums, int n, const u32 (
     }
 }
 
-// sums += A B^T, of a warp's rows by those of a tile.
-template <int M, int N, int STEPS, bool KEPT>
-DEVICE void add_dots(Sums<M, N> &sums, const Rows<M, STEPS, KEPT> &a, Shared<bf16> b) {
+// sums += A B^T, of a warp's rows by those of a tile from `first` on.
+template <int M, int N, int STEPS, int KEPT>
+DEVICE void add_dots(Sums<M, N> &sums, const Rows<M, STEPS, KEPT> &a, Shared<bf16> b, int first) {
     const int p = pitch(16 * STEPS);
-    int lane = threadIdx.x % 32, own = (lane / 16 * 8 + lane % 8) * p + lane / 8 % 2 * 8;
+    int lane = threadIdx.x % 32, own = (first + lane / 16 * 8 + lane % 8) * p + lane / 8 % 2 * 8;
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         u32 left[M][4];
@@ -209,10 +213,11 @@ DEVICE void add_dots(Sums<M, N> &sums, const Rows<M, STEPS, KEPT> &a, Shared<bf1
     }
 }
 
-// sums += P B, of a warp's weights, rounded, by the rows of a tile.
-template <int M, int N, int COLUMNS> DEVICE void add_rows(Sums<M, N> &sums, const Sums<M, COLUMNS> &weights, Shared<bf16> b) {
+// sums += P B, of a warp's weights, rounded, by the rows of a tile from `first` on.
+template <int M, int N, int COLUMNS>
+DEVICE void add_rows(Sums<M, N> &sums, const Sums<M, COLUMNS> &weights, Shared<bf16> b, int first) {
     const int p = pitch(8 * N);
-    int lane = threadIdx.x % 32, own = lane % 16 * p + lane / 16 * 8;
+    int lane = threadIdx.x % 32, own = (first + lane % 16) * p + lane / 16 * 8;
 #pragma unroll
     for (int step = 0; step < COLUMNS / 2; ++step) {
         u32 left[M][4];
@@ -332,7 +337,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
         turn_head<H, T::rows>(queries, table, position);
         __syncthreads();
     }
-    Rows<M, T::steps, M * T::steps <= 8> left = {queries, warp_row<M>()};
+    typename T::Left left = {queries, warp_row<M>()};
     left.keep();
     float largest[M][2], total[M][2];
     typename T::Result result;
@@ -361,7 +366,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
         }
         Sums<M, KEYS / 8> scores;
         scores.clear();
-        add_dots(scores, left, keys);
+        add_dots(scores, left, keys, 0);
         if (!sees_all<H>(documents, b, position + warp_row<M>(), 16 * M, first, KEYS)) {
             mask_scores<H, false>(scores, documents, b, position + warp_row<M>(), first);
         }
@@ -397,7 +402,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
                 }
             }
         }
-        add_rows(result, scores, passing(stage, 1));
+        add_rows(result, scores, passing(stage, 1), 0);
     }
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -460,14 +465,20 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
     Range tiles = tiles_of<H, QUERIES>(H::queries_of(first, T::rows), documents, b, first, T::rows);
     copy_head<H, T::rows>(keys, k, k_columns<H>(kv), b, first);
     copy_head<H, T::rows>(values, v, v_columns<H>(kv), b, first);
+    close_group();
     copy(kv * H::group, tiles.first * QUERIES, 0);
     float next = number(kv * H::group, tiles.first * QUERIES);
+    await_copies<1>();
+    __syncthreads();
     if constexpr (H::rotary) {
-        await_copies<0>();
-        __syncthreads();
         turn_head<H, T::rows>(keys, table, first);
+        __syncthreads();
     }
-    Rows<M, T::steps, false> left_keys = {keys, warp_row<M>()}, left_values = {values, warp_row<M>()};
+    typename T::Left left_keys = {keys, warp_row<M>()};
+    // With two sums there are fewer registers.
+    Rows<M, T::steps, M * T::steps == 8 ? T::kept - 1 : T::kept> left_values = {values, warp_row<M>()};
+    left_keys.keep();
+    left_values.keep();
     typename T::Result sum_k, sum_v;
     sum_k.clear();
     sum_v.clear();
@@ -495,29 +506,34 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
             if (!H::sees_any(position, QUERIES, first + warp_row<M>(), 16 * M)) {
                 continue;
             }
-            Sums<M, QUERIES / 8> weights, slopes;
-            weights.clear();
-            add_dots(weights, left_keys, queries);
-            if (!sees_all<H>(documents, b, position, QUERIES, first + warp_row<M>(), 16 * M)) {
-                mask_scores<H, true>(weights, documents, b, first + warp_row<M>(), position);
-            }
-            int own = 2 * (stage * QUERIES + lane % 4 * 2);
+            // Few at a time, so that the kept rows fit into registers beside the sums.
+            const int SOME = 16;
 #pragma unroll
-            for (int n = 0; n < QUERIES / 8; ++n) {
-                Four of = load_wide<4>(numbers, own + 16 * n);
+            for (int start = 0; start < QUERIES; start += SOME) {
+                Sums<M, SOME / 8> weights, slopes;
+                weights.clear();
+                add_dots(weights, left_keys, queries, start);
+                if (!sees_all<H>(documents, b, position + start, SOME, first + warp_row<M>(), 16 * M)) {
+                    mask_scores<H, true>(weights, documents, b, first + warp_row<M>(), position + start);
+                }
+                int own = 2 * (stage * QUERIES + start + lane % 4 * 2);
 #pragma unroll
-                for (int m = 0; m < M; ++m) {
+                for (int n = 0; n < SOME / 8; ++n) {
+                    Four of = load_wide<4>(numbers, own + 16 * n);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        weights.v[m][n][i] = fast_exp2(fmaf(weights.v[m][n][i], factor, -of.v[i % 2 * 2]));
-                        slopes.v[m][n][i] = -of.v[i % 2 * 2 + 1];
+                    for (int m = 0; m < M; ++m) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            weights.v[m][n][i] = fast_exp2(fmaf(weights.v[m][n][i], factor, -of.v[i % 2 * 2]));
+                            slopes.v[m][n][i] = -of.v[i % 2 * 2 + 1];
+                        }
                     }
                 }
+                add_rows(sum_v, weights, gradients, start);
+                add_dots(slopes, left_values, gradients, start);
+                multiply_sums(slopes, weights);
+                add_rows(sum_k, slopes, queries, start);
             }
-            add_rows(sum_v, weights, gradients);
-            add_dots(slopes, left_values, gradients);
-            multiply_sums(slopes, weights);
-            add_rows(sum_k, slopes, queries);
         }
     }
     scale_sums(sum_k, scale);
@@ -547,6 +563,7 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
     Range tiles = tiles_of<H, KEYS>(H::keys_of(position, T::rows), documents, b, position, T::rows);
     copy_head<H, T::rows>(queries, q, q_columns<H>(head), b, position);
     copy_head<H, T::rows>(gradients, g, y_columns<H>(head), b, position);
+    close_group();
     copy(tiles.first * KEYS, 0);
     float of_lse[M][2], of_dots[M][2];
 #pragma unroll
@@ -559,12 +576,15 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
             of_dots[m][half] = t < H::positions ? dots[at] : 0.0f;
         }
     }
+    await_copies<1>();
+    __syncthreads();
     if constexpr (H::rotary) {
-        await_copies<0>();
-        __syncthreads();
         turn_head<H, T::rows>(queries, table, position);
+        __syncthreads();
     }
-    Rows<M, T::steps, false> left_queries = {queries, warp_row<M>()}, left_gradients = {gradients, warp_row<M>()};
+    typename T::Left left_queries = {queries, warp_row<M>()}, left_gradients = {gradients, warp_row<M>()};
+    left_queries.keep();
+    left_gradients.keep();
     typename T::Result result;
     result.clear();
     int stage = 0;
@@ -586,7 +606,7 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
         }
         Sums<M, KEYS / 8> weights, slopes;
         weights.clear();
-        add_dots(weights, left_queries, keys);
+        add_dots(weights, left_queries, keys, 0);
         if (!sees_all<H>(documents, b, position + warp_row<M>(), 16 * M, first, KEYS)) {
             mask_scores<H, false>(weights, documents, b, position + warp_row<M>(), first);
         }
@@ -601,9 +621,9 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
                 }
             }
         }
-        add_dots(slopes, left_gradients, values);
+        add_dots(slopes, left_gradients, values, 0);
         multiply_sums(slopes, weights);
-        add_rows(result, slopes, keys);
+        add_rows(result, slopes, keys, 0);
     }
     scale_sums(result, scale);
     __syncthreads();

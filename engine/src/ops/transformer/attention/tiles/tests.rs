@@ -307,16 +307,16 @@ fn tiles_compile_within_their_budget() {
             for used in uses(&log) {
                 let kernel = kernels.iter().find(|kernel| kernel.name == used.kernel);
                 let kernel = kernel.expect("a kernel of the program");
-                // Two blocks of 128 threads have all registers of a multiprocessor. Only one sum is
-                // in registers for the gradient of queries: there is room for three blocks.
-                let most = match kernel.function() {
-                    "attention_tiles_grad_q" => 168,
+                // Two blocks of 128 threads have all registers of a multiprocessor. There is room
+                // for three blocks of the gradient of narrow queries.
+                let most = match (kernel.function(), size) {
+                    ("attention_tiles_grad_q", 32) => 168,
                     _ => 255,
                 };
                 let what = format!("{}: {used:?}", kernel.call);
                 assert!(used.registers <= most, "{what}");
-                // ptxas moves a word out of the loop where that makes room for one more block.
-                assert!(used.spills <= 4 && used.stack <= 8, "{what}");
+                // ptxas moves two words out of the loop.
+                assert!(used.spills <= 8 && used.stack <= 8, "{what}");
                 assert!(used.shared + kernel.shared <= (227 << 10) / 3, "{what}");
             }
         }
