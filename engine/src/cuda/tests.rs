@@ -350,15 +350,15 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
             let kernel = kernel.expect("a kernel of the program");
             // Two blocks of 256 threads leave 128 registers for each thread, of which all but the
             // widest kernels take half; blocks of half as many threads may have twice as many.
-            // Spills are what ptxas moves out of a loop, which for kept rows of rotated heads on an
-            // A100 is 20 bytes; the stack is that of the trigonometry of large angles. Two blocks of 100 KiB of shared memory fit on a multiprocessor.
+            // Spills are what ptxas moves out of a loop, more of it where attention keeps rows in
+            // registers on an A100; the stack is that of the trigonometry of large angles. Two blocks of 100 KiB of shared memory fit on a multiprocessor.
             let what = format!("{arch} {}: {used:?}", kernel.call);
-            let most = match kernel.function().starts_with("attention_tiles") {
-                true => 128,
-                false => 96,
+            let (most, spills) = match kernel.function().starts_with("attention_tiles") {
+                true => (128, 32),
+                false => (96, 16),
             };
             assert!(used.registers * kernel.threads <= most * 256, "{what}");
-            assert!(used.spills <= 20 && used.stack <= 64, "{what}");
+            assert!(used.spills <= spills && used.stack <= 64, "{what}");
             assert!(used.shared + kernel.shared <= 100 << 10, "{what}");
         }
     }

@@ -6,7 +6,8 @@
 //!
 //! Both factors are packed in tiles of 16 lines of 32 terms, two to a word, as AMX takes them;
 //! AVX512_BF16 and plain vectors read the same tiles. Packing rounds too, so that no extra pass
-//! over a factor is made. A frozen right factor is packed [once for all products](pack).
+//! over a factor is made; it reads a factor in the order of memory, and with AVX512_BF16 ahead of
+//! time, as products of few rows wait for memory more than for sums. A frozen right factor is packed [once for all products](pack).
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
 //! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.
@@ -17,6 +18,8 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod packing;
 mod panels;
 mod vectors;
 
@@ -31,13 +34,14 @@ use super::tile::RawTile;
 pub(crate) use panels::Panel;
 use panels::{Block, Order, SIDE};
 
-/// Terms of a sum and columns that are packed at a time: a panel of each factor stays in a near
+/// Terms of a sum, rows and columns that are packed at a time: a panel of each factor stays in a near
 /// cache.
 const SUMS: usize = 512;
-const COLUMNS: usize = 512;
+const ROWS: usize = 128;
+const COLUMNS: usize = 640;
 
 /// Bytes that a thread holds for products: panels of both factors.
-pub(crate) const PANELS: usize = SUMS * (SIDE + COLUMNS) * size_of::<u16>();
+pub(crate) const PANELS: usize = SUMS * (ROWS + COLUMNS) * size_of::<u16>();
 
 /// Instructions that multiply pairs of bf16 and add them to f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,14 +174,23 @@ impl Sums {
     ///
     /// `out` must be writable for all of them, and not be accessed by others meanwhile.
     #[expect(unsafe_code, reason = "as for `multiply`")]
+    #[inline(always)]
     unsafe fn write(&self, [rows, columns]: [usize; 2], alpha: f32, out: Output<RawTile>) {
-        for (row, sums) in self.0.iter().enumerate().take(rows) {
+        let row = |row: usize| {
             let start = out.values.at(row, 0).start;
             // SAFETY: the caller's promise.
-            let values = unsafe { std::slice::from_raw_parts_mut(start, columns) };
-            for (value, sum) in values.iter_mut().zip(sums) {
-                let term = alpha * sum;
-                *value = if out.add { *value + term } else { term };
+            unsafe { std::slice::from_raw_parts_mut(start, columns) }
+        };
+        for (at, sums) in self.0.iter().enumerate().take(rows) {
+            let values = row(at);
+            if out.add {
+                for (value, sum) in values.iter_mut().zip(sums) {
+                    *value += alpha * sum;
+                }
+            } else {
+                for (value, sum) in values.iter_mut().zip(sums) {
+                    *value = alpha * sum;
+                }
             }
         }
     }
@@ -185,7 +198,7 @@ impl Sums {
 
 thread_local! {
     /// The panels of this thread: made once, and kept for the next product.
-    static ROOM: RefCell<[Panel; 2]> = RefCell::new([SIDE, COLUMNS].map(|lines| Panel::new(lines, SUMS)));
+    static ROOM: RefCell<[Panel; 2]> = RefCell::new([ROWS, COLUMNS].map(|lines| Panel::new(lines, SUMS)));
 }
 
 /// The right factor of a product.
@@ -284,26 +297,33 @@ unsafe fn multiply_on(
                         || columns.fill(b.t(), of_panel.clone(), terms.clone(), Order::ByTerm),
                     );
                 }
-                for first_row in (0..m).step_by(SIDE) {
-                    let of_line = first_row..m.min(first_row + SIDE);
+                for first_row in (0..m).step_by(ROWS) {
+                    let of_rows = first_row..m.min(first_row + ROWS);
                     vectorised(
                         #[inline(always)]
-                        || rows.fill(a, of_line.clone(), terms.clone(), Order::ByLine),
+                        || rows.fill(a, of_rows.clone(), terms.clone(), Order::ByLine),
                     );
-                    for start in of_panel.clone().step_by(SIDE) {
-                        let of_sums = start..of_panel.end.min(start + SIDE);
-                        let columns = match b {
-                            Factor::Matrix(_) => columns.strip((start - first_column) / SIDE),
-                            Factor::Packed(b) => b.strip(start, &terms),
-                        };
-                        unit.multiply(rows.strip(0), columns, &mut sums);
-                        let to = Output {
-                            values: out.values.at(first_row, start),
-                            add,
-                        };
-                        // SAFETY: the caller's promise: these rows and columns are inside the
-                        // shape.
-                        unsafe { sums.write([of_line.len(), of_sums.len()], alpha, to) };
+                    for row in of_rows.clone().step_by(SIDE) {
+                        let own = rows.strip((row - first_row) / SIDE);
+                        for start in of_panel.clone().step_by(SIDE) {
+                            let columns = match b {
+                                Factor::Matrix(_) => columns.strip((start - first_column) / SIDE),
+                                Factor::Packed(b) => b.strip(start, &terms),
+                            };
+                            unit.multiply(own, columns, &mut sums);
+                            let size = [of_rows.end - row, of_panel.end - start];
+                            let size = size.map(|len| len.min(SIDE));
+                            let to = Output {
+                                values: out.values.at(row, start),
+                                add,
+                            };
+                            vectorised(
+                                #[inline(always)]
+                                // SAFETY: the caller's promise: these rows and columns are inside
+                                // the shape.
+                                || unsafe { sums.write(size, alpha, to) },
+                            );
+                        }
                     }
                 }
             }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::packing;
 use crate::cpu::shape::Strided;
 
 const _: () = assert!(
@@ -84,12 +86,22 @@ impl Panel {
         order: Order,
     ) {
         self.deep = terms.len().div_ceil(SIDE);
-        let mut blocks = self.blocks.iter_mut();
-        for line in lines.clone().step_by(SIDE) {
-            for term in terms.clone().step_by(SIDE) {
-                let block = blocks.next().expect("room for the lines");
+        let (strips, deep) = (lines.len().div_ceil(SIDE), self.deep);
+        let blocks = &mut self.blocks[..strips * deep];
+        // In the order of memory.
+        let (outer, inner) = match matrix.column {
+            1 => (strips, deep),
+            _ => (deep, strips),
+        };
+        for one in 0..outer {
+            for other in 0..inner {
+                let (strip, at) = match matrix.column {
+                    1 => (one, other),
+                    _ => (other, one),
+                };
+                let (line, term) = (lines.start + SIDE * strip, terms.start + SIDE * at);
                 let of_block = term..terms.end.min(term + SIDE);
-                for (half, tile) in block.0.iter_mut().enumerate() {
+                for (half, tile) in blocks[strip * deep + at].0.iter_mut().enumerate() {
                     let first = line + 16 * half;
                     let of_tile = first.min(lines.end)..lines.end.min(first + 16);
                     tile.fill(matrix, of_tile, of_block.clone(), order);
@@ -102,6 +114,22 @@ impl Panel {
 impl Tile {
     #[inline(always)]
     fn fill(
+        &mut self,
+        matrix: Strided<'_>,
+        lines: Range<usize>,
+        terms: Range<usize>,
+        order: Order,
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if packing::fill(self, matrix, [&lines, &terms], order) {
+            return;
+        }
+        self.fill_plainly(matrix, lines, terms, order);
+    }
+
+    /// Fills it on any processor.
+    #[inline(always)]
+    pub(super) fn fill_plainly(
         &mut self,
         matrix: Strided<'_>,
         lines: Range<usize>,

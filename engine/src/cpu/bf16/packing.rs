@@ -1,0 +1,232 @@
+//! Packs tiles with AVX512_BF16, which rounds 32 numbers by one instruction.
+#![expect(unsafe_code, reason = "instructions that not every processor has")]
+
+use std::arch::x86_64::{
+    __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_cvtne2ps_pbh, _mm512_loadu_si512,
+    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::mem::transmute;
+use std::ops::Range;
+
+use super::panels::{Order, SIDE, Tile};
+use crate::cpu::shape::Strided;
+
+/// Words of two vectors of bf16, the first of them in the lower halves.
+const INTERLEAVED: [u16; 32] = {
+    let mut places = [0; 32];
+    let mut word = 0u16;
+    while word < 16 {
+        places[2 * word as usize] = word;
+        places[2 * word as usize + 1] = 16 + word;
+        word += 1;
+    }
+    places
+};
+
+/// The first `count` lanes, at most all.
+fn lanes(count: usize) -> u16 {
+    if count < 16 {
+        (1 << count) - 1
+    } else {
+        u16::MAX
+    }
+}
+
+/// Fills a tile with up to 16 lines and [`SIDE`] terms of a matrix; all else of it is 0. `false`, and
+/// nothing is done, if the processor does not have the instructions, or neither lines nor terms of
+/// the matrix are contiguous. Numbers below 2^-126 become 0, as they are in products.
+///
+/// # Panics
+///
+/// When the matrix is smaller, or there are more lines or terms than in a tile.
+pub(super) fn fill(
+    tile: &mut Tile,
+    matrix: Strided<'_>,
+    of_tile: [&Range<usize>; 2],
+    order: Order,
+) -> bool {
+    let is_there = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512bf16");
+    let fills = is_there && (matrix.column == 1 || matrix.row == 1);
+    if fills {
+        // SAFETY: the processor has the instructions.
+        tile.0 = unsafe { words(matrix, of_tile, order) };
+    }
+    fills
+}
+
+/// The words of a tile.
+///
+/// # Safety
+///
+/// The processor must have the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn words(
+    matrix: Strided<'_>,
+    [lines, terms]: [&Range<usize>; 2],
+    order: Order,
+) -> [[u32; 16]; 16] {
+    let [of_lines, of_terms] = [lines.len(), terms.len()];
+    assert!(of_lines <= 16 && of_terms <= SIDE, "at most a tile");
+    let mut words = [_mm512_setzero_si512(); 16];
+    if of_lines == 0 || of_terms == 0 {
+        return [[0; 16]; 16];
+    }
+    let at = |line: usize, term: usize| line * matrix.row + term * matrix.column;
+    let last = at(lines.end - 1, terms.end - 1);
+    assert!(
+        last < matrix.values.len(),
+        "{last} of {}",
+        matrix.values.len()
+    );
+    let start = matrix.values[at(lines.start, terms.start)..].as_ptr();
+    let load = |at: usize, count: usize| {
+        // SAFETY: the lanes of the mask are elements up to the last one, and no other is read.
+        unsafe { _mm512_maskz_loadu_ps(lanes(count), start.wrapping_add(at)) }
+    };
+    let natural = if matrix.column == 1 {
+        for (line, words) in words.iter_mut().enumerate().take(of_lines) {
+            let at = line * matrix.row;
+            prefetch(start.wrapping_add(at + AHEAD[0]));
+            prefetch(start.wrapping_add(at + AHEAD[0] + 16));
+            let low = load(at, of_terms);
+            let high = load(at + 16, of_terms.saturating_sub(16));
+            *words = rounded(low, high);
+        }
+        Order::ByLine
+    } else {
+        assert_eq!(matrix.row, 1, "contiguous lines or terms");
+        // SAFETY: 32 numbers of 16 bits.
+        let places = unsafe { _mm512_loadu_si512(INTERLEAVED.as_ptr().cast()) };
+        for (pair, words) in words.iter_mut().enumerate().take(of_terms.div_ceil(2)) {
+            let at = 2 * pair * matrix.column;
+            prefetch(start.wrapping_add(at + AHEAD[1]));
+            prefetch(start.wrapping_add(at + matrix.column + AHEAD[1]));
+            let low = load(at, of_lines);
+            let is_there = 2 * pair + 1 < of_terms;
+            let high = load(at + matrix.column, if is_there { of_lines } else { 0 });
+            *words = _mm512_permutexvar_epi16(places, rounded(low, high));
+        }
+        Order::ByTerm
+    };
+    if natural != order {
+        words = transposed(words);
+    }
+    // SAFETY: both are 16 rows of 16 words.
+    unsafe { transmute::<[__m512i; 16], [[u32; 16]; 16]>(words) }
+}
+
+/// Elements from a load to the memory that it has brought near: along terms, and along lines.
+const AHEAD: [usize; 2] = [64, 32];
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch(at: *const f32) {
+    _mm_prefetch::<_MM_HINT_T0>(at.cast());
+}
+
+/// The numbers of `low`, then those of `high`, to the nearest bf16, ties to even.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn rounded(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: both are 512 bits.
+    unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// Rows become columns.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // Pairs of rows, then of pairs: blocks of 4 by 4 within each quarter.
+    let mut pairs = rows;
+    for (pairs, rows) in pairs
+        .as_chunks_mut::<2>()
+        .0
+        .iter_mut()
+        .zip(rows.as_chunks::<2>().0)
+    {
+        *pairs = [
+            _mm512_unpacklo_epi32(rows[0], rows[1]),
+            _mm512_unpackhi_epi32(rows[0], rows[1]),
+        ];
+    }
+    let mut fours = pairs;
+    for (fours, pairs) in fours
+        .as_chunks_mut::<4>()
+        .0
+        .iter_mut()
+        .zip(pairs.as_chunks::<4>().0)
+    {
+        *fours = [
+            _mm512_unpacklo_epi64(pairs[0], pairs[2]),
+            _mm512_unpackhi_epi64(pairs[0], pairs[2]),
+            _mm512_unpacklo_epi64(pairs[1], pairs[3]),
+            _mm512_unpackhi_epi64(pairs[1], pairs[3]),
+        ];
+    }
+    // `fours[4 b + i]` has, in quarter `q`, column `4 q + i` of rows `4 b` to `4 b + 3`.
+    let mut columns = fours;
+    for i in 0..4 {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|block| fours[4 * block + i]);
+        let [low_ab, high_ab] = [
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
+        ];
+        let [low_cd, high_cd] = [
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d),
+        ];
+        columns[i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(low_ab, low_cd);
+        columns[8 + i] = _mm512_shuffle_i32x4::<0b11_01_11_01>(low_ab, low_cd);
+        columns[4 + i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(high_ab, high_cd);
+        columns[12 + i] = _mm512_shuffle_i32x4::<0b11_01_11_01>(high_ab, high_cd);
+    }
+    columns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::oracle::random;
+
+    // The same words, of every layout, whole tiles and parts of one, and of numbers that are not
+    // finite.
+    #[test]
+    fn tiles_are_those_of_any_processor() {
+        let mut values = random(&[40 * 70], 1).values;
+        values[3] = f32::NAN;
+        values[75] = f32::INFINITY;
+        values[142] = -f32::MAX;
+        let none = Tile([[u32::MAX; 16]; 16]);
+        for matrix in [Strided::rows(&values, 70), Strided::rows(&values, 40).t()] {
+            for (lines, terms) in [
+                (0..16, 0..32),
+                (1..17, 2..34),
+                (3..3, 0..32),
+                (20..33, 39..70),
+            ] {
+                for order in [Order::ByLine, Order::ByTerm] {
+                    let (mut found, mut expected) = (none, none);
+                    if !fill(&mut found, matrix, [&lines, &terms], order) {
+                        return spd_testing::skip("a machine with AVX512_BF16");
+                    }
+                    expected.fill_plainly(matrix, lines.clone(), terms.clone(), order);
+                    assert_eq!(found.0, expected.0, "{lines:?} {terms:?} {order:?}");
+                }
+            }
+        }
+        let both = Strided {
+            values: &values,
+            row: 2,
+            column: 80,
+        };
+        assert!(!fill(
+            &mut none.clone(),
+            both,
+            [&(0..2), &(0..2)],
+            Order::ByLine
+        ));
+    }
+}
