@@ -24,7 +24,7 @@ struct Counts {
     /// Accesses of 8 or 16 bytes.
     wide: Accesses,
     tensors: Tensors,
-    /// Those of the shortest loop with products.
+    /// The tensor cores' part of the shortest loop that has products.
     of_loop: Option<Tensors>,
 }
 
@@ -101,7 +101,7 @@ fn counts(disassembler: &Path, kernels: &[Kernel]) -> BTreeMap<String, Counts> {
     assert!(ended.status.success(), "{ended:?}");
     let mut all: BTreeMap<String, Counts> = BTreeMap::new();
     let mut kernel = String::new();
-    // What a kernel had before each label.
+    // The counts of a kernel before each label.
     let mut labels: BTreeMap<String, Tensors> = BTreeMap::new();
     for line in String::from_utf8(ended.stdout).unwrap().lines() {
         if let Some((_, name)) = line.split_once(".section\t.text.") {

@@ -12,10 +12,10 @@
 //! - On a GPU, autotuning measures once per shape which of eight algorithms of cublasLt is the
 //!   fastest for a matrix product, and a run keeps the decision. A kernel of our own competes for
 //!   thin products, and replaces cublasLt where that refuses.
-//! - A masked site is products and a launch for its mask. Where rows are routed to it, its matrices
-//!   have these rows alone (`routed_rows`). Kernels that kept its components on chip
-//!   took longer than the products at every site that was measured on an H200, forward and backward,
-//!   so there are none.
+//! - A masked site is products and a launch for its mask. The matrices of a routed site have its
+//!   routed rows and little more (`routed_rows`). Kernels that kept a site's components on chip took
+//!   longer than the products at every site that was measured on an H200, forward and backward, so
+//!   there are none.
 //! - All-reduces run in buckets on a separate stream of the graph (`all_reduce`). GPUs exchange
 //!   parts by NCCL (`nccl`) and add them along the tree of [`blocks`](crate::blocks), so results
 //!   have the same bits on any number of GPUs. Tests run ranks as threads, each on an emulated

@@ -351,7 +351,8 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
             // Two blocks of 256 threads leave 128 registers for each thread, of which all but the
             // widest kernels take half; blocks of half as many threads may have twice as many.
             // Spills are what ptxas moves out of a loop, more of it where attention keeps rows in
-            // registers on an A100; the stack is that of the trigonometry of large angles. Two blocks of 100 KiB of shared memory fit on a multiprocessor.
+            // registers on an A100; the stack is that of the trigonometry of large angles. Two
+            // blocks of 100 KiB of shared memory fit on a multiprocessor.
             let what = format!("{arch} {}: {used:?}", kernel.call);
             let (most, spills) = match kernel.function().starts_with("attention_tiles") {
                 true => (128, 32),

@@ -6,8 +6,9 @@
 //!
 //! Both factors are packed in tiles of 16 lines of 32 terms, two to a word, as AMX takes them;
 //! AVX512_BF16 and plain vectors read the same tiles. Packing rounds too, so that no extra pass
-//! over a factor is made; it reads a factor in the order of memory, and with AVX512_BF16 ahead of
-//! time, as products of few rows wait for memory more than for sums. A frozen right factor is packed [once for all products](pack).
+//! over a factor is made. It reads a factor in the order of memory, and with AVX512_BF16 ahead of
+//! time: products of few rows wait for memory more than for sums. A frozen right factor is packed
+//! [once for all products](pack).
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
 //! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.

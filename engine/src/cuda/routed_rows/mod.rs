@@ -1,10 +1,11 @@
 //! Routed rows on a device, next to each other in matrices that have room for them.
 //!
-//! How many rows a site is routed is drawn at each step, but a captured graph has fixed sizes. So a
-//! compacted matrix has room for more rows than any step routes: `n p + 5 sqrt(n)` of `n` rows that
-//! are routed with probability `p`, each apart from all others. By Hoeffding's inequality more are
-//! routed with a probability below `e^-50`; they would give NaN, which stops a run. Routes that the
-//! program does not draw have room for all rows. Rows behind those that are routed are zeros.
+//! Each step draws which rows take part in a site, and how many, but a captured graph has fixed
+//! sizes. So a compacted matrix has room for more rows than any step routes: `n p + 5 sqrt(n)` of
+//! `n` rows that are routed with probability `p`, each apart from all others. By Hoeffding's
+//! inequality more are routed with a probability below `e^-50`; a row without room is NaN in the
+//! site's output, which stops a run. Matrices have room for all rows where the program does not draw
+//! the route. Rows behind those that are routed are zeros.
 //!
 //! ```text
 //! route -> routed_rows -> list           the numbers of the routed rows, and the place of each row
@@ -50,8 +51,7 @@ const TILE: usize = 64;
 #[derive(Debug, PartialEq)]
 struct RoutedRows;
 
-/// Rows of a matrix of all rows, or of a compacted one with the list that follows, in the order of a
-/// list.
+/// The listed rows of a matrix of all rows, or of a compacted one, whose own list follows.
 #[derive(Debug, PartialEq)]
 struct Gather;
 
@@ -128,7 +128,7 @@ impl Op for RoutedOutput {
     }
 }
 
-/// Bytes of a matrix of all rows that an op does not read which reads the rows of a list.
+/// Bytes of the rows of a matrix that a list has no room for.
 pub(crate) fn unlisted_bytes(all: &Type, list: &Type) -> usize {
     let rows = all.rows();
     all.bytes() / rows.max(1) * (2 * rows).saturating_sub(list.len())
