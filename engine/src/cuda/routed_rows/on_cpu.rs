@@ -67,6 +67,9 @@ impl RoutedMask {
         } else if self.compacted.contains(&value) {
             ty.dims = vec![rows, ty.columns()];
             values.resize(ty.len(), 0.0);
+        } else if ty.dims.len() > 1 {
+            // Compacted rows have one dimension, and so have those beside them.
+            ty.dims = vec![ty.rows(), ty.columns()];
         }
     }
 
