@@ -380,13 +380,13 @@ mod tests {
     use crate::blocks::tree;
     use crate::cuda::Device;
     use crate::cuda::Executor;
-    use crate::cuda::device_op::on_device;
     use crate::cuda::driver::Stream;
     use crate::cuda::emulated::{Call, Emulated, Ignored, Order, is_there};
     use crate::cuda::nccl_tests::{ranks, stand_in};
     use crate::cuda::placed::Memory;
     use crate::cuda::program::{Program, value};
     use crate::cuda::replay_tests::emulated;
+    use crate::cuda::routed_rows::on_device;
     use crate::cuda::tests;
     use crate::cuda::tests::{Alone, same_bits};
     use crate::op::Builder;

@@ -20,7 +20,6 @@
 //! all roundings after the logits together rarely do. Random numbers of the size of these roundings
 //! cause the same, and a residual stream in f32, as under autocast, improves nothing.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use half::bf16;
@@ -28,7 +27,7 @@ use half::bf16;
 use super::device_op::{DeviceGraph, DeviceNode};
 use crate::cpu::{Arena, Executor, Pool};
 use crate::cuda::casts::cast;
-use crate::cuda::routed_rows::on_cpu::{self, RoutedMask};
+use crate::cuda::routed_rows::on_cpu::{self, Known, RoutedMask};
 use crate::graph::Home;
 use crate::op::Builder;
 use crate::schedule;
@@ -49,9 +48,6 @@ const ATTENDED: f64 = 2.0 * STORED;
 
 /// Bound for a divergence, a sum of numbers that nearly cancel.
 const CANCELLED: f64 = 2e-3;
-
-/// Values of the device, as f32s or words.
-pub(super) type Known = BTreeMap<Value, Vec<f32>>;
 
 /// The program with all computed values as further outputs, in f32, and these values.
 pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {

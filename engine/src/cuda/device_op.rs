@@ -6,7 +6,6 @@ use std::fmt::{self, Debug};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::routed_rows::compacted;
 use crate::graph::{self, Graph};
 use crate::op::{Builder, Op};
 
@@ -52,13 +51,8 @@ impl Debug for DeviceOp {
     }
 }
 
-/// A program for a device, with its [routed rows](super::routed_rows) and no other rewrite.
-pub(crate) fn on_device(from: &Builder) -> DeviceGraph {
-    compacted(&of_devices(from))
-}
-
 /// A program with its ops as those of a device.
-pub(super) fn of_devices(from: &Builder) -> DeviceGraph {
+pub(crate) fn of_devices(from: &Builder) -> DeviceGraph {
     let nodes = from.nodes.iter();
     let nodes = nodes.map(|node| node.by(DeviceOp(Arc::clone(&node.op))));
     from.with_nodes(nodes.collect())

@@ -94,8 +94,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::cuda::device_op::on_device;
     use crate::cuda::every_op::{EVEN, EveryOp};
+    use crate::cuda::routed_rows::on_device;
     use crate::graph::Graph;
     use crate::op::{Builder, Computes, Op};
     use crate::value::Type;

@@ -250,7 +250,7 @@ pub(super) mod tests {
     use spd_draws::{Purpose, Stream};
 
     use super::*;
-    use crate::cuda::device_op::on_device;
+    use crate::cuda::routed_rows::on_device;
     use crate::cuda::tests::agree;
     use crate::op::Builder;
     use crate::ops::oracle::random;

@@ -123,7 +123,7 @@ pub(crate) mod program;
 pub mod replacement;
 #[cfg(test)]
 mod replay_tests;
-mod routed_rows;
+pub(crate) mod routed_rows;
 mod row_sums;
 pub(crate) mod staging;
 #[cfg(test)]
@@ -139,5 +139,4 @@ pub use cublaslt::WORKSPACE as MATRIX_PRODUCTS;
 pub use device::{Device, PINNED};
 pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
-pub(crate) use routed_rows::unlisted_bytes;
 pub use staging::Staged;

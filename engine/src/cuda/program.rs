@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
-use super::device_op::{DeviceGraph, DeviceNode, on_device};
+use super::device_op::{DeviceGraph, DeviceNode};
 use super::fusion::fused;
 use super::gated::gated;
 use super::kernel::{Kernel, Writer};
@@ -13,6 +13,7 @@ use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::padding::padded;
 use super::placed::{Memory, Method, Placed, PlacedOp, PlacedProduct, Rounded, Step, numbers};
+use super::routed_rows::on_device;
 use super::row_sums::with_row_sums;
 use crate::cuda::casts::stored;
 use crate::given::Given;

@@ -100,8 +100,8 @@ fn summing(from: &DeviceGraph, node: &DeviceNode) -> Option<(usize, DeviceOp)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::device_op::on_device;
     use crate::cuda::gated;
+    use crate::cuda::routed_rows::on_device;
     use crate::cuda::tests::agree;
     use crate::op::Builder;
     use crate::ops::oracle::random;

@@ -22,6 +22,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod packing;
 mod panels;
+mod tile;
 mod vectors;
 
 use std::cell::RefCell;

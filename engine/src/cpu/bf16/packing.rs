@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 use std::ops::Range;
 
-use super::panels::{Order, SIDE, Tile};
+use super::tile::{Order, SIDE, Tile};
 use crate::cpu::shape::Strided;
 
 /// Words of two vectors of bf16, the first of them in the lower halves.
@@ -212,7 +212,7 @@ mod tests {
                     if !fill(&mut found, matrix, [&lines, &terms], order) {
                         return spd_testing::skip("a machine with AVX512_BF16");
                     }
-                    expected.fill_plainly(matrix, lines.clone(), terms.clone(), order);
+                    expected.fill(matrix, lines.clone(), terms.clone(), order);
                     assert_eq!(found.0, expected.0, "{lines:?} {terms:?} {order:?}");
                 }
             }

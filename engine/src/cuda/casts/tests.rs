@@ -3,9 +3,9 @@ use std::collections::BTreeSet;
 use half::bf16;
 
 use super::*;
-use crate::cuda::device_op::on_device;
 use crate::cuda::every_op::{EVEN, EveryOp, LARGE, RAGGED};
 use crate::cuda::program::Program;
+use crate::cuda::routed_rows::on_device;
 use crate::cuda::tests::{numbers, replay};
 use crate::graph;
 use crate::op::Computes;

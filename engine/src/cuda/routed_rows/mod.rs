@@ -21,12 +21,12 @@ pub(super) mod on_cpu;
 
 use std::collections::BTreeMap;
 
-use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, of_devices};
 use super::lowering::{Lowering, Source, arguments, constants};
 use crate::alike::{Alike, Of};
 use crate::graph::Home;
-use crate::op::{Op, op};
-use crate::ops::site::masked::MaskedGrad;
+use crate::op::{Builder, Op, op};
+use crate::ops::site::masked::{MaskedGrad, unlisted_bytes};
 use crate::ops::site::output;
 use crate::ops::site::routed_matmul::Kind;
 use crate::ops::{
@@ -128,10 +128,9 @@ impl Op for RoutedOutput {
     }
 }
 
-/// Bytes of the rows of a matrix that a list has no room for.
-pub(crate) fn unlisted_bytes(all: &Type, list: &Type) -> usize {
-    let rows = all.rows();
-    all.bytes() / rows.max(1) * (2 * rows).saturating_sub(list.len())
+/// A program for a device, with compacted matrices and no other rewrite.
+pub(crate) fn on_device(from: &Builder) -> DeviceGraph {
+    compacted(&of_devices(from))
 }
 
 /// The program with compacted matrices of fixed sizes; values keep their numbers.

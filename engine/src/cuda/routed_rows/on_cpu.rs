@@ -1,11 +1,15 @@
 //! Ops on routed rows on a CPU, from the operands that a device had.
 
+use std::collections::BTreeMap;
+
 use super::{Gather, RoutedOutput, RoutedRows, Spread};
-use crate::cuda::bf16_roundings::Known;
 use crate::cuda::device_op::{DeviceGraph, DeviceNode};
 use crate::ops::Masked;
 use crate::ops::site::masked::MaskedGrad;
 use crate::value::{Type, Value};
+
+/// Values of the device, as f32s or words.
+pub(in crate::cuda) type Known = BTreeMap<Value, Vec<f32>>;
 
 /// As in the kernels.
 const NO_ROW: u32 = u32::MAX;

@@ -1,7 +1,7 @@
 use spd_draws::{Purpose, Stream};
 
 use super::*;
-use crate::cuda::device_op::{of_devices, on_device};
+use crate::cuda::device_op::of_devices;
 use crate::cuda::tests::{agree, replay};
 use crate::derivation::SiteInputs;
 use crate::op::Builder;

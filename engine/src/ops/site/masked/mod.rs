@@ -28,7 +28,6 @@ pub(crate) mod cuda;
 
 use spd_draws::Stream;
 
-use crate::cuda::unlisted_bytes;
 use crate::op::{
     BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, listed, op, refuse,
 };
@@ -240,6 +239,12 @@ impl Masked {
         }
         refuse!("masked", "{} do not fit {self:?}", listed(inputs))
     }
+}
+
+/// Bytes of the rows of a matrix that a device's list of routed rows has no room for.
+pub(crate) fn unlisted_bytes(all: &Type, list: &Type) -> usize {
+    let rows = all.rows();
+    all.bytes() / rows.max(1) * (2 * rows).saturating_sub(list.len())
 }
 
 /// Gradients that are sums over positions.
