@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::Sums;
-use super::panels::{Block, SIDE};
+use super::tile::{Block, SIDE};
 
 /// Whether this processor has AMX for bf16, and the kernel permits this process to use its
 /// registers.

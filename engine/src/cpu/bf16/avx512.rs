@@ -8,7 +8,7 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 
 use super::Sums;
-use super::panels::{Block, SIDE};
+use super::tile::{Block, SIDE};
 
 /// Rows whose sums are held in registers: two vectors of 16 columns each.
 const ROWS: usize = 8;

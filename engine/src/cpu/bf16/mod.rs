@@ -34,7 +34,7 @@ use super::output::Output;
 use super::shape::{Shape, Strided};
 use super::tile::RawTile;
 pub(crate) use panels::Panel;
-use panels::{Block, Order, SIDE};
+use tile::{Block, Order, SIDE};
 
 /// Terms of a sum, rows and columns that are packed at a time: a panel of each factor stays in a near
 /// cache.
@@ -178,13 +178,10 @@ impl Sums {
     #[expect(unsafe_code, reason = "as for `multiply`")]
     #[inline(always)]
     unsafe fn write(&self, [rows, columns]: [usize; 2], alpha: f32, out: Output<RawTile>) {
-        let row = |row: usize| {
+        for (row, sums) in self.0.iter().enumerate().take(rows) {
             let start = out.values.at(row, 0).start;
             // SAFETY: the caller's promise.
-            unsafe { std::slice::from_raw_parts_mut(start, columns) }
-        };
-        for (at, sums) in self.0.iter().enumerate().take(rows) {
-            let values = row(at);
+            let values = unsafe { std::slice::from_raw_parts_mut(start, columns) };
             if out.add {
                 for (value, sum) in values.iter_mut().zip(sums) {
                     *value += alpha * sum;

@@ -9,6 +9,7 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 use std::ops::Range;
 
+use super::avx512;
 use super::tile::{Order, SIDE, Tile};
 use crate::cpu::shape::Strided;
 
@@ -46,9 +47,7 @@ pub(super) fn fill(
     of_tile: [&Range<usize>; 2],
     order: Order,
 ) -> bool {
-    let is_there = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512bf16");
+    let is_there = avx512::is_there() && is_x86_feature_detected!("avx512bw");
     let fills = is_there && (matrix.column == 1 || matrix.row == 1);
     if fills {
         // SAFETY: the processor has the instructions.
@@ -118,7 +117,7 @@ unsafe fn words(
     unsafe { transmute::<[__m512i; 16], [[u32; 16]; 16]>(words) }
 }
 
-/// Elements from a load to the memory that it has brought near: along terms, and along lines.
+/// Elements between a load and the prefetch beside it: along terms, and along lines.
 const AHEAD: [usize; 2] = [64, 32];
 
 #[inline]

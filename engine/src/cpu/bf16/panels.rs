@@ -4,22 +4,8 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::packing;
-pub(super) use super::tile::{Order, SIDE, Tile};
+use super::tile::{Block, Order, SIDE, Tile};
 use crate::cpu::shape::Strided;
-
-/// [`SIDE`] lines of as many terms.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct Block(pub(super) [Tile; 2]);
-
-impl Block {
-    /// Some rows of a block, counted over both tiles: as many lines, packed by line.
-    #[inline(always)]
-    pub(super) fn rows<const N: usize>(&self, first: usize) -> &[[u32; 16]; N] {
-        let rows = self.0[first / 16].0[first % 16..].first_chunk();
-        rows.expect("rows of one tile")
-    }
-}
 
 /// Packed lines of a factor: strips of [`SIDE`] lines, each with enough blocks for all terms.
 #[derive(Debug)]

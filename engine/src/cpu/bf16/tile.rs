@@ -1,4 +1,4 @@
-//! A tile of a packed factor, and how any processor fills it.
+//! Tiles of packed factors, and how any processor fills one.
 
 use std::ops::Range;
 
@@ -16,6 +16,20 @@ pub(super) const SIDE: usize = 32;
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Tile(pub(super) [[u32; 16]; 16]);
+
+/// [`SIDE`] lines of as many terms.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Block(pub(super) [Tile; 2]);
+
+impl Block {
+    /// Some rows of a block, counted over both tiles: as many lines, packed by line.
+    #[inline(always)]
+    pub(super) fn rows<const N: usize>(&self, first: usize) -> &[[u32; 16]; N] {
+        let rows = self.0[first / 16].0[first % 16..].first_chunk();
+        rows.expect("rows of one tile")
+    }
+}
 
 /// Meaning of a row of a tile. A word holds two terms of one line, the earlier one in its lower
 /// half.

@@ -2,7 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use super::panels::{Block, SIDE};
+use super::tile::{Block, SIDE};
 use super::{SUMS, Sums};
 use crate::cpu::math::on_vectors;
 
