@@ -44,21 +44,18 @@ pub(crate) fn order<P: Computes>(builder: &Graph<P>) -> Vec<usize> {
 }
 
 fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
-    let mut needed: Vec<bool> = (0..builder.nodes.len()).map(changes).collect();
-    let require = |value: Value, needed: &mut Vec<bool>| {
-        if let Home::Node(node) = builder.homes[value.index()] {
-            needed[node] = true;
-        }
+    let mut needed = vec![false; builder.nodes.len()];
+    let maker = |&value: &Value| match builder.homes[value.index()] {
+        Home::Node(node) => Some(node),
+        _ => None,
     };
-    for &(_, value) in &builder.outputs {
-        require(value, &mut needed);
-    }
-    for index in (0..builder.nodes.len()).rev().collect::<Vec<_>>() {
-        if needed[index] {
+    let mut left: Vec<usize> = (0..builder.nodes.len()).filter(|&n| changes(n)).collect();
+    left.extend(builder.outputs.iter().filter_map(|(_, value)| maker(value)));
+    while let Some(index) = left.pop() {
+        if !std::mem::replace(&mut needed[index], true) {
             let node = &builder.nodes[index];
-            for &value in node.inputs.iter().chain(node.into.iter().flatten()) {
-                require(value, &mut needed);
-            }
+            let read = node.inputs.iter().chain(node.into.iter().flatten());
+            left.extend(read.filter_map(maker));
         }
     }
     needed

@@ -380,8 +380,8 @@ impl EveryOp {
         let v = self.leaf(&[d, c]);
         let a = self.b.matmul(x, v)?;
         for mask in [
-            Mask::Importance,
             Mask::Between(Draw::Uniform(Stream::new(Purpose::Source, 3, 0))),
+            Mask::Importance,
         ] {
             let values = MaskValues {
                 mask,

@@ -2,35 +2,37 @@
 //! their gradient again.
 //!
 //! ```text
-//! z -> importance_gates -> g, sums, l0           becomes   z -> importance_sums -> sums, l0
-//! a, g -> masked -> h                            becomes   a, z -> masked -> h
+//! z -> importance_gates -> g, sums, l0
+//! a, g -> masked -> h                            becomes   a, z -> masked -> h, sums, l0
 //! gh, a, g -> masked_grad -> ga, gg              becomes   gh, a, z, gsums -> masked_logits_grad -> ga, gz
 //! z, gg, gsums -> importance_gates_grad -> gz
 //! ```
 //!
 //! Importances qualify if they have no noise, are stored as their logits are, and only masks read
-//! them. The last mask whose gradient reaches them gives the gradient of the logits, because the
-//! rule of the lower sigmoid reads the sum of all.
+//! them. The first mask gives the sums, if nothing else that it reads is computed from sums. The last
+//! mask whose gradient reaches them gives the gradient of the logits, because the rule of the lower
+//! sigmoid reads the sum of all.
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use super::lowering::Lowering;
 use crate::graph::Home;
 use crate::op::{Op, op};
-use crate::ops::importance::gates::{self, ImportanceGatesGrad};
+use crate::ops::importance::gates::ImportanceGatesGrad;
 use crate::ops::site::masked::{self, MaskedGrad};
 use crate::ops::{Gates, ImportanceGates, LogitNoise, Masked};
 use crate::schedule;
 use crate::value::Value;
 
-/// Penalty sums and L0 of logits, without the importances.
+/// A mask of logits, with their penalty sums and L0.
 #[derive(Debug, PartialEq)]
-struct ImportanceSums(ImportanceGates);
+struct MaskedWithSums(Masked, ImportanceGates);
 
-impl Op for ImportanceSums {
+impl Op for MaskedWithSums {
     op! {
-        name "importance_sums"; of_devices;
-        cuda(self) gates::cuda::value(&self.0, false);
-        flops(self, inputs) self.0.flops(inputs);
+        name "masked_with_sums"; of_devices;
+        cuda(self) masked::cuda::with_sums(&self.0, &self.1);
+        flops(self, inputs) self.1.flops(&inputs[1..]);
+        expensive_ops(self, inputs) self.0.expensive_ops(inputs);
     }
 }
 
@@ -115,6 +117,7 @@ impl Readers {
 /// numbers.
 pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
     let readers = Readers::new(from);
+    let of_sums = of_sums(from);
     let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
     for (index, node) in from.nodes.iter().enumerate() {
         let Some(of) = node.op.get::<ImportanceGates>() else {
@@ -126,18 +129,27 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
             && from.ty(z).dtype == from.ty(g).dtype
             && !readers.kept[g.index()]
             && masks.iter().all(|&mask| reads_at(&from.nodes[mask], g));
-        if !qualifies {
+        let first = masks.first().map(|&first| &from.nodes[first]);
+        let Some((first, mask)) = first
+            .filter(|_| qualifies)
+            .and_then(|first| Some((first, first.op.get::<Masked>()?)))
+        else {
+            continue;
+        };
+        let others = first.inputs.iter().filter(|&&input| input != g);
+        if others.copied().any(|input| of_sums[input.index()]) {
             continue;
         }
-        nodes[index] = Some(DeviceNode {
-            op: DeviceOp::new(ImportanceSums(*of)),
-            outputs: node.outputs[1..].to_vec(),
-            into: Vec::new(),
-            ..node.clone()
-        });
         for &mask in masks {
             nodes[mask] = Some(of_logits(&from.nodes[mask], of.gates, [g, z]));
         }
+        nodes[index] = None;
+        nodes[masks[0]] = Some(DeviceNode {
+            op: DeviceOp::new(MaskedWithSums(*mask, *of)),
+            inputs: with(&first.inputs, [g, z]),
+            outputs: [&first.outputs[..], &node.outputs[1..]].concat(),
+            ..first.clone()
+        });
         for &last in &readers.of[z.index()] {
             if let Some((mask, both)) = with_gates(&readers, from, last, [g, z]) {
                 nodes[mask] = Some(both);
@@ -146,6 +158,20 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
         }
     }
     from.with_nodes(nodes.into_iter().flatten().collect())
+}
+
+/// Whether each value is computed from penalty sums or L0.
+fn of_sums(from: &DeviceGraph) -> Vec<bool> {
+    let mut found = vec![false; from.types.len()];
+    for node in &from.nodes {
+        let read = node.inputs.iter().chain(node.into.iter().flatten());
+        let reads = read.copied().any(|value| found[value.index()]);
+        let makes = usize::from(!reads && node.op.is::<ImportanceGates>());
+        for output in &node.outputs[makes..] {
+            found[output.index()] = reads || makes == 1;
+        }
+    }
+    found
 }
 
 /// Whether a node is a mask, or its gradients, that reads `g` as importances alone.
@@ -293,7 +319,7 @@ pub(super) mod tests {
             let with = MaskValues {
                 mask,
                 importance: Some(found.importance),
-                given: None,
+                given: (mask == Mask::Between(Draw::Given)).then_some(found.penalty_sums),
                 delta: None,
                 route: None,
             };
@@ -332,17 +358,26 @@ pub(super) mod tests {
         for masks in [&ONE[..], &two()] {
             let (b, _) = program(Gates::LeakyHard, 132, masks, false);
             let b = gated(&on_device(&b));
-            assert_eq!(names(&b, "importance"), ["importance_sums"]);
+            assert_eq!(names(&b, "importance_"), [""; 0]);
             // Only the last gradient reaches the logits: the rule of the sigmoid reads their sum.
-            let mut gradients = vec!["masked_grad"; masks.len() - 1];
-            gradients.push("masked_logits_grad");
-            assert_eq!(names(&b, "masked_"), gradients);
+            let mut made = vec!["masked_with_sums"];
+            made.extend(vec!["masked_grad"; masks.len() - 1]);
+            made.push("masked_logits_grad");
+            assert_eq!(names(&b, "masked_"), made);
         }
     }
 
     #[test]
     fn importances_that_are_fetched_are_stored() {
         let (b, _) = program(Gates::LeakyHard, 36, &ONE, true);
+        let b = gated(&on_device(&b));
+        let names = names(&b, "importance");
+        assert_eq!(names, ["importance_gates", "importance_gates_grad"]);
+    }
+
+    #[test]
+    fn importances_are_stored_for_a_mask_that_reads_their_sums() {
+        let (b, _) = program(Gates::LeakyHard, 36, &[Mask::Between(Draw::Given)], false);
         let b = gated(&on_device(&b));
         let names = names(&b, "importance");
         assert_eq!(names, ["importance_gates", "importance_gates_grad"]);

@@ -44,7 +44,7 @@ struct Accesses {
 
 /// Most narrow loads and stores of a kernel: of numbers of the step, scalars, numbers of a row, and
 /// partial sums.
-const NARROW: [(&str, usize, usize); 15] = [
+const NARROW: [(&str, usize, usize); 16] = [
     ("elementwise", 3, 0),
     ("elementwise_summed", 0, 1),
     ("gather_rows", 1, 0),
@@ -53,6 +53,7 @@ const NARROW: [(&str, usize, usize); 15] = [
     ("masked", 7, 0),
     ("masked_grad", 7, 0),
     ("masked_logits_grad", 8, 1),
+    ("masked_with_sums", 9, 2),
     ("norm", 0, 2),
     ("norm_of_sum", 0, 2),
     ("routed_output", 3, 0),

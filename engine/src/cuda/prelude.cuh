@@ -345,9 +345,11 @@ DEVICE void head_dots(InFloats auto y, InFloats auto g, Out<float> dots) {
 // ---- Sums over rows: a block of 32 columns by 8 rows takes a stretch of rows; then stretches are
 // added in order.
 
-// `term(row, column)`, of WIDTH columns, summed over a stretch of rows, for 32 WIDTH columns: a
-// thread reads AHEAD of its rows before it adds the first of them. parts: [stretches, COLUMNS].
-template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wide_column_parts(Out<float> parts, F term) {
+// `term(row, column, read(row, column))`, of WIDTH columns, summed over a stretch of rows, for 32
+// WIDTH columns: a thread reads AHEAD of its rows before the first of them gives a term. parts:
+// [stretches, COLUMNS].
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class R, class F>
+DEVICE void wide_column_parts(Out<float> parts, R read, F term) {
     const int AHEAD = 2;
     SHARED(float, sums, 8 * 32 * WIDTH);
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
@@ -356,15 +358,16 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wi
     i64 end = ((i64)blockIdx.y + 1) * STRETCH;
     end = end < ROWS ? end : ROWS;
     for (i64 first = (i64)blockIdx.y * STRETCH + line; first < end && column < COLUMNS; first += 8 * AHEAD) {
-        Wide<WIDTH> rows[AHEAD];
+        decltype(read(first, column)) rows[AHEAD];
         for (int ahead = 0; ahead < AHEAD; ++ahead) {
             if (first + 8 * ahead < end) {
-                rows[ahead] = term(first + 8 * ahead, column);
+                rows[ahead] = read(first + 8 * ahead, column);
             }
         }
         for (int ahead = 0; ahead < AHEAD && first + 8 * ahead < end; ++ahead) {
+            Wide<WIDTH> row = term(first + 8 * ahead, column, rows[ahead]);
             for (int k = 0; k < WIDTH; ++k) {
-                sum.v[k] += rows[ahead].v[k];
+                sum.v[k] += row.v[k];
             }
         }
     }
@@ -379,6 +382,11 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wi
         }
         parts[(i64)blockIdx.y * COLUMNS + start + threadIdx.x] = total;
     }
+}
+
+// The same with terms that nothing else is read before.
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wide_column_parts(Out<float> parts, F term) {
+    wide_column_parts<ROWS, COLUMNS, STRETCH, WIDTH>(parts, term, [](i64, i64, Wide<WIDTH> row) { return row; });
 }
 
 // The same for 32 columns, of which `term(row, column)` gives one; may be called again.

@@ -1,9 +1,9 @@
 //! Routed rows on a device, next to each other in matrices that have room for them.
 //!
 //! Each step draws which rows take part in a site, and how many, but a captured graph has fixed
-//! sizes. So a compacted matrix has room for more rows than any step routes: `n p + 5 sqrt(n)` of
+//! sizes. So a compacted matrix has room for more rows than any step routes: `n p + 4 sqrt(n)` of
 //! `n` rows that are routed with probability `p`, each apart from all others. By Hoeffding's
-//! inequality more are routed with a probability below `e^-50`; a row without room is NaN in the
+//! inequality more are routed with a probability below `e^-32`; a row without room is NaN in the
 //! site's output, which stops a run. Matrices have room for all rows where the program does not draw
 //! the route. Rows behind those that are routed are zeros.
 //!
@@ -41,7 +41,7 @@ const THREADS: usize = 512;
 
 /// Square roots of the number of rows by which there is room for more rows than expected. A standard
 /// deviation of the number of routed rows is half a root at most.
-const ROOTS: f64 = 5.0;
+const ROOTS: f64 = 4.0;
 
 /// Room is a multiple of so many rows: a part of the tile of a product.
 const TILE: usize = 64;

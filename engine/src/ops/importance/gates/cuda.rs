@@ -39,43 +39,68 @@ pub(crate) fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
     (settings, Argument::Word(word))
 }
 
-/// Importances, penalty sums and L0, three results; without `writes_importances` the last two alone.
-pub(crate) fn value(op: &ImportanceGates, writes_importances: bool, to: &mut Lowering<'_>) {
+/// Penalty sums and L0 while a kernel that computes importances makes parts of them.
+pub(crate) struct Sums {
+    rows: usize,
+    columns: usize,
+    /// Rows of a part.
+    pub(crate) stretch: usize,
+    /// Blocks of the kernel.
+    pub(crate) blocks: [usize; 2],
+    parts: Operand,
+    counts: Operand,
+}
+
+impl Sums {
+    pub(crate) fn new(rows: usize, columns: usize, to: &mut Lowering<'_>) -> Self {
+        let RowSums {
+            stretch,
+            blocks,
+            parts,
+        } = to.row_sums(rows, columns, 4);
+        Self {
+            rows,
+            columns,
+            stretch,
+            blocks,
+            parts,
+            counts: to.scratch(blocks[0] * blocks[1]),
+        }
+    }
+
+    /// The parts of penalty sums and of counts, for the kernel.
+    pub(crate) fn parts(&self) -> [Operand; 2] {
+        [self.parts, self.counts].map(Operand::out)
+    }
+
+    /// Adds up the parts to penalty sums and L0, two results from the one at `first` on.
+    pub(crate) fn finish(self, first: usize, to: &mut Lowering<'_>) {
+        let (columns, count) = (self.columns, self.blocks[1]);
+        let lines = lines(count);
+        let constants = constants![columns, count, self.counts.len, lines];
+        let [sums, active] = [first, first + 1].map(|at| to.output(at));
+        let each = 1.0 / self.rows as f64;
+        to.kernel(KERNELS, "importance_sums", &constants)
+            .blocks((columns * lines).div_ceil(THREADS) + 1, 1)
+            .launch(&arguments![self.parts, self.counts, sums, active, each]);
+    }
+}
+
+/// Importances, penalty sums and L0, three results.
+pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
-    let z = to.input(0);
+    let sums = Sums::new(rows, columns, to);
+    let (settings, what) = settings(op);
+    let constants = [&constants![rows, columns, sums.stretch][..], &settings].concat();
+    let (parameters, z, g) = (to.parameters(), to.input(0), to.output(0));
     let given = op.is_given().then(|| to.input(1));
-    let RowSums {
-        stretch,
-        blocks: [across, count],
-        parts,
-    } = to.row_sums(rows, columns, 4);
-    let counts = to.scratch(count * across);
-    let ([gates, noise, penalty, parameter], what) = settings(op);
-    let parameters = to.parameters();
-    let first = usize::from(writes_importances);
-    let g = writes_importances.then(|| to.output(0));
-    let [sums, active] = [first, first + 1].map(|at| to.output(at));
-    let constants = constants![
-        rows,
-        columns,
-        stretch,
-        gates,
-        noise,
-        penalty,
-        parameter,
-        writes_importances
-    ];
-    let [partial, counted] = [parts, counts].map(Operand::out);
+    let ([across, down], [parts, counts]) = (sums.blocks, sums.parts());
     to.kernel(KERNELS, "importance_gates", &constants)
-        .blocks(across, count)
+        .blocks(across, down)
         .launch(&arguments![
-            parameters, z, given, g, partial, counted, what, op.alive
+            parameters, z, given, g, parts, counts, what, op.alive
         ]);
-    let lines = lines(count);
-    let constants = constants![columns, count, counts.len, lines];
-    to.kernel(KERNELS, "importance_sums", &constants)
-        .blocks((columns * lines).div_ceil(THREADS) + 1, 1)
-        .launch(&arguments![parts, counts, sums, active, 1.0 / rows as f64]);
+    sums.finish(1, to);
 }
 
 pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {

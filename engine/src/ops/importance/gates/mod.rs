@@ -159,7 +159,7 @@ impl ImportanceGates {
 impl Op for ImportanceGates {
     op! {
         name "importance_gates"; formats [Either, Full] => [Either, Full];
-        kernels(self) cpu::forward(self), cuda::value(self, true);
+        kernels(self) cpu::forward(self), cuda::value(self);
         flops(self, inputs) 4 * inputs[0].len() as u64;
         expensive_ops(self, inputs) match self.noise {
             LogitNoise::Drawn(_) => drawn(inputs[0].len()),

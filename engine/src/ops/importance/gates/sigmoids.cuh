@@ -110,6 +110,33 @@ template <int GATES, int PENALTY> DEVICE Four penalty_grad(Four logit, Four up, 
     return map([&](int k) { return up.v[k] * slope.v[k] * penalised_slope<GATES>(logit.v[k]); });
 }
 
+// The penalties of four logits; their importances above `alive` are added to the exact count
+// `active`.
+template <i64 COLUMNS, int GATES, int PENALTY>
+DEVICE Four penalties(Four logit, Four importance, i64 column, float parameter, float alive, float &active) {
+    for (int k = 0; k < 4; ++k) {
+        active += (COLUMNS % 4 == 0 || column + k < COLUMNS) && importance.v[k] > alive ? 1.0f : 0.0f;
+    }
+    if constexpr (PENALTY == PENALTY_NONE) {
+        return fill(0.0f);
+    } else {
+        return psi<PENALTY>(map([&](int k) { return penalised<GATES>(logit.v[k]); }), parameter);
+    }
+}
+
+// The penalty's parameter of the step.
+template <int PENALTY, int PARAMETER> DEVICE float penalty_parameter(In<u32> parameters) {
+    return PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
+}
+
+// The count of a block from those of its threads.
+DEVICE void give_count(Out<float> counts, float active) {
+    active = block_sum<256>(active);
+    if (threadIdx.x == 0) {
+        counts[(i64)blockIdx.y * gridDim.x + blockIdx.x] = active;
+    }
+}
+
 // Importances, computed from logits where they are read.
 template <int GATES, class Z> struct Gated {
     Z z;

@@ -3,7 +3,7 @@ use crate::cuda::lowering::{
     Argument, Constant, Lowering, Source, arguments, constants, row_threads, stretches,
 };
 use crate::cuda::operand::Operand;
-use crate::ops::importance::gates::cuda::{named, settings as settings_of_gates};
+use crate::ops::importance::gates::cuda::{Sums, named, settings as settings_of_gates};
 use crate::ops::{Gates, ImportanceGates};
 
 const KERNELS: Source = Source::new(
@@ -132,6 +132,24 @@ pub(crate) fn value(op: &Masked, gates: Option<Gates>, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, "masked", &site.constants)
         .fours(site.own_rows, site.columns)
         .launch(&arguments);
+}
+
+/// As [`value`] with logits, and then their penalty sums and L0, two more results.
+pub(crate) fn with_sums(op: &Masked, gates: &ImportanceGates, to: &mut Lowering<'_>) {
+    let site = Site::new(op, None, 0, to);
+    let sums = Sums::new(site.rows, site.columns, to);
+    let ([sigmoids, _, penalty, parameter], _) = settings_of_gates(gates);
+    let mut constants = site.constants.clone();
+    constants.extend(constants![sigmoids, penalty, parameter, sums.stretch]);
+    let ([across, down], [parts, counts]) = (sums.blocks, sums.parts());
+    let mut arguments = site.parameters(to);
+    arguments.extend(site.arguments());
+    let (h, threshold) = (to.output(0), site.threshold);
+    arguments.extend(arguments![h, parts, counts, threshold, gates.alive]);
+    to.kernel(KERNELS, "masked_with_sums", &constants)
+        .blocks(across, down)
+        .launch(&arguments);
+    sums.finish(1, to);
 }
 
 /// A gradient that is written or added to.

@@ -83,6 +83,40 @@ DEVICE void masked(In<u32> parameters, u32 what, InFloats auto a, InFloats auto 
     });
 }
 
+// A row of a mask that is read: its row of activations, or -1, logits and activations.
+struct MaskedRow {
+    i64 own;
+    Four logit, x;
+};
+
+// As `masked` with importances that are computed from logits `z`, and in the same pass the penalty sums
+// of a stretch of rows and the number of active components.
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, i64 ROOM, int GATES, int PENALTY,
+          int PARAMETER, i64 STRETCH>
+DEVICE void masked_with_sums(In<u32> parameters, u32 what, InFloats auto a, InFloats auto z, In<float> given, In<float> delta,
+                             In<u32> list, OutFloats auto h, Out<float> parts, Out<float> counts, float threshold, float alive) {
+    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROOM, decltype(z)> site = {parameters, what, z, given, delta, list};
+    float parameter = penalty_parameter<PENALTY, PARAMETER>(parameters), active = 0.0f;
+    wide_column_parts<ROWS, COLUMNS, STRETCH, 4>(
+        parts,
+        [&](i64 row, i64 column) {
+            i64 own = site.own_row(row);
+            return MaskedRow{own, load<COLUMNS>(z, row, column), own < 0 ? fill(0.0f) : load<COLUMNS>(a, own, column)};
+        },
+        [&](i64 row, i64 column, MaskedRow of) {
+            Four importance = map([&](int k) { return lower<GATES>(of.logit.v[k]); });
+            if (site.is_behind(row)) {
+                store<COLUMNS>(h, row, column, fill(0.0f));
+            }
+            if (of.own >= 0) {
+                Four m = site.mask(site.with(importance, row, column), threshold);
+                store<COLUMNS>(h, of.own, column, map([&](int k) { return of.x.v[k] * m.v[k]; }));
+            }
+            return penalties<COLUMNS, GATES, PENALTY>(of.logit, importance, column, parameter, alive, active);
+        });
+    give_count(counts, active);
+}
+
 // Gradients of the activation, the importance and draws given for each position; those that are
 // not needed are left out.
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, i64 ROOM, int WANT_A,
@@ -135,7 +169,7 @@ DEVICE void masked_logits_grad(In<u32> parameters, u32 what, InFloats auto gh, I
                                In<float> delta, In<u32> list, InFloats auto before, In<float> of_sums, OutFloats auto of_a,
                                OutFloats auto dz, auto parts, float threshold) {
     Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROOM, decltype(z)> site = {parameters, what, z, given, delta, list};
-    float parameter = PENALTY == PENALTY_NONE ? 1.0f : scalar(parameters, PARAMETER);
+    float parameter = penalty_parameter<PENALTY, PARAMETER>(parameters);
     each_four_summed<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
         if (WANT_A == 1 && site.is_behind(row)) {
             store<COLUMNS>(of_a, row, column, fill(0.0f));
