@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{Draw, Mask, Masked, MaskedGrad, Operands, Wants};
+use super::{Draw, Mask, Masked, MaskedGrad, Operands};
 use crate::cpu::math::sum;
 use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
@@ -51,77 +51,20 @@ pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
     let h = frame.output(0).values;
     let scratch = frame.scratch();
     let site = Site::new(op, op.operands(0), frame, scratch);
-    to_activation(&site, site.a, Output::overwrite(h), frame);
-}
-
-/// `out = [out +] x M`.
-fn to_activation(site: &Site<'_>, x: &[f32], out: Output<&mut [f32]>, frame: &Frame<'_>) {
-    let Output { values, add } = out;
-    let parts = Compacted::new(values, site.c, site.routed);
-    each_chunk!(frame, [site.rows, site.c], parts, |range, mut out| {
+    let parts = Compacted::new(h, site.c, site.routed);
+    each_chunk!(frame, [site.rows, site.c], parts, |range, mut h| {
         let mut tiles = Tiles::new();
-        for piece in site.pieces(range) {
+        for piece in site.pieces(range, false) {
             let at = site.load(&piece, &mut tiles);
-            let values = out.part(piece.own, piece.len);
-            at.masked(site.mask, piece.compacted(x), Output { values, add });
+            let h = Output::overwrite(h.part(piece.own, piece.len));
+            at.masked(site.mask, piece.compacted(site.a), h);
         }
     });
 }
 
+/// Tiles end with their row if there are sums: the delta's gradient is a sum over a row, and a
+/// given row's over the rows.
 pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
-    match op.wants {
-        Wants {
-            a: true,
-            importance,
-            given: false,
-            delta: false,
-        } => to_importance(&op.of, importance, frame),
-        _ => to_sources(op, frame),
-    }
-}
-
-/// The gradients of a training loss: of the activation and, if the mask depends on it, of the
-/// importance.
-fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
-    let gradient = frame.input(0);
-    let scratch = frame.scratch();
-    let site = Site::new(op, op.operands(1), frame, scratch);
-    let ga = frame.output(0);
-    if !importance {
-        return to_activation(&site, gradient, ga, frame);
-    }
-    let c = site.c;
-    let gg = frame.output(1);
-    let [add_a, add_g] = [ga.add, gg.add];
-    let parts = (
-        Compacted::new(ga.values, c, site.routed),
-        Rows(gg.values, c),
-    );
-    each_chunk!(frame, [site.rows, c], parts, |range, (mut ga, gg)| {
-        site.clear_others(&range, gg.0, add_g);
-        let first = range.start * c;
-        let mut tiles = Tiles::new();
-        for piece in site.pieces(range) {
-            let at = site.load(&piece, &mut tiles);
-            let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
-            let ga = Output {
-                values: ga.part(piece.own, piece.len),
-                add: add_a,
-            };
-            at.masked(site.mask, x, ga);
-            let gg = Output {
-                values: &mut gg.0[piece.all - first..][..piece.len],
-                add: add_g,
-            };
-            at.slopes(site.mask, x, a, gg);
-        }
-    });
-}
-
-/// Any of the gradients: in an adversary's steps those of the draws and the delta, and of the
-/// activation after the first site. Tiles end with their row, over which the delta's gradient is a
-/// sum.
-fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
     let scratch = frame.scratch();
     let sums = op.sums(|index| frame.ty(index), frame.ty(0).rows());
@@ -129,6 +72,7 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let site = Site::new(&op.of, op.of.operands(1), frame, room);
     let (c, mask) = (site.c, site.mask);
     let wants = op.wants;
+    let by_row = wants.delta || sums.given;
     let mut outputs = 0..;
     let [a, importance, given, delta] =
         [wants.a, wants.importance, wants.given, wants.delta].map(|wanted| {
@@ -161,53 +105,50 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
         }
         let first = range.start;
         let mut tiles = Tiles::new();
-        for (own, compacted, row) in site.rows(range) {
-            let mut total = 0.0;
-            for column in (0..c).step_by(TILE) {
-                let piece = Piece {
-                    own: own * c + column,
-                    compacted: compacted * c + column,
-                    all: row * c + column,
-                    len: TILE.min(c - column),
+        let mut total = 0.0;
+        for piece in site.pieces(range, by_row) {
+            let at = site.load(&piece, &mut tiles);
+            let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
+            let full = piece.all - first * c..piece.all - first * c + piece.len;
+            if let Some(out) = &mut of_a {
+                let out = Output {
+                    values: out.part(piece.own, piece.len),
+                    add: adds[0],
                 };
-                let at = site.load(&piece, &mut tiles);
-                let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
-                let full = piece.all - first * c..piece.all - first * c + piece.len;
-                if let Some(out) = &mut of_a {
-                    let out = Output {
-                        values: out.part(piece.own, piece.len),
-                        add: adds[0],
-                    };
-                    at.masked(mask, x, out);
-                }
-                if let Some(out) = &mut importance {
-                    let out = Output {
-                        values: &mut out.0[full.clone()],
-                        add: adds[1],
-                    };
-                    at.slopes(mask, x, a, out);
-                }
-                if let Some(out) = &mut given {
-                    let out = Output {
-                        values: &mut out.0[full],
-                        add: adds[2],
-                    };
-                    at.source_slopes(mask, x, a, out);
-                } else if sums.given {
-                    let out = &mut given_sum[column..][..piece.len];
-                    at.source_slopes(mask, x, a, Output::add_to(out));
-                }
+                at.masked(mask, x, out);
+            }
+            if let Some(out) = &mut importance {
+                let out = Output {
+                    values: &mut out.0[full.clone()],
+                    add: adds[1],
+                };
+                slopes(mask, x, a, at.r, out);
+            }
+            if let Some(out) = &mut given {
+                let out = Output {
+                    values: &mut out.0[full],
+                    add: adds[2],
+                };
+                slopes(mask, x, a, at.g, out);
+            } else if sums.given {
+                let out = &mut given_sum[piece.all % c..][..piece.len];
+                slopes(mask, x, a, at.g, Output::add_to(out));
+            }
+            if wants.delta {
                 total -= sum(
                     piece.len,
                     #[inline(always)]
                     |i| x[i] * a[i],
                 );
             }
-            if let Some(out) = &mut delta {
-                let out = &mut out.0[row - first];
-                *out = if adds[3] { *out + total } else { total };
-            } else if sums.delta {
-                delta_sum[0] += total;
+            if wants.delta && (piece.all + piece.len).is_multiple_of(c) {
+                if let Some(delta) = &mut delta {
+                    let out = &mut delta.0[piece.all / c - first];
+                    *out = if adds[3] { *out + total } else { total };
+                } else {
+                    delta_sum[0] += total;
+                }
+                total = 0.0;
             }
         }
     });
@@ -340,14 +281,15 @@ impl<'a> Site<'a> {
         )
     }
 
-    /// A chunk in pieces no longer than a tile.
+    /// A chunk in pieces no longer than a tile, of one row each if it is cut `by_row`.
     #[inline(always)]
-    fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> {
+    fn pieces(&self, range: Range<usize>, by_row: bool) -> impl Iterator<Item = Piece> {
         let c = self.c;
-        // Adjacent rows are one long row.
-        let (rows, len) = match self.routed {
-            None => (range.start..range.start + 1, range.len() * c),
-            Some(_) => (range, c),
+        let (rows, len) = if by_row || self.routed.is_some() {
+            (range, c)
+        } else {
+            // Adjacent rows are one long row.
+            (range.start..range.start + 1, range.len() * c)
         };
         self.rows(rows).flat_map(
             #[inline(always)]
@@ -450,35 +392,17 @@ impl At<'_> {
             },
         );
     }
-
-    /// `out = [out +] gradient a dm / dg`.
-    #[inline(always)]
-    fn slopes(&self, mask: Mask, x: &[f32], a: &[f32], out: Output<&mut [f32]>) {
-        // 1 - r for a mask between importance and 1, and 1 for the importance itself.
-        let share = if let Mask::Between(_) = mask {
-            1.0
-        } else {
-            0.0
-        };
-        scaled(x, a, self.r, share, out);
-    }
-
-    /// `out = [out +] gradient a dm / dr`.
-    #[inline(always)]
-    fn source_slopes(&self, mask: Mask, x: &[f32], a: &[f32], out: Output<&mut [f32]>) {
-        // 1 - g for a mask between importance and 1, and 1 for the draw itself.
-        let share = if let Mask::Between(_) = mask {
-            1.0
-        } else {
-            0.0
-        };
-        scaled(x, a, self.g, share, out);
-    }
 }
 
-/// `out = [out +] gradient a (1 - share t)`.
+/// `out = [out +] gradient a dm / dg` with the draws as `t`, or `dm / dr` with the importances.
 #[inline(always)]
-fn scaled(x: &[f32], a: &[f32], t: &[f32], share: f32, out: Output<&mut [f32]>) {
+fn slopes(mask: Mask, x: &[f32], a: &[f32], t: &[f32], out: Output<&mut [f32]>) {
+    // 1 - t for a mask between importance and 1, and 1 for the importance or the draw itself.
+    let share = if let Mask::Between(_) = mask {
+        1.0
+    } else {
+        0.0
+    };
     let Output { values, add } = out;
     let elements = x.iter().zip(a).zip(t);
     if add {
