@@ -71,15 +71,10 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let (partials, room) = scratch.split_at_mut(op.partials(|index| frame.ty(index)));
     let site = Site::new(&op.of, op.of.operands(1), frame, room);
     let (c, mask) = (site.c, site.mask);
-    let wants = op.wants;
-    let by_row = wants.delta || sums.given;
-    let mut outputs = 0..;
-    let [a, importance, given, delta] =
-        [wants.a, wants.importance, wants.given, wants.delta].map(|wanted| {
-            let index = wanted.then(|| outputs.next()).flatten()?;
-            Some(frame.output(index))
-        });
-    let (mut given, mut delta) = (given, delta);
+    let outputs = op.results().map(|index| Some(frame.output(index?)));
+    let [a, importance, mut given, mut delta] = outputs;
+    let of_delta = delta.is_some();
+    let by_row = of_delta || sums.given;
     let given_sum = if sums.given { given.take() } else { None };
     let delta_sum = if sums.delta { delta.take() } else { None };
     let adds = [&a, &importance, &given, &delta].map(|of| of.as_ref().is_some_and(|of| of.add));
@@ -134,14 +129,14 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
                 let out = &mut given_sum[piece.all % c..][..piece.len];
                 slopes(mask, x, a, at.g, Output::add_to(out));
             }
-            if wants.delta {
+            if of_delta {
                 total -= sum(
                     piece.len,
                     #[inline(always)]
                     |i| x[i] * a[i],
                 );
             }
-            if wants.delta && (piece.all + piece.len).is_multiple_of(c) {
+            if of_delta && (piece.all + piece.len).is_multiple_of(c) {
                 if let Some(delta) = &mut delta {
                     let out = &mut delta.0[piece.all / c - first];
                     *out = if adds[3] { *out + total } else { total };

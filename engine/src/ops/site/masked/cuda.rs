@@ -159,13 +159,10 @@ type Gradient = Option<(Operand, bool)>;
 pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<'_>) {
     let site = Site::new(&op.of, gates, 1, to);
     let gh = to.input(0);
-    let wants = op.wants;
-    let mut outputs = 0..;
-    let [a, importance, given, delta] =
-        [wants.a, wants.importance, wants.given, wants.delta].map(|wanted| -> Gradient {
-            let index = wanted.then(|| outputs.next()).flatten()?;
-            Some((to.output(index), to.adds(index)))
-        });
+    let [a, importance, given, delta] = op.results().map(|index| -> Gradient {
+        let index = index?;
+        Some((to.output(index), to.adds(index)))
+    });
     let sums = op.sums(|index| to.ty(index), site.rows);
     let each_given = given.filter(|_| !sums.given);
     let each = [a, importance, each_given];
@@ -203,8 +200,9 @@ pub(crate) fn to_logits(
     to: &mut Lowering<'_>,
 ) {
     let site = Site::new(&op.of, None, 1, to);
-    let a = op.wants.a.then(|| (to.output(0), to.adds(0)));
-    let logits = to.output(usize::from(op.wants.a));
+    let of_a = op.is_of_activations();
+    let a = of_a.then(|| (to.output(0), to.adds(0)));
+    let logits = to.output(usize::from(of_a));
     let want_a = a.map_or(0u32, |(_, add)| if add { 2 } else { 1 });
     let (settings, _) = settings_of_gates(gates);
     let [sigmoids, _, penalty, parameter] = settings;
@@ -232,7 +230,7 @@ pub(crate) fn to_logits(
             kernel
                 .blocks(sums.blocks[0], sums.blocks[1])
                 .launch(&arguments);
-            let at = usize::from(op.wants.a) + 1;
+            let at = usize::from(of_a) + 1;
             let to_sums = (to.output(at), to.adds(at));
             to.add_stretches(sums.parts, (0, site.columns), to_sums);
         }

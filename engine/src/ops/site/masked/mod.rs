@@ -85,20 +85,12 @@ pub struct Masked {
     route: bool,
 }
 
-/// Gradients of [`Masked`] with respect to the operands in [`Wants`], in that order.
+/// Gradients of [`Masked`] with respect to those of its operands that need one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct MaskedGrad {
     pub(crate) of: Masked,
-    wants: Wants,
-}
-
-/// The operands whose gradients are needed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Wants {
-    a: bool,
-    importance: bool,
-    given: bool,
-    delta: bool,
+    /// Whether `a`, the importances, given draws and deltas need one: the order of the results.
+    wants: [bool; 4],
 }
 
 impl Mask {
@@ -264,31 +256,28 @@ impl Sums {
 impl MaskedGrad {
     /// Indices of the operands whose gradients are needed.
     fn wanted(&self) -> impl Iterator<Item = usize> + use<> {
-        let (at, wants) = (self.of.operands(1), self.wants);
-        [
-            wants.a.then_some(at.a),
-            wants.importance.then_some(at.importance).flatten(),
-            wants.given.then_some(at.given).flatten(),
-            wants.delta.then_some(at.delta).flatten(),
-        ]
-        .into_iter()
-        .flatten()
+        let at = self.of.operands(1);
+        let operands = [Some(at.a), at.importance, at.given, at.delta];
+        let each = operands.into_iter().zip(self.wants);
+        each.filter_map(|(operand, wanted)| operand.filter(|_| wanted))
+    }
+
+    /// Index of each operand's gradient among the results.
+    fn results(&self) -> [Option<usize>; 4] {
+        let mut next = 0..;
+        self.wants
+            .map(|wanted| wanted.then(|| next.next()).flatten())
     }
 
     /// Whether activations have a gradient here, which then is the first result.
     pub(crate) fn is_of_activations(&self) -> bool {
-        self.wants.a
+        self.wants[0]
     }
 
     /// Whether importances have a gradient here, and draws and deltas have none: if so, whether
     /// activations have one, which then is the first result.
     pub(crate) fn of_importance_alone(&self) -> Option<bool> {
-        let Wants {
-            a,
-            importance,
-            given,
-            delta,
-        } = self.wants;
+        let [a, importance, given, delta] = self.wants;
         (importance && !given && !delta).then_some(a)
     }
 
@@ -297,8 +286,8 @@ impl MaskedGrad {
         let row = |index: Option<usize>| index.is_some_and(|index| ty(index).dims.len() == 1);
         let one = |index: Option<usize>| index.is_some_and(|index| ty(index).len() < rows);
         Sums {
-            given: self.wants.given && rows > 1 && row(at.given),
-            delta: self.wants.delta && one(at.delta),
+            given: self.wants[2] && rows > 1 && row(at.given),
+            delta: self.wants[3] && one(at.delta),
         }
     }
 
@@ -336,13 +325,7 @@ impl Op for Masked {
             wanted(operands.given),
             wanted(operands.delta),
         ];
-        let [a, importance, given, delta] = targets.map(|target| target.is_some());
-        let wants = Wants {
-            a,
-            importance,
-            given,
-            delta,
-        };
+        let wants = targets.map(|target| target.is_some());
         let inputs = [&[g], node.inputs].concat();
         let targets: Vec<Option<Value>> = targets.into_iter().filter(Option::is_some).collect();
         gradients.emit(MaskedGrad { of: *self, wants }, &inputs, &targets)
