@@ -11,6 +11,13 @@ pub struct Right {
     pub transposed: bool,
 }
 
+impl Right {
+    /// A factor by its value and whether that is stored `[n, k]`.
+    pub fn of(w: Value, transposed: bool) -> Self {
+        Self { w, transposed }
+    }
+}
+
 /// How a value is computed.
 #[derive(Debug, Clone)]
 pub enum Derivation {

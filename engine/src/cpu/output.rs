@@ -11,23 +11,25 @@ pub struct Output<T> {
 }
 
 impl<T> Output<T> {
+    /// A destination that is overwritten, or added to if `add`.
+    pub(crate) fn new(values: T, add: bool) -> Self {
+        Self { values, add }
+    }
+
     /// A destination that is overwritten.
     pub(crate) fn overwrite(values: T) -> Self {
-        Self { values, add: false }
+        Self::new(values, false)
     }
 
     /// A destination that is added to.
     pub(crate) fn add_to(values: T) -> Self {
-        Self { values, add: true }
+        Self::new(values, true)
     }
 }
 
 impl Output<&mut [f32]> {
     /// The same destination, for a shorter time.
     pub(crate) fn reborrow(&mut self) -> Output<&mut [f32]> {
-        Output {
-            values: self.values,
-            add: self.add,
-        }
+        Output::new(self.values, self.add)
     }
 }

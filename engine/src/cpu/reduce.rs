@@ -201,10 +201,7 @@ mod tests {
         let partials: Vec<f32> = [3.0, 1e8, 3.0].iter().flat_map(|&x| vec![x; len]).collect();
         for (add, expected) in [(false, 1e8f32), (true, 1e8 + 8.0)] {
             let mut out = vec![2.0; len];
-            let to = Output {
-                values: &mut out[..],
-                add,
-            };
+            let to = Output::new(&mut out[..], add);
             add_chunks(&Pool::new(2).unwrap(), to, &partials);
             assert!(out.iter().all(|x| x.to_bits() == expected.to_bits()));
         }

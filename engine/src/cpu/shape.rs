@@ -8,12 +8,14 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
+    /// A matrix that is stored transposed or not.
+    pub(crate) fn of(values: &'a [f32], transposed: bool) -> Self {
+        Self { values, transposed }
+    }
+
     /// A matrix that is not transposed.
     pub(crate) fn plain(values: &'a [f32]) -> Self {
-        Self {
-            values,
-            transposed: false,
-        }
+        Self::of(values, false)
     }
 }
 
@@ -23,6 +25,13 @@ pub(crate) struct Shape {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
+}
+
+impl Shape {
+    /// The shape of `m` rows, `n` columns and sums of length `k`.
+    pub(crate) fn of([m, n, k]: [usize; 3]) -> Self {
+        Self { m, n, k }
+    }
 }
 
 /// A matrix inside a larger one: element `(i, j)` is `values[i * row + j * column]`.

@@ -312,10 +312,7 @@ unsafe fn multiply_on(
                             unit.multiply(own, columns, &mut sums);
                             let size = [of_rows.end - row, of_panel.end - start];
                             let size = size.map(|len| len.min(SIDE));
-                            let to = Output {
-                                values: out.values.at(row, start),
-                                add,
-                            };
+                            let to = Output::new(out.values.at(row, start), add);
                             vectorised(
                                 #[inline(always)]
                                 // SAFETY: the caller's promise: these rows and columns are inside
@@ -392,10 +389,7 @@ mod tests {
                     for add in [false, true] {
                         let mut out = vec![0.5f32; m * stride];
                         let start = out.as_mut_ptr();
-                        let to = Output {
-                            values: RawTile { start, stride },
-                            add,
-                        };
+                        let to = Output::new(RawTile { start, stride }, add);
                         // SAFETY: `m` rows of `stride` elements, of which `n` are written.
                         #[expect(unsafe_code, reason = "as for `multiply`")]
                         unsafe {

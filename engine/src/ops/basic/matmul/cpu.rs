@@ -32,14 +32,8 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
         precision: frame.precision(),
         shape,
         alpha: op.alpha,
-        a: Matrix {
-            values: a,
-            transposed: op.a_transposed,
-        },
-        b: Matrix {
-            values: b,
-            transposed: op.b_transposed,
-        },
+        a: Matrix::of(a, op.a_transposed),
+        b: Matrix::of(b, op.b_transposed),
         packed: frame.packed(1, op.b_transposed),
     };
     if b.is_empty() || !sparse::product(frame.pool, &product, out.reborrow()) {

@@ -47,11 +47,7 @@ impl Builder {
     ///
     /// When the dimensions do not fit.
     pub fn linear_oi(&mut self, x: Value, w_oi: Value, bias: Option<Value>) -> Result<Value> {
-        let right = Right {
-            w: w_oi,
-            transposed: true,
-        };
-        self.product(x, right, bias)
+        self.product(x, Right::of(w_oi, true), bias)
     }
 
     /// `x W + bias`: f32 `[.., i]`, `[i, o]` and `[o]` to `[.., o]`.
@@ -60,11 +56,7 @@ impl Builder {
     ///
     /// When the dimensions do not fit.
     pub fn linear_io(&mut self, x: Value, w_io: Value, bias: Option<Value>) -> Result<Value> {
-        let right = Right {
-            w: w_io,
-            transposed: false,
-        };
-        self.product(x, right, bias)
+        self.product(x, Right::of(w_io, false), bias)
     }
 
     /// `into + alpha op(a) op(b)`; other readers of `into` read its old value.
@@ -157,10 +149,7 @@ impl Op for MatMul {
         let plain = !self.a_transposed && self.alpha.to_bits() == 1f32.to_bits();
         plain.then(|| Derivation::Product {
             a: inputs[0],
-            right: Right {
-                w: inputs[1],
-                transposed: self.b_transposed,
-            },
+            right: Right::of(inputs[1], self.b_transposed),
             bias: inputs.get(2).copied(),
         })
     }

@@ -184,11 +184,7 @@ impl<'a> Head<'a> {
             let width = columns.len();
             let x = &mut logits[at..][..rows.len() * width];
             let h = Strided::rows(&hidden[rows.start * d..], d);
-            let shape = Shape {
-                m: rows.len(),
-                n: width,
-                k: d,
-            };
+            let shape = Shape::of([rows.len(), width, d]);
             if let Some(panel) = self.packed[0] {
                 let w = Packed {
                     panel,
@@ -200,11 +196,7 @@ impl<'a> Head<'a> {
             } else if self.op.transposed {
                 // Rows of `W` are read in place, not packed once more for every block.
                 let turned = &mut turned[..rows.len() * width];
-                let shape = Shape {
-                    m: width,
-                    n: rows.len(),
-                    k: d,
-                };
+                let shape = Shape::of([width, rows.len(), d]);
                 let out = Output::overwrite(Tile::whole(turned, rows.len()));
                 let w = self.columns(&columns);
                 block(self.precision, shape, 1.0, w.t(), h.t(), out);
@@ -292,16 +284,9 @@ impl<'a> Head<'a> {
                 },
             );
             if let Some(gradient) = &mut gradient {
-                let shape = Shape {
-                    m: rows.len(),
-                    n: d,
-                    k: width,
-                };
+                let shape = Shape::of([rows.len(), d, width]);
                 let x = Strided::rows(x, width);
-                let out = Output {
-                    values: Tile::whole(&mut gradient[..rows.len() * d], d),
-                    add: index > 0,
-                };
+                let out = Output::new(Tile::whole(&mut gradient[..rows.len() * d], d), index > 0);
                 let mean = 1.0 / self.cut.sizes.rows as f32;
                 if let Some(panel) = self.packed[1] {
                     let w = Packed {

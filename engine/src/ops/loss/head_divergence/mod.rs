@@ -193,10 +193,7 @@ impl HeadDivergence {
                 false => Target::Logits([inputs[0], inputs[1]]),
             },
             h: inputs[self.h()],
-            right: Right {
-                w: inputs[self.h() + 1],
-                transposed: self.transposed,
-            },
+            right: Right::of(inputs[self.h() + 1], self.transposed),
             labels: self.labels().map(|index| inputs[index]),
             bias: self.bias().map(|index| inputs[index]),
         }
@@ -264,11 +261,7 @@ impl Op for HeadDivergence {
             d,
             vocabulary,
         } = self.sizes(|index| inputs[index]);
-        let shape = Shape {
-            m: rows,
-            n: vocabulary,
-            k: d,
-        };
+        let shape = Shape::of([rows, vocabulary, d]);
         let w = match self.transposed {
             true => (self.h() + 1, Side::Rows),
             false => (self.h() + 1, Side::Columns),

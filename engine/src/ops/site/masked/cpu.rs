@@ -106,24 +106,15 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
             let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
             let full = piece.all - first * c..piece.all - first * c + piece.len;
             if let Some(out) = &mut of_a {
-                let out = Output {
-                    values: out.part(piece.own, piece.len),
-                    add: adds[0],
-                };
+                let out = Output::new(out.part(piece.own, piece.len), adds[0]);
                 at.masked(mask, x, out);
             }
             if let Some(out) = &mut importance {
-                let out = Output {
-                    values: &mut out.0[full.clone()],
-                    add: adds[1],
-                };
+                let out = Output::new(&mut out.0[full.clone()], adds[1]);
                 slopes(mask, x, a, at.r, out);
             }
             if let Some(out) = &mut given {
-                let out = Output {
-                    values: &mut out.0[full],
-                    add: adds[2],
-                };
+                let out = Output::new(&mut out.0[full], adds[2]);
                 slopes(mask, x, a, at.g, out);
             } else if sums.given {
                 let out = &mut given_sum[piece.all % c..][..piece.len];

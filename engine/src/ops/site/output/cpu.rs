@@ -1,4 +1,4 @@
-use super::SiteOutput;
+use super::{SiteOutput, shape};
 use crate::cpu::gemm::{Product, product};
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::routed_rows::routed;
@@ -13,11 +13,7 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     let [bias, delta, route] = op
         .after(3)
         .map(|index| index.map(|index| frame.input(index)));
-    let shape = Shape {
-        m: frame.ty(0).rows(),
-        n: frame.ty(1).columns(),
-        k: frame.ty(1).rows(),
-    };
+    let shape = shape(&[frame.ty(0), frame.ty(1)]);
     let n = shape.n;
     each_chunk!(frame, [shape.m, n], Rows(&mut *y, n), |range, y| {
         for (row, y) in range.zip(y.0.chunks_exact_mut(n)) {
@@ -53,10 +49,7 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     }
     let (compacted, scratch) = scratch.split_at_mut(route.len() * n);
     let compacted = &mut compacted[..rows.len() * n];
-    let shape = Shape {
-        m: rows.len(),
-        ..shape
-    };
+    let shape = Shape::of([rows.len(), n, shape.k]);
     let out = Output::overwrite(&mut *compacted);
     product(frame.pool, &components(shape), out, scratch);
     scatter(

@@ -214,11 +214,7 @@ impl Op for SiteOutput {
 }
 
 fn shape(inputs: &[&Type]) -> Shape {
-    Shape {
-        m: inputs[0].rows(),
-        n: inputs[1].columns(),
-        k: inputs[1].rows(),
-    }
+    Shape::of([inputs[0].rows(), inputs[1].columns(), inputs[1].rows()])
 }
 
 impl Op for Share {

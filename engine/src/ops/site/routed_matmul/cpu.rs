@@ -36,17 +36,11 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
     match op.kind {
         Kind::Rows { transposed } => {
             let a = Matrix::plain(first.side_by_side(pool, a, k, left));
-            let b = Matrix {
-                values: b,
-                transposed,
-            };
+            let b = Matrix::of(b, transposed);
             let product = product(Shape { m: count, n, k }, a, b);
             match second.list {
                 None => {
-                    let out = Output {
-                        values: &mut out.values[..count * n],
-                        add: out.add,
-                    };
+                    let out = Output::new(&mut out.values[..count * n], out.add);
                     multiply(pool, &product, out, scratch);
                 }
                 Some(list) => {
@@ -57,10 +51,7 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
             }
         }
         Kind::Sums => {
-            let a = Matrix {
-                values: first.side_by_side(pool, a, m, left),
-                transposed: true,
-            };
+            let a = Matrix::of(first.side_by_side(pool, a, m, left), true);
             let b = Matrix::plain(second.side_by_side(pool, b, n, right));
             let product = product(Shape { m, n, k: count }, a, b);
             multiply(pool, &product, out, scratch);

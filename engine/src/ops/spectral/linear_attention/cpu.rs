@@ -24,10 +24,7 @@ pub(super) fn run(op: LinearAttention, frame: &mut Frame<'_>) {
         .pool
         .run(units, grain, parts, |range, (mut y, scratch)| {
             for unit in range {
-                let y = Output {
-                    values: y.tile(unit),
-                    add,
-                };
+                let y = Output::new(y.tile(unit), add);
                 attend(op, sizes, unit, qkv, y, scratch.0);
             }
         });

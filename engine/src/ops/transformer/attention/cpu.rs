@@ -227,11 +227,7 @@ impl<'a> Block<'a> {
     /// Scores `[rows, keys]` of queries and keys, or of other rows of theirs; `k` has all
     /// positions.
     fn scores(&self, scale: f32, q: Strided<'_>, k: Strided<'_>, out: &mut [f32]) {
-        let shape = Shape {
-            m: self.rows.len(),
-            n: self.keys.len(),
-            k: self.size,
-        };
+        let shape = Shape::of([self.rows.len(), self.keys.len(), self.size]);
         block(
             Precision::F32,
             shape,
@@ -244,11 +240,7 @@ impl<'a> Block<'a> {
 
     /// Weighted sums over keys for each query, by weights `[rows, keys]`; `k` has all positions.
     fn by_query(&self, weights: &[f32], k: Strided<'_>, out: Output<Tile<'_>>) {
-        let shape = Shape {
-            m: self.rows.len(),
-            n: self.size,
-            k: self.keys.len(),
-        };
+        let shape = Shape::of([self.rows.len(), self.size, self.keys.len()]);
         block(
             Precision::F32,
             shape,
@@ -262,11 +254,7 @@ impl<'a> Block<'a> {
     /// Adds to each key the weighted sum over queries, by weights `[rows, keys]`; `out` has all
     /// positions.
     fn add_by_key(&self, weights: &[f32], q: Strided<'_>, mut out: Tile<'_>) {
-        let shape = Shape {
-            m: self.keys.len(),
-            n: self.size,
-            k: self.rows.len(),
-        };
+        let shape = Shape::of([self.keys.len(), self.size, self.rows.len()]);
         let weights = Strided::rows(weights, self.keys.len()).t();
         let out = out.part(self.keys.clone(), 0..self.size);
         block(Precision::F32, shape, 1.0, weights, q, Output::add_to(out));
@@ -414,11 +402,10 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
         parts,
         |range, ((mut q, mut k), (mut v, scratch))| {
             for unit in range {
-                let output = |values, add| Output { values, add };
                 let out = Gradients {
-                    q: output(q.tile(unit), adds[0]),
-                    k: output(k.tile(unit), adds[1]),
-                    v: output(v.tile(unit), adds[2]),
+                    q: Output::new(q.tile(unit), adds[0]),
+                    k: Output::new(k.tile(unit), adds[1]),
+                    v: Output::new(v.tile(unit), adds[2]),
                 };
                 backward(&problem, unit, [y, lse, g], out, scratch.0);
             }
@@ -486,10 +473,7 @@ fn backward(
             block.scores(1.0, g, values, slopes);
             softmax_gradient(&block, probabilities, slopes, &lse[rows.clone()], y, g);
             let columns = index * size..(index + 1) * size;
-            let q_out = Output {
-                values: q_out.values.part(rows.clone(), columns),
-                add: q_out.add,
-            };
+            let q_out = Output::new(q_out.values.part(rows.clone(), columns), q_out.add);
             if problem.rotary.is_some() {
                 let turned = &mut queries_out[..rows.len() * size];
                 let whole = Output::overwrite(Tile::whole(turned, size));
