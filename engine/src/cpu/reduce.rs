@@ -180,11 +180,32 @@ mod tests {
         }
     }
 
+    /// Each of 32 lanes has every 32nd column.
+    fn sum(row: &[f32]) -> f32 {
+        let mut lanes = [0f32; LANES];
+        for (column, x) in row.iter().enumerate() {
+            lanes[column % LANES] += x;
+        }
+        tree(lanes)
+    }
+
+    #[test]
+    fn sums_do_not_depend_on_vectors() {
+        let values: Vec<f32> = (0..1000).map(|i| ((i * 37) % 101) as f32 * 0.01).collect();
+        for len in [0, 1, 31, 32, 33, 1000] {
+            let plain = sum_over([&values[..len]], |[x]| x);
+            let wide = vectorised(|| sum_over([&values[..len]], |[x]| x));
+            assert_eq!(plain.to_bits(), wide.to_bits());
+            let exact: f64 = values[..len].iter().map(|&x| f64::from(x)).sum();
+            assert!((f64::from(plain) - exact).abs() <= 1e-6 * exact);
+        }
+    }
+
     #[test]
     fn columns_are_added_in_the_order_of_other_sums() {
         for len in [1, 31, 100, 128, 161, 1000] {
             let row: Vec<f32> = (0..len).map(|i| ((i * 37) % 101) as f32 * 0.01).collect();
-            let expected = crate::cpu::math::sum(len, |i| row[i]);
+            let expected = sum(&row);
             let total = vectorised(|| sum_over([&row], |[x]| x));
             assert_eq!(total.to_bits(), expected.to_bits(), "{len}");
             let kept = &mut row.clone();

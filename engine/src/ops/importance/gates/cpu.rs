@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
-use crate::cpu::math::{clamp, logistic, pow, sum};
-use crate::cpu::reduce::{add_chunks, add_to, mean};
+use crate::cpu::math::{clamp, logistic, pow};
+use crate::cpu::reduce::{add_chunks, add_to, mean, sum_over};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::{each_chunk, grain_rows};
@@ -69,10 +69,10 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
             let noisy = noise.add(start, z, &mut noisy);
             apply(op.gates, g, noisy, lower);
             // A chunk has at most 2^14 elements, so the count is exact.
-            count.0[0] += sum(
-                g.len(),
+            count.0[0] += sum_over(
+                [&*g],
                 #[inline(always)]
-                |index| if g[index] > op.alive { 1.0 } else { 0.0 },
+                |[g]| if g > op.alive { 1.0 } else { 0.0 },
             );
             if let Some((penalty, parameter)) = penalty {
                 let terms = &mut terms[..z.len()];

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::{Draw, Mask, Masked, MaskedGrad, Operands};
-use crate::cpu::math::sum;
+use crate::cpu::reduce::sum_over;
 use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
@@ -121,10 +121,10 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
                 slopes(mask, x, a, at.g, Output::add_to(out));
             }
             if of_delta {
-                total -= sum(
-                    piece.len,
+                total -= sum_over(
+                    [x, a],
                     #[inline(always)]
-                    |i| x[i] * a[i],
+                    |[x, a]| x * a,
                 );
             }
             if of_delta && (piece.all + piece.len).is_multiple_of(c) {

@@ -3,7 +3,7 @@
 //! take the exponential of each pair.
 
 use super::{AdditiveAttention, Sizes};
-use crate::cpu::math::{dot, exp, logistic, vectorised};
+use crate::cpu::math::{dot, exp, logistic, tree, vectorised};
 use crate::cpu::pool::rows_with_scratch;
 use crate::cpu::reduce::{add_chunks, add_scaled, add_to, max};
 use crate::cpu::tile::{Tile, Tiles, Window};
@@ -225,14 +225,7 @@ fn weighted_silus(
         }
         *kept = shares;
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            totals[lane] += totals[lane + width];
-        }
-        width /= 2;
-    }
-    totals[0]
+    tree(totals)
 }
 
 /// The queries that attend to any of the keys from `first` on, and for each the number of those

@@ -1,6 +1,7 @@
 use half::slice::HalfFloatSliceExt;
 
 use super::vocabulary_chunk;
+use crate::cpu::reduce::add_to;
 use crate::cpu::{Frame, Output, Rows};
 use crate::ops::{each_chunk, grain_rows};
 use crate::store::Values;
@@ -77,11 +78,4 @@ pub(super) fn run_position_gradient(context: usize, frame: &mut Frame<'_>) {
             add_to(out.0, g);
         }
     });
-}
-
-#[inline(always)]
-fn add_to(total: &mut [f32], term: &[f32]) {
-    for (total, x) in total.iter_mut().zip(term) {
-        *total += x;
-    }
 }
