@@ -124,21 +124,15 @@ impl Cut {
     }
 }
 
-/// The target's logits, or what they are made of.
-#[derive(Clone, Copy)]
-enum Target<'a> {
-    /// Logits and log-sum-exps of all rows.
-    Logits(&'a [f32], &'a [f32]),
-    /// Hidden values of all rows.
-    Hidden(&'a [f32]),
-}
-
 /// The operands.
 struct Head<'a> {
     op: HeadDivergence,
     precision: Precision,
     cut: Cut,
-    target: Target<'a>,
+    /// The target's logits, or the hidden values that they are made of.
+    target: &'a [f32],
+    /// Log-sum-exps of the target's logits, unless these are made.
+    target_lse: Option<&'a [f32]>,
     h: &'a [f32],
     w: &'a [f32],
     /// `W` and its transpose, if they are packed for all products.
@@ -249,9 +243,9 @@ impl<'a> Head<'a> {
             let width = columns.len();
             let x = &mut logits[at..][..rows.len() * width];
             let each = (0..).zip(lse[0]).zip(lse[1]).zip(&mut *loss);
-            let target = |row: usize| match self.target {
-                Target::Logits(all, _) => &all[(rows.start + row) * vocabulary..][columns.clone()],
-                Target::Hidden(_) => &streamed[at + row * width..][..width],
+            let target = |row: usize| match self.op.streamed {
+                true => &streamed[at + row * width..][..width],
+                false => &self.target[(rows.start + row) * vocabulary..][columns.clone()],
             };
             let keeps = gradient.is_some();
             vectorised(
@@ -332,10 +326,7 @@ impl<'a> Head<'a> {
             if rows.is_empty() {
                 return;
             }
-            let hidden = match self.target {
-                Target::Logits(..) => None,
-                Target::Hidden(target) => Some(target),
-            };
+            let hidden = self.op.streamed.then_some(self.target);
             let each = [self.h].into_iter().chain(hidden);
             let logits = parts.0.0.chunks_exact_mut(cut.logits());
             for ((hidden, logits), at) in each.zip(logits).zip(TERMS) {
@@ -352,9 +343,9 @@ impl<'a> Head<'a> {
         }
         let (lse, target_lse) = scratch.lse.split_at(cut.chunk);
         let lse = &lse[..rows.len()];
-        let target_lse = match self.target {
-            Target::Logits(_, all) => &all[rows.clone()],
-            Target::Hidden(_) => &target_lse[..rows.len()],
+        let target_lse = match self.target_lse {
+            Some(all) => &all[rows.clone()],
+            None => &target_lse[..rows.len()],
         };
         if let Some(labels) = self.labels {
             let each = labels[rows.clone()].iter().zip(lse).enumerate();
@@ -468,10 +459,8 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
         op,
         precision: frame.precision(),
         cut,
-        target: match op.streamed {
-            true => Target::Hidden(frame.input(0)),
-            false => Target::Logits(frame.input(0), frame.input(1)),
-        },
+        target: frame.input(0),
+        target_lse: (!op.streamed).then(|| frame.input(1)),
         h: frame.input(op.h()),
         w: frame.input_unless_packed(w),
         packed: [op.transposed, !op.transposed].map(|stored| frame.packed(w, stored)),

@@ -27,7 +27,6 @@
 mod cpu;
 mod cuda;
 
-use std::slice;
 use std::sync::Arc;
 
 use self::cpu::Cut;
@@ -60,24 +59,6 @@ struct Sizes {
     rows: usize,
     d: usize,
     vocabulary: usize,
-}
-
-/// The target's side of the inputs.
-#[derive(Clone, Copy)]
-enum Target {
-    /// Its logits and their log-sum-exps.
-    Logits([Value; 2]),
-    /// Its hidden values.
-    Hidden(Value),
-}
-
-/// The inputs by name.
-struct Operands {
-    target: Target,
-    h: Value,
-    right: Right,
-    labels: Option<Value>,
-    bias: Option<Value>,
 }
 
 impl Builder {
@@ -127,7 +108,7 @@ impl Builder {
         if !fit || ty.columns() <= self.ty(h).columns() {
             return Ok(None);
         }
-        let of_target = match self
+        let mut inputs = match self
             .derivation(target)
             .filter(|_| self.streams_target_logits)
         {
@@ -136,20 +117,16 @@ impl Builder {
                 right: head,
                 bias: of_head,
             }) if (head.w, head.transposed, of_head) == (right.w, right.transposed, bias) => {
-                Target::Hidden(a)
+                vec![a]
             }
-            _ => Target::Logits([target, target_lse]),
+            _ => vec![target, target_lse],
         };
         let op = HeadDivergence {
-            streamed: matches!(of_target, Target::Hidden(_)),
+            streamed: inputs.len() == 1,
             transposed: right.transposed,
             labels: labels.is_some(),
             bias: bias.is_some(),
             gradient: false,
-        };
-        let mut inputs = match of_target {
-            Target::Logits(both) => both.to_vec(),
-            Target::Hidden(hidden) => vec![hidden],
         };
         inputs.extend([h, right.w].into_iter().chain(labels).chain(bias));
         self.op(op, &inputs).map(Some)
@@ -186,46 +163,31 @@ impl HeadDivergence {
         }
     }
 
-    fn operands(self, inputs: &[Value]) -> Operands {
-        Operands {
-            target: match self.streamed {
-                true => Target::Hidden(inputs[0]),
-                false => Target::Logits([inputs[0], inputs[1]]),
-            },
-            h: inputs[self.h()],
-            right: Right::of(inputs[self.h() + 1], self.transposed),
-            labels: self.labels().map(|index| inputs[index]),
-            bias: self.bias().map(|index| inputs[index]),
-        }
-    }
-
     /// Gradients through logits that are made.
     fn plain_gradient(self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let on = self.operands(node.inputs);
+        let (inputs, h) = (node.inputs, node.inputs[self.h()]);
+        let right = Right::of(inputs[self.h() + 1], self.transposed);
+        let bias = self.bias().map(|index| inputs[index]);
         // A frozen bias may be that of the target's logits, which have no gradient.
-        let inputs = [Some(on.h), Some(on.right.w), on.bias];
-        let mut wanted: Vec<Value> = inputs.into_iter().flatten().collect();
+        let mut wanted: Vec<Value> = [h, right.w].into_iter().chain(bias).collect();
         wanted.retain(|&input| gradients.wants(input));
-        let logits = gradients
-            .builder()
-            .multiply(on.h, on.right, on.bias, None)?;
+        let logits = gradients.builder().multiply(h, right, bias, None)?;
         let mut terms: Vec<(Value, Value)> = Vec::new();
         if let Some(g) = gradients.of(node.outputs[0]) {
-            let [target, target_lse] = match on.target {
-                Target::Logits(both) => both,
-                Target::Hidden(hidden) => {
-                    let b = gradients.builder();
-                    let target = b.multiply(hidden, on.right, on.bias, None)?;
-                    [target, b.log_sum_exp(target)?]
-                }
+            let b = gradients.builder();
+            let [target, target_lse] = if self.streamed {
+                let target = b.multiply(inputs[0], right, bias, None)?;
+                [target, b.log_sum_exp(target)?]
+            } else {
+                [inputs[0], inputs[1]]
             };
-            let inputs = [target, target_lse, logits];
-            terms.push((gradients.builder().op1(KlDivergence, &inputs)?, g));
+            terms.push((b.op1(KlDivergence, &[target, target_lse, logits])?, g));
         }
-        if let Some(labels) = on.labels
+        if let Some(labels) = self.labels()
             && let Some(g) = gradients.of(node.outputs[1])
         {
-            terms.push((gradients.builder().op1(CrossEntropy, &[logits, labels])?, g));
+            let of = [logits, inputs[labels]];
+            terms.push((gradients.builder().op1(CrossEntropy, &of)?, g));
         }
         for (term, g) in terms {
             let found = gradients.builder().gradients_from(term, g, &wanted)?;
@@ -319,17 +281,12 @@ impl Op for HeadDivergence {
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        let on = self.operands(node.inputs);
-        let of_target = match &on.target {
-            Target::Logits(both) => &both[..],
-            Target::Hidden(hidden) => slice::from_ref(hidden),
-        };
-        if of_target.iter().any(|&value| gradients.wants(value)) {
+        let wants = |index: usize| gradients.wants(node.inputs[index]);
+        if (0..self.h()).any(wants) {
             return refuse!(self, "the target has no gradient");
         }
         let of_entropy = self.labels && gradients.of(node.outputs[1]).is_some();
-        let of_weights =
-            gradients.wants(on.right.w) || on.bias.is_some_and(|bias| gradients.wants(bias));
+        let of_weights = wants(self.h() + 1) || self.bias().is_some_and(wants);
         if of_entropy || of_weights {
             return self.plain_gradient(node, gradients);
         }
@@ -346,7 +303,7 @@ impl Op for HeadDivergence {
             gradients.builder().widen(node.outputs[0], Arc::new(op))?
         };
         let scaled = Elementwise::scaled("head_divergence_grad");
-        gradients.emit(scaled, &[kept, g], &[Some(on.h)])
+        gradients.emit(scaled, &[kept, g], &[Some(node.inputs[self.h()])])
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
