@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use super::Sizes;
+use super::{CausalMixing, Sizes};
 use crate::cpu::math::on_vectors;
 use crate::cpu::{Frame, Output, Pool, Rows};
 
@@ -179,34 +179,11 @@ fn load<S: Simd>(simd: S, x: &[f32]) -> S::f32s {
     }
 }
 
-pub(super) fn run(frame: &mut Frame<'_>) {
-    let y = frame.output(0).values;
-    let [x, h, bias] = [0, 1, 2].map(|at| frame.input(at));
-    let sizes = Sizes::new(frame.ty(0), frame.ty(1).dims[0]);
-    let begin = |row: &mut [f32]| row.copy_from_slice(bias);
-    mix(frame, sizes, [h, x], false, y, begin);
-}
-
-pub(super) fn run_gradient(frame: &mut Frame<'_>) {
+pub(super) fn run(op: CausalMixing, frame: &mut Frame<'_>) {
     let Output { values: out, add } = frame.output(0);
-    let [g, h] = [0, 1].map(|at| frame.input(at));
+    let [x, h] = [0, 1].map(|at| frame.input(at));
+    let bias = (!op.is_ahead).then(|| frame.input(2));
     let sizes = Sizes::new(frame.ty(0), frame.ty(1).dims[0]);
-    mix(frame, sizes, [h, g], true, out, |row| {
-        if !add {
-            row.fill(0.0);
-        }
-    });
-}
-
-/// The sums of `h` and the rows of each batch row of `x`, from what `begin` makes of a row.
-fn mix(
-    frame: &Frame<'_>,
-    sizes: Sizes,
-    [h, x]: [&[f32]; 2],
-    is_ahead: bool,
-    out: &mut [f32],
-    begin: impl Fn(&mut [f32]) + Sync,
-) {
     let Sizes {
         batch,
         positions,
@@ -217,7 +194,12 @@ fn mix(
     let grain = grain(frame.pool, rows, columns * lags.min(positions));
     let out = Rows(out, columns);
     frame.pool.run(rows, grain, out, |range, out| {
-        out.0.chunks_exact_mut(columns).for_each(&begin);
+        if let Some(bias) = bias {
+            let rows = out.0.chunks_exact_mut(columns);
+            rows.for_each(|row| row.copy_from_slice(bias));
+        } else if !add {
+            out.0.fill(0.0);
+        }
         let (mut row, mut left) = (range.start, out.0);
         // Rows of one batch row at a time.
         while row < range.end {
@@ -228,7 +210,7 @@ fn mix(
                 a: h,
                 b: of_batch_row(x, sizes, row / positions),
                 columns,
-                is_ahead,
+                is_ahead: op.is_ahead,
                 first,
                 out,
             });

@@ -1,5 +1,5 @@
-use super::Sizes;
-use crate::cuda::lowering::{Constant, Lowering, Source, arguments};
+use super::{CausalMixing, Sizes};
+use crate::cuda::lowering::{Constant, Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("causal_mixing", include_str!("kernel.cu"));
 
@@ -21,23 +21,15 @@ fn threads(sizes: Sizes, rows: usize) -> usize {
     sizes.batch * rows.div_ceil(EIGHT) * sizes.columns
 }
 
-pub(super) fn value(to: &mut Lowering<'_>) {
+pub(super) fn value(op: CausalMixing, to: &mut Lowering<'_>) {
     let sizes = Sizes::new(to.ty(0), to.ty(1).dims[0]);
-    let [x, h, bias] = [0, 1, 2].map(|at| to.input(at));
-    let y = to.output(0);
-    to.kernel(KERNELS, "causal_mixing", &constants(sizes))
+    let (x, h, y) = (to.input(0), to.input(1), to.output(0));
+    let bias = (!op.is_ahead).then(|| to.input(2));
+    let mut constants = constants(sizes);
+    constants.extend(constants![op.is_ahead, to.adds(0)]);
+    to.kernel(KERNELS, "causal_mixing", &constants)
         .threads_over(threads(sizes, sizes.positions))
         .launch(&arguments![x, h, bias, y]);
-}
-
-pub(super) fn gradient(to: &mut Lowering<'_>) {
-    let sizes = Sizes::new(to.ty(0), to.ty(1).dims[0]);
-    let (g, h, out) = (to.input(0), to.input(1), to.output(0));
-    let mut constants = constants(sizes);
-    constants.push(to.adds(0).into());
-    to.kernel(KERNELS, "causal_mixing_grad", &constants)
-        .threads_over(threads(sizes, sizes.positions))
-        .launch(&arguments![g, h, out]);
 }
 
 pub(super) fn kernel_gradient(lags: usize, to: &mut Lowering<'_>) {

@@ -32,28 +32,18 @@ template <i64 BATCH, i64 ROWS, i64 COLUMNS, class F> DEVICE int each_eight(F bod
     return 0;
 }
 
-template <i64 BATCH, i64 LAGS, i64 POSITIONS, i64 COLUMNS>
+// A gradient has sums over j >= i, and no bias.
+template <i64 BATCH, i64 LAGS, i64 POSITIONS, i64 COLUMNS, bool AHEAD, bool ADD>
 DEVICE void causal_mixing(InFloats auto x, In<float> h, In<float> bias, OutFloats auto y) {
     each_eight<BATCH, POSITIONS, COLUMNS>([&](i64 b, i64 first, i64 column) {
-        Eight sum;
-        for (int index = 0; index < 8; ++index) {
+        Eight sum = {};
+        for (int index = 0; index < 8 && !AHEAD; ++index) {
             sum.v[index] = bias[column];
         }
         i64 from = b * POSITIONS * COLUMNS + column;
-        sum = correlated<false, LAGS, POSITIONS, COLUMNS>(sum, h, column, x, from, first);
+        sum = correlated<AHEAD, LAGS, POSITIONS, COLUMNS>(sum, h, column, x, from, first);
         for (int index = 0; index < 8 && first + index < POSITIONS; ++index) {
-            y[from + (first + index) * COLUMNS] = sum.v[index];
-        }
-    });
-}
-
-template <i64 BATCH, i64 LAGS, i64 POSITIONS, i64 COLUMNS, bool ADD>
-DEVICE void causal_mixing_grad(InFloats auto g, In<float> h, OutFloats auto out) {
-    each_eight<BATCH, POSITIONS, COLUMNS>([&](i64 b, i64 first, i64 column) {
-        i64 from = b * POSITIONS * COLUMNS + column;
-        Eight sum = correlated<true, LAGS, POSITIONS, COLUMNS>(Eight{}, h, column, g, from, first);
-        for (int index = 0; index < 8 && first + index < POSITIONS; ++index) {
-            give<ADD>(out, from + (first + index) * COLUMNS, sum.v[index]);
+            give<ADD>(y, from + (first + index) * COLUMNS, sum.v[index]);
         }
     });
 }

@@ -22,20 +22,22 @@ use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::SumRows;
 use crate::value::{Type, Value};
 
-/// Causal convolution of the columns of f32 `[b, t, d]`. Inputs: `x`, `h` f32 `[lags, d]`, and the
-/// bias `[d]`.
+/// Causal convolution of the columns of f32 `[b, t, d]`, or its gradient to these. Inputs: `x` or
+/// `g`, `h` f32 `[lags, d]`, and the bias `[d]` of a convolution.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CausalMixing;
-
-/// Gradient of [`CausalMixing`] to `x`, from `g` and `h`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct CausalMixingGrad;
+pub struct CausalMixing {
+    /// Whether sums are over a position and those after it, as in the gradient.
+    is_ahead: bool,
+}
 
 /// Gradient of [`CausalMixing`] to `h`, f32 `[lags, d]`, from `x` and `g`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct CausalMixingKernelGrad {
     lags: usize,
 }
+
+const BACK: CausalMixing = CausalMixing { is_ahead: false };
+const AHEAD: CausalMixing = CausalMixing { is_ahead: true };
 
 impl Builder {
     /// `y_t = sum_l h_l x_{t - l} + bias` for each column of `x`, f32 `[b, t, d]`, with a kernel
@@ -48,7 +50,7 @@ impl Builder {
     /// When shapes do not fit.
     pub fn causal_mixing(&mut self, x: Value, h: Value, bias: Value) -> Result<Value> {
         if self.keeps_mask() {
-            self.op1(CausalMixing, &[x, h, bias])
+            self.op1(BACK, &[x, h, bias])
         } else {
             self.circular_mixing(x, h, bias)
         }
@@ -63,7 +65,7 @@ impl Builder {
     ///
     /// When shapes do not fit.
     pub fn circular_mixing(&mut self, x: Value, h: Value, bias: Value) -> Result<Value> {
-        CausalMixing.outputs(&[x, h, bias].map(|value| self.ty(value)))?;
+        BACK.outputs(&[x, h, bias].map(|value| self.ty(value)))?;
         let Sizes {
             batch,
             positions,
@@ -81,7 +83,7 @@ impl Builder {
         } else {
             h
         };
-        let y = self.op1(CausalMixing, &[twice, h, bias])?;
+        let y = self.op1(BACK, &[twice, h, bias])?;
         let rows = self.reshape(y, &[batch, 2 * len])?;
         let second = self.slice(rows, len..2 * len)?;
         self.reshape(second, &[batch, positions, columns])
@@ -118,12 +120,16 @@ impl Sizes {
 
 impl Op for CausalMixing {
     op! {
-        name "causal_mixing"; formats [Either, Full] => [Either];
-        kernels(self) cpu::run(), cuda::value();
+        name(self) if self.is_ahead { "causal_mixing_grad" } else { "causal_mixing" };
+        formats [Either, Full] => [Either]; accumulates(self) self.is_ahead;
+        kernels(self) cpu::run(*self), cuda::value(*self);
         flops(self, inputs) Sizes::new(inputs[0], inputs[1].dims[0]).flops();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        if self.is_ahead {
+            return Ok(vec![inputs[0].clone()]);
+        }
         let [x, h, bias] = inputs else {
             unreachable!("three operands");
         };
@@ -147,21 +153,13 @@ impl Op for CausalMixing {
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let [x, h, bias] = *node.inputs else {
-            unreachable!("three operands");
+            return refuse!(self, "has no gradient");
         };
         let h_ty = gradients.builder().ty(h);
         let (lags, dims) = (h_ty.dims[0], vec![h_ty.columns()]);
-        gradients.emit(CausalMixingGrad, &[g, h], &[Some(x)])?;
+        gradients.emit(AHEAD, &[g, h], &[Some(x)])?;
         gradients.emit(CausalMixingKernelGrad { lags }, &[x, g], &[Some(h)])?;
         gradients.emit(SumRows { dims }, &[g], &[Some(bias)])
-    }
-}
-
-impl Op for CausalMixingGrad {
-    op! {
-        name "causal_mixing_grad"; formats [Either, Full] => [Either]; accumulates;
-        kernels(self) cpu::run_gradient(), cuda::gradient();
-        flops(self, inputs) Sizes::new(inputs[0], inputs[1].dims[0]).flops();
     }
 }
 
