@@ -29,9 +29,7 @@ use crate::op::{Builder, Op, op};
 use crate::ops::site::masked::{MaskedGrad, unlisted_bytes};
 use crate::ops::site::output;
 use crate::ops::site::routed_matmul::Kind;
-use crate::ops::{
-    Bernoulli, CompactRows, Masked, MatMul, RoutedMatMul, SiteOutput, UniformSubsets,
-};
+use crate::ops::{CompactRows, Masked, MatMul, RoutedMatMul, SiteOutput, Uniform, UniformSubsets};
 use crate::value::{DType, Type, Value};
 
 const KERNELS: Source = Source::new("routed_rows", include_str!("kernel.cu"));
@@ -376,8 +374,9 @@ impl Compacting {
             return 1.0;
         };
         let op = &self.to.nodes[maker].op;
-        match (op.get::<Bernoulli>(), op.get::<UniformSubsets>()) {
-            (Some(op), _) => f64::from(op.probability),
+        let below = op.get::<Uniform>().and_then(|op| op.below);
+        match (below, op.get::<UniformSubsets>()) {
+            (Some(probability), _) => f64::from(probability),
             (_, Some(op)) => (op.sites as f64 + 1.0) / (2.0 * op.sites as f64),
             _ => 1.0,
         }

@@ -7,7 +7,7 @@ pub(crate) mod masked;
 pub(crate) mod output;
 pub(crate) mod routed_matmul;
 
-pub use draws::{Bernoulli, Uniform, UniformSubsets};
+pub use draws::{Uniform, UniformSubsets};
 pub use masked::{Draw, Mask, MaskValues, Masked};
 pub use output::SiteOutput;
 pub use routed_matmul::{CompactRows, RoutedMatMul};

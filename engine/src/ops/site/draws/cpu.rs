@@ -1,7 +1,7 @@
-use super::{Bernoulli, Uniform, UniformSubsets};
+use super::{Uniform, UniformSubsets};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Rows};
-use crate::ops::{GRAIN, each_chunk, grain_rows};
+use crate::ops::{each_chunk, grain_rows};
 
 pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
@@ -17,20 +17,12 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
         } else {
             draws.fill(range.start * columns, out.0);
         }
-    });
-}
-
-pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {
-    let out = frame.output(0).values;
-    let draws = Uniforms::new(op.stream, frame.parameters, [op.rows, 1]);
-    frame
-        .pool
-        .run(out.len(), GRAIN / 4, Rows(out, 1), |range, out| {
-            draws.first_of_rows(range.start, out.0);
+        if let Some(below) = op.below {
             for value in out.0 {
-                *value = if *value < op.probability { 1.0 } else { 0.0 };
+                *value = if *value < below { 1.0 } else { 0.0 };
             }
-        });
+        }
+    });
 }
 
 pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {

@@ -1,4 +1,4 @@
-use super::{Bernoulli, Uniform, UniformSubsets};
+use super::{Uniform, UniformSubsets};
 use crate::cuda::lowering::{Argument, Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("draws", include_str!("kernel.cu"));
@@ -6,18 +6,11 @@ const KERNELS: Source = Source::new("draws", include_str!("kernel.cu"));
 pub(super) fn uniform(op: &Uniform, to: &mut Lowering<'_>) {
     let (parameters, y) = (to.parameters(), to.output(0));
     let (rows, columns) = (y.len / op.columns, op.columns);
-    let constants = constants![rows, columns, op.shared];
+    let what = Argument::Word(op.stream.word());
+    let constants = constants![rows, columns, op.shared, op.below.is_some()];
     to.kernel(KERNELS, "uniform_rows", &constants)
         .fours(rows, columns)
-        .launch(&arguments![parameters, Argument::Word(op.stream.word()), y]);
-}
-
-pub(super) fn bernoulli(op: &Bernoulli, to: &mut Lowering<'_>) {
-    let (parameters, y) = (to.parameters(), to.output(0));
-    let what = Argument::Word(op.stream.word());
-    to.kernel(KERNELS, "bernoulli", &constants![op.rows])
-        .threads_over(op.rows)
-        .launch(&arguments![parameters, what, y, op.probability]);
+        .launch(&arguments![parameters, what, y, op.below.unwrap_or(0.0)]);
 }
 
 pub(super) fn uniform_subsets(op: &UniformSubsets, to: &mut Lowering<'_>) {

@@ -1,16 +1,12 @@
-// A draw for each column; a single row has the draws of row 0 of the whole batch.
-template <i64 ROWS, i64 COLUMNS, bool SHARED_ROW> DEVICE void uniform_rows(In<u32> parameters, u32 what, Out<float> y) {
+// A draw for each column, or 1 if it is below a number, else 0; a single row has the draws of row
+// 0 of the whole batch.
+template <i64 ROWS, i64 COLUMNS, bool SHARED_ROW, bool BELOW>
+DEVICE void uniform_rows(In<u32> parameters, u32 what, Out<float> y, float below) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         // A shared row is row 0 of block 0.
-        store<COLUMNS>(y, row, column, uniforms<SHARED_ROW ? 0 : ROWS>(parameters, row, column, what));
+        Four r = uniforms<SHARED_ROW ? 0 : ROWS>(parameters, row, column, what);
+        store<COLUMNS>(y, row, column, map([&](int k) { return !BELOW ? r.v[k] : (r.v[k] < below ? 1.0f : 0.0f); }));
     });
-}
-
-template <i64 ROWS> DEVICE void bernoulli(In<u32> parameters, u32 what, Out<float> y, float probability) {
-    i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (row < ROWS) {
-        y[row] = uniform_at<ROWS>(parameters, row, 0, what) < probability ? 1.0f : 0.0f;
-    }
 }
 
 // A site is in the subset if fewer sites than its size have a smaller number, counted for each of

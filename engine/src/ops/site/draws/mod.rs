@@ -10,7 +10,7 @@ use spd_draws::Stream;
 use crate::op::{Builder, ExpensiveOps, Op, Result, op, refuse};
 use crate::value::{Type, Value};
 
-/// Uniform draws in `[0, 1)`, row by row.
+/// Uniform draws in `[0, 1)`, row by row, or which of them are below a number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Uniform {
     /// The use of the draws.
@@ -21,18 +21,21 @@ pub struct Uniform {
     pub columns: usize,
     /// Whether there is a single row, row 0 of the whole batch, for all parts of the batch.
     pub shared: bool,
+    /// If a number is given, results are 1 for draws below it, else 0. It is then the probability
+    /// of a 1, in effect rounded up to a multiple of 2^-24, as draws are multiples of that.
+    pub below: Option<f32>,
 }
 
-/// For each row 1 with a probability, else 0: f32 `[rows]`, from column 0 of the row's draws.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bernoulli {
-    /// The use of the draws.
-    pub stream: Stream,
-    /// Number of rows.
-    pub rows: usize,
-    /// Probability of a 1, in effect rounded up to a multiple of 2^-24, as draws are multiples of
-    /// that.
-    pub probability: f32,
+impl Uniform {
+    fn of(stream: Stream, dims: &[usize], columns: usize) -> Self {
+        Self {
+            stream,
+            dims: dims.to_vec(),
+            columns,
+            shared: false,
+            below: None,
+        }
+    }
 }
 
 /// For each row a uniformly random subset, of uniformly random size 1..=sites, of the sites: for
@@ -58,13 +61,7 @@ impl Builder {
     ///
     /// Never: it has no inputs.
     pub fn uniform_rows(&mut self, stream: Stream, rows: usize) -> Result<Value> {
-        let op = Uniform {
-            stream,
-            dims: vec![rows],
-            columns: 1,
-            shared: false,
-        };
-        self.op1(op, &[])
+        self.op1(Uniform::of(stream, &[rows], 1), &[])
     }
 
     /// Uniform draws in `[0, 1)`, f32 `dims`: one for each column; all dimensions but the last are
@@ -74,13 +71,8 @@ impl Builder {
     ///
     /// When there are no columns.
     pub fn uniform(&mut self, stream: Stream, dims: &[usize]) -> Result<Value> {
-        let op = Uniform {
-            stream,
-            dims: dims.to_vec(),
-            columns: dims.last().copied().unwrap_or(1),
-            shared: false,
-        };
-        self.op1(op, &[])
+        let columns = dims.last().copied().unwrap_or(1);
+        self.op1(Uniform::of(stream, dims, columns), &[])
     }
 
     /// One row of uniform draws in `[0, 1)`, f32 `[columns]`, the same for every part of a batch.
@@ -90,24 +82,22 @@ impl Builder {
     /// When there are no columns.
     pub fn uniform_row(&mut self, stream: Stream, columns: usize) -> Result<Value> {
         let op = Uniform {
-            stream,
-            dims: vec![columns],
-            columns,
             shared: true,
+            ..Uniform::of(stream, &[columns], columns)
         };
         self.op1(op, &[])
     }
 
-    /// 1 with `probability` and else 0 for each row, f32 `[rows]`.
+    /// 1 with `probability` and else 0 for each row, f32 `[rows]`, by the draws of
+    /// [`uniform_rows`](Self::uniform_rows).
     ///
     /// # Errors
     ///
     /// Never: it has no inputs.
     pub fn bernoulli(&mut self, stream: Stream, rows: usize, probability: f32) -> Result<Value> {
-        let op = Bernoulli {
-            stream,
-            rows,
-            probability,
+        let op = Uniform {
+            below: Some(probability),
+            ..Uniform::of(stream, &[rows], 1)
         };
         self.op1(op, &[])
     }
@@ -136,7 +126,8 @@ impl Builder {
 
 impl Op for Uniform {
     op! {
-        name "uniform"; draws_rows(self) !self.shared;
+        name(self) if self.below.is_some() { "bernoulli" } else { "uniform" };
+        draws_rows(self) !self.shared;
         kernels(self) cpu::uniform(self), cuda::uniform(self);
         expensive_ops(self, _inputs) drawn(self.dims.iter().product());
     }
@@ -146,15 +137,6 @@ impl Op for Uniform {
             return refuse!(self, "there are no columns to draw");
         }
         Ok(vec![Type::f32(&self.dims)])
-    }
-}
-
-impl Op for Bernoulli {
-    op! {
-        name "bernoulli"; draws_rows;
-        results(self, _inputs) vec![Type::f32(&[self.rows])];
-        kernels(self) cpu::bernoulli(self), cuda::bernoulli(self);
-        expensive_ops(self, _inputs) drawn(self.rows);
     }
 }
 
