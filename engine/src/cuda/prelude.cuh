@@ -161,16 +161,6 @@ template <i64 COLUMNS, bool ADD> DEVICE void give(OutFloats auto y, i64 row, i64
 
 template <bool ADD> DEVICE void give(OutFloats auto y, i64 at, float value) { y[at] = ADD ? y[at] + value : value; }
 
-// Stores a number, and returns it as stored.
-DEVICE float kept(Out<float> y, i64 at, float value) { return y[at] = value; }
-
-DEVICE float kept(Out<bf16> y, i64 at, float value) {
-    bf16 rounded;
-    rounded = value;
-    y[at] = rounded;
-    return rounded;
-}
-
 // `body(row, column)` for the four columns of this thread, if there are any.
 template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
     const i64 groups = (COLUMNS + 3) / 4;
