@@ -549,6 +549,14 @@ template <i64 COLUMNS, i64 ROOM> DEVICE Four load_spread(InFloats auto x, In<u32
 
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & INFINITE) != INFINITE; }
 
+template <int TOTALS> DEVICE bool all_finite(const float (&totals)[TOTALS]) {
+    bool all = true;
+    for (float total : totals) {
+        all = all && is_finite(total);
+    }
+    return all;
+}
+
 // Keeps NaN.
 DEVICE float clamp(float x, float low, float high) {
     x = x < low ? low : x;

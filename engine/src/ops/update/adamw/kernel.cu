@@ -8,11 +8,7 @@ struct Updated {
 template <bool CLIP, int LR, int CORRECTION1, int CORRECTION2, int TOTALS, int TENSORS>
 DEVICE void adamw(In<u32> parameters, float beta1, float beta2, float eps, float decay, float clip,
                   const float (&totals)[TOTALS], const Updated (&tensors)[TENSORS]) {
-    bool all = true;
-    for (float total : totals) {
-        all = all && is_finite(total);
-    }
-    if (!all) {
+    if (!all_finite(totals)) {
         return;
     }
     float lr = scalar(parameters, LR);

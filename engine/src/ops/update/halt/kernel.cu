@@ -4,11 +4,7 @@ template <int TOTALS> DEVICE void halt(In<u32> parameters, Out<float> memory, co
     if (threadIdx.x > 0) {
         return;
     }
-    bool all = true;
-    for (float total : totals) {
-        all = all && is_finite(total);
-    }
-    if (is_finite(memory[1]) && !all) {
+    if (is_finite(memory[1]) && !all_finite(totals)) {
         memory[0] = (float)parameters[2];
         memory[1] = f32(INFINITE);
     }

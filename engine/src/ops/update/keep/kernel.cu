@@ -1,12 +1,8 @@
 // Nothing is written where a total is not finite.
 template <i64 LEN, int TOTALS>
 DEVICE void keep(Out<float> kept, In<float> x, const float (&totals)[TOTALS]) {
-    bool all = true;
-    for (float total : totals) {
-        all = all && is_finite(total);
-    }
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (all && at < LEN) {
+    if (all_finite(totals) && at < LEN) {
         kept[at] = x[at];
     }
 }
