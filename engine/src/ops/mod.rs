@@ -69,17 +69,9 @@ macro_rules! each_chunk {
         $frame:expr, [$rows:expr, $columns:expr], $parts:expr,
         |$range:pat_param, $part:pat_param| $work:block
     ) => {
-        $frame.pool.run(
-            $rows,
-            $crate::ops::grain_rows($columns),
-            $parts,
-            |$range, $part| {
-                $crate::cpu::math::vectorised(
-                    #[inline(always)]
-                    || $work,
-                );
-            },
-        )
+        $crate::ops::each_chunk! {
+            $frame, $rows, $crate::ops::grain_rows($columns), $parts, |$range, $part| $work
+        }
     };
     (
         $frame:expr, $rows:expr, $chunk_rows:expr, $parts:expr,
