@@ -27,9 +27,17 @@ fn check(op: &dyn Op, inputs: &[&Type]) -> Result<Vec<Type>> {
     }
 }
 
+fn copy(frame: &mut Frame<'_>) {
+    Elementwise::sum(1).run(frame);
+}
+
+fn copy_on_device(to: &mut Lowering<'_>) {
+    Elementwise::sum(1).cuda(to);
+}
+
 impl Op for AllReduce {
     op! {
-        name "all_reduce";
+        name "all_reduce"; kernels(self) copy(), copy_on_device();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -39,19 +47,12 @@ impl Op for AllReduce {
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         gradients.pass(node.inputs[0], g)
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        Elementwise::sum(1).run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        Elementwise::sum(1).cuda(to);
-    }
 }
 
 impl Op for PerBlock {
     op! {
         name "per_block"; formats [Either] => [Either]; carries;
+        kernels(self) copy(), copy_on_device();
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -65,13 +66,5 @@ impl Op for PerBlock {
         }
         let sum = gradients.builder().all_reduce(g)?;
         gradients.pass(whole, sum)
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        Elementwise::sum(1).run(frame);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        Elementwise::sum(1).cuda(to);
     }
 }
