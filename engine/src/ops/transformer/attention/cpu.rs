@@ -351,13 +351,6 @@ fn softmax(block: &Block<'_>, scores: &mut [f32], lse: &mut [f32]) {
     );
 }
 
-/// Gradients of one unit's queries, keys and values.
-struct Gradients<'a> {
-    q: Output<Tile<'a>>,
-    k: Output<Tile<'a>>,
-    v: Output<Tile<'a>>,
-}
-
 pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
     let scratch = frame.scratch();
     let problem = Problem::new(op, frame);
@@ -402,22 +395,23 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
         parts,
         |range, ((mut q, mut k), (mut v, scratch))| {
             for unit in range {
-                let out = Gradients {
-                    q: Output::new(q.tile(unit), adds[0]),
-                    k: Output::new(k.tile(unit), adds[1]),
-                    v: Output::new(v.tile(unit), adds[2]),
-                };
+                let out = [
+                    Output::new(q.tile(unit), adds[0]),
+                    Output::new(k.tile(unit), adds[1]),
+                    Output::new(v.tile(unit), adds[2]),
+                ];
                 backward(&problem, unit, [y, lse, g], out, scratch.0);
             }
         },
     );
 }
 
+/// Gradients of one unit's queries, keys and values.
 fn backward(
     problem: &Problem<'_>,
     unit: usize,
     [y, lse, g]: [&[f32]; 3],
-    out: Gradients<'_>,
+    [mut q_out, mut k_out, mut v_out]: [Output<Tile<'_>>; 3],
     scratch: &mut [f32],
 ) {
     let Sizes {
@@ -444,11 +438,6 @@ fn backward(
     };
     let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
     let values = unit.head(problem.v, unit.kv_head).from(0);
-    let Gradients {
-        q: mut q_out,
-        k: mut k_out,
-        v: mut v_out,
-    } = out;
     if !v_out.add {
         v_out.values.fill(0.0);
     }

@@ -24,7 +24,7 @@ struct Problem {
     /// f32s of a tile in shared memory.
     tile: usize,
     operands: [Argument; 5],
-    scale: Argument,
+    scale: f32,
     tiles: Option<Tiles>,
 }
 
@@ -63,7 +63,7 @@ impl Problem {
             shape: [sizes.batch, sizes.positions, op.heads.count],
             tile: TILE * (sizes.size + 1),
             operands: arguments![q, k, v, table, documents],
-            scale: op.scale(sizes.size).into(),
+            scale: op.scale(sizes.size),
             tiles: Tiles::of(op, to, further),
         }
     }
@@ -99,46 +99,29 @@ impl Problem {
 
 pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
     let problem = Problem::new(op, to, None);
-    let [q, k, v, table, documents] = problem.operands.clone();
     let (y, lse) = (to.output(0), to.output(1));
     problem
         .launch(to, ("", &[]), problem.units, (Tiles::forward, [2, 1]))
-        .launch(&arguments![
-            q,
-            k,
-            v,
-            table,
-            documents,
-            y,
-            lse,
-            problem.scale.clone()
-        ]);
+        .launch(&[&problem.operands[..], &arguments![y, lse, problem.scale]].concat());
 }
 
 pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     let first = op.all_operands();
     let problem = Problem::new(op, to, Some(first + 2));
-    let [q, k, v, table, documents] = problem.operands.clone();
     let [y, lse, g] = [0, 1, 2].map(|index| to.input(first + index));
     let [of_q, of_k, of_v] = op.indices();
     let dots = to.head_dots([y, g], problem.shape);
-    let operands = arguments![q, k, v, table, documents, lse, g, dots];
+    let operands = [&problem.operands[..], &arguments![lse, g, dots]].concat();
     let adds = [of_k, of_v].map(|index| usize::from(to.adds(index)));
     let out = [of_k, of_v].map(|index| to.output(index));
     let kind = ("_grad_kv", &adds[..]);
     problem
         .launch(to, kind, problem.kv_units, (Tiles::of_keys, [4, 2]))
-        .launch(
-            &[
-                &operands[..],
-                &arguments![out[0], out[1], problem.scale.clone()],
-            ]
-            .concat(),
-        );
+        .launch(&[&operands[..], &arguments![out[0], out[1], problem.scale]].concat());
     let add = usize::from(to.adds(of_q));
     let out = to.output(of_q);
     let kind = ("_grad_q", &[add][..]);
     problem
         .launch(to, kind, problem.units, (Tiles::of_queries, [4, 1]))
-        .launch(&[&operands[..], &arguments![out, problem.scale.clone()]].concat());
+        .launch(&[&operands[..], &arguments![out, problem.scale]].concat());
 }
