@@ -105,6 +105,7 @@ fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
         "silu",
         "silu_grad",
         "site_output",
+        "site_output_bias_grad",
         "site_share",
         "slice",
         "softmax",

@@ -79,27 +79,6 @@ pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {
     });
 }
 
-pub(super) fn bias_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
-    let out = frame.output(0);
-    let partials = frame.scratch();
-    let g = frame.input(0);
-    let [_, delta, route] = op
-        .after(1)
-        .map(|index| index.map(|index| frame.input(index)));
-    let (rows, n) = (frame.ty(0).rows(), frame.ty(0).columns());
-    let parts = PerChunk(&mut *partials, n);
-    each_chunk!(frame, [rows, n], parts, |range, partial| {
-        partial.0.fill(0.0);
-        for row in range {
-            let own = 1.0 - share(delta, route, row);
-            for (total, g) in partial.0.iter_mut().zip(&g[row * n..][..n]) {
-                *total += own * g;
-            }
-        }
-    });
-    add_chunks(frame.pool, out, partials);
-}
-
 /// `r (c - b) . G` at each position, or summed over all.
 pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
     let out = frame.output(0);

@@ -1,8 +1,6 @@
 use super::{SiteOutput, shape};
 use crate::cpu::shape::Shape;
-use crate::cuda::lowering::{
-    Argument, Lowering, Source, arguments, constants, row_threads, stretches,
-};
+use crate::cuda::lowering::{Argument, Lowering, Source, arguments, constants, row_threads};
 use crate::cuda::product::Product;
 
 const KERNELS: Source = Source::new("site_output", include_str!("kernel.cu"));
@@ -57,20 +55,6 @@ pub(super) fn share_of_rows(op: &SiteOutput, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, "site_share", &constants)
         .fours(rows, columns)
         .launch(&arguments![g, delta, route, out]);
-}
-
-pub(super) fn bias_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
-    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
-    let g = to.input(0);
-    let ([_, delta, route], deltas) = after(op, 1, to);
-    let (stretch, count) = stretches(rows, columns);
-    let parts = to.scratch(count * columns);
-    let constants = constants![rows, columns, stretch, deltas, op.route];
-    to.kernel(KERNELS, "site_output_bias_parts", &constants)
-        .blocks(columns.div_ceil(32), count)
-        .launch(&arguments![g, delta, route, parts.out()]);
-    let out = (to.output(0), to.adds(0));
-    to.add_stretches(parts, (0, columns), out);
 }
 
 pub(super) fn delta_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {

@@ -34,14 +34,6 @@ DEVICE void site_share(InFloats auto g, In<float> delta, In<float> route, OutFlo
     });
 }
 
-// (1 - s) G, summed over a stretch of rows.
-template <i64 ROWS, i64 COLUMNS, i64 STRETCH, i64 DELTAS, bool ROUTE>
-DEVICE void site_output_bias_parts(InFloats auto g, In<float> delta, In<float> route, Out<float> parts) {
-    column_parts<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
-        return (1.0f - share<DELTAS, ROUTE>(delta, route, row)) * g[row * COLUMNS + column];
-    });
-}
-
 // r (c - b) . G of each row.
 template <int THREADS, i64 COLUMNS, bool BIAS, bool ROUTE, bool ADD>
 DEVICE void site_output_delta_grad(InFloats auto g, InFloats auto clean, In<float> bias, In<float> route, Out<float> out) {

@@ -31,7 +31,7 @@ use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
 use crate::derivation::{Derivation, SiteInputs};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
-use crate::ops::{MatMul, RoutedMatMul, row_chunks};
+use crate::ops::{MatMul, RoutedMatMul, SumRows, row_chunks};
 use crate::value::{DType, Type, Value};
 
 /// `y = h U + s c + (1 - s) b`.
@@ -45,10 +45,6 @@ pub struct SiteOutput {
 /// `s x`: the remaining share of the clean path, and the gradient of the clean output.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Share(SiteOutput);
-
-/// `sum over rows of (1 - s) G`: the gradient of the bias.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct BiasGrad(SiteOutput);
 
 /// `r (c - b) . G`: the gradient of the delta mask through the clean path.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -202,7 +198,15 @@ impl Op for SiteOutput {
             bias: false,
             ..*self
         };
-        gradients.emit(BiasGrad(shares), &inputs, &[bias])?;
+        if let Some(bias) = bias.filter(|&bias| gradients.wants(bias)) {
+            let b = gradients.builder();
+            let dims = b.ty(bias).dims.clone();
+            // Runs do not train such a bias: it is worth no kernel of its own.
+            let s_g = b.op1(Share(shares), &inputs)?;
+            let names = ["site_output_bias_grad"; 2];
+            let own = b.elementwise(names, [g, s_g], |[g, s_g]| g - s_g)?;
+            gradients.emit(SumRows { dims }, &[own], &[Some(bias)])?;
+        }
         gradients.emit(Share(shares), &inputs, &[Some(clean)])
     }
 
@@ -233,17 +237,6 @@ impl Op for Share {
         gradients.emit(DeltaGrad(self.0), &operands, &[delta])?;
         let inputs: Vec<Value> = [g].iter().chain(others).copied().collect();
         gradients.emit(*self, &inputs, &[Some(x)])
-    }
-}
-
-impl Op for BiasGrad {
-    op! {
-        name "site_output_bias_grad"; formats [Either, Full] => [Full]; accumulates;
-        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0)]);
-        results(self, inputs) vec![Type::f32(&[inputs[0].columns()])];
-        kernels(self) cpu::bias_grad(&self.0), cuda::bias_gradient(&self.0);
-        scratch_bytes(self, inputs) 4 * row_chunks(inputs[0]) * inputs[0].columns();
-        flops(self, inputs) 2 * inputs[0].len() as u64;
     }
 }
 
