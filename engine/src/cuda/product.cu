@@ -25,12 +25,7 @@ DEVICE void multiply_tiles(InFloats auto a, InFloats auto b, InFloats auto bias,
     u32 first_row = tile / tiles_across * ROWS, first_column = tile % tiles_across * COLUMNS;
     i64 a_start = of_a.start(batch), b_start = of_b.start(batch), out_start = of_out.start(batch);
     u32 thread = threadIdx.x, i = thread / across, j = thread % across;
-    float sum[H][W];
-    for (int h = 0; h < H; ++h) {
-        for (int w = 0; w < W; ++w) {
-            sum[h][w] = 0.0f;
-        }
-    }
+    float sum[H][W] = {};
     for (u32 first = 0; first < k; first += DEPTH) {
         __syncthreads();
         // Adjacent threads read adjacent elements.

@@ -71,7 +71,7 @@ struct Rows4 {
 // tanh(x / 2) of queries `line + 8 i` and the key `lane`.
 template <class A>
 DEVICE Rows4 links(const Place<A> &at, const auto &of, Shared<float> queries, Shared<float> keys, i64 query, i64 key) {
-    Rows4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    Rows4 sum = {};
     for (int first = 0; first < A::hidden; first += 32) {
         __syncthreads();
         load_side(queries, at, of.q, of.c, query, first);
@@ -101,13 +101,7 @@ DEVICE void additive_attention(InFloats auto q, InFloats auto k, InFloats auto c
     Shared<float> values = part_of(memory, 3 * 32 * 33);
     Place<A> at;
     Scores<decltype(q), decltype(k), decltype(c), decltype(d)> of = {q, k, c, d, w, beta, scale};
-    float total[4], sum[4][A::columns];
-    for (int i = 0; i < 4; ++i) {
-        total[i] = 0.0f;
-        for (int part = 0; part < A::columns; ++part) {
-            sum[i][part] = 0.0f;
-        }
-    }
+    float total[4] = {}, sum[4][A::columns] = {};
     i64 position = at.tile * 32, end = A::end_keys(at.tile);
     for (i64 other = 0; other < end; ++other) {
         i64 first = other * 32;
@@ -156,12 +150,10 @@ template <class A>
 DEVICE Slopes slopes_of(const Place<A> &at, const auto &of, Shared<float> queries, Shared<float> keys, Shared<float> gradients,
                         Shared<float> values, In<float> sums, In<float> dots, i64 query, i64 key) {
     Rows4 link = links(at, of, queries, keys, query, key);
-    Slopes made;
-    made.of_scale = 0.0f;
+    Slopes made = {};
     float scale = of.scale[0];
     for (int i = 0; i < 4; ++i) {
         int row = at.line + 8 * i;
-        made.slopes[i] = made.weights[i] = 0.0f;
         if (A::sees(query + row, key + at.lane)) {
             i64 index = at.unit * A::positions + query + row;
             float up = 0.0f;
@@ -224,7 +216,7 @@ DEVICE void additive_attention_grad_q(InFloats auto q, InFloats auto k, InFloats
             load_side(queries, at, q, c, position, column);
             load_side(keys, at, k, d, first, column);
             __syncthreads();
-            Rows4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+            Rows4 sum = {};
             float sum_w = 0.0f;
             // More at a time take too many registers.
 #pragma unroll 4
@@ -286,12 +278,7 @@ DEVICE void additive_attention_grad_kv(InFloats auto q, InFloats auto k, InFloat
             of_rows[(at.line + 8 * i) * A::padded + column] = 0.0f;
         }
     }
-    float of_values[4][A::columns];
-    for (int i = 0; i < 4; ++i) {
-        for (int part = 0; part < A::columns; ++part) {
-            of_values[i][part] = 0.0f;
-        }
-    }
+    float of_values[4][A::columns] = {};
     load_heads(values, at, v, first);
     for (i64 other = A::first_queries(at.tile); other < A::tiles; ++other) {
         i64 position = other * 32;
@@ -307,7 +294,7 @@ DEVICE void additive_attention_grad_kv(InFloats auto q, InFloats auto k, InFloat
             load_side(queries, at, q, c, position, column);
             load_side(keys, at, k, d, first, column);
             __syncthreads();
-            Rows4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+            Rows4 sum = {};
             for (int query = 0; query < 32; ++query) {
                 float along = queries[query * 33 + at.lane];
                 for (int i = 0; i < 4; ++i) {

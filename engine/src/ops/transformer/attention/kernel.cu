@@ -120,13 +120,9 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
     i64 b = unit / H::heads, position = tile * TILE;
     int head = (int)(unit % H::heads), kv = head / H::group;
     load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
-    float largest[4], total[4], sum[4][H::columns];
+    float largest[4], total[4] = {}, sum[4][H::columns] = {};
     for (int i = 0; i < 4; ++i) {
         largest[i] = -f32(INFINITE);
-        total[i] = 0.0f;
-        for (int c = 0; c < H::columns; ++c) {
-            sum[i][c] = 0.0f;
-        }
     }
     Range range = H::keys_of((int)position, TILE);
     for (int first = range.first / TILE * TILE; first < range.end; first += TILE) {
@@ -215,12 +211,7 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
     i64 at_key = H::key(b, kv, first);
     load_tile<H, H::rotary>(keys, k, table, H::k_first + at_key, H::k_stride, first);
     load_tile<H, false>(values, v, table, H::v_first + at_key, H::k_stride, first);
-    float sum_k[4][H::columns], sum_v[4][H::columns];
-    for (int j = 0; j < 4; ++j) {
-        for (int c = 0; c < H::columns; ++c) {
-            sum_k[j][c] = sum_v[j][c] = 0.0f;
-        }
-    }
+    float sum_k[4][H::columns] = {}, sum_v[4][H::columns] = {};
     Range range = H::queries_of((int)first, TILE);
     for (int index = 0; index < H::group; ++index) {
         int head = kv * H::group + index;
@@ -273,12 +264,7 @@ DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, 
     int head = (int)(unit % H::heads), kv = head / H::group;
     load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
     load_tile<H, false>(gradients, g, table, H::output(b, head, position), H::heads * H::size, position);
-    float sum[4][H::columns];
-    for (int i = 0; i < 4; ++i) {
-        for (int c = 0; c < H::columns; ++c) {
-            sum[i][c] = 0.0f;
-        }
-    }
+    float sum[4][H::columns] = {};
     Range range = H::keys_of((int)position, TILE);
     for (int first = range.first / TILE * TILE; first < range.end; first += TILE) {
         __syncthreads();

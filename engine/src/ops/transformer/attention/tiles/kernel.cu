@@ -16,16 +16,6 @@ DEVICE constexpr int room(int lines, int columns) { return lines * pitch(columns
 // A warp's sum of products: M times 16 rows by N times 8 columns.
 template <int M, int N> struct Sums {
     float v[M][N][4];
-
-    DEVICE_MEMBER void clear() {
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-#pragma unroll
-            for (int n = 0; n < N; ++n) {
-                v[m][n][0] = v[m][n][1] = v[m][n][2] = v[m][n][3] = 0.0f;
-            }
-        }
-    }
 };
 
 // The rows of a warp as left factors: the first KEPT of their steps in registers, and others from a
@@ -340,8 +330,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
     typename T::Left left = {queries, warp_row<M>()};
     left.keep();
     float largest[M][2], total[M][2];
-    typename T::Result result;
-    result.clear();
+    typename T::Result result = {};
 #pragma unroll
     for (int m = 0; m < M; ++m) {
         largest[m][0] = largest[m][1] = -f32(INFINITE);
@@ -364,8 +353,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
         if (!H::sees_any(position + warp_row<M>(), 16 * M, first, KEYS)) {
             continue;
         }
-        Sums<M, KEYS / 8> scores;
-        scores.clear();
+        Sums<M, KEYS / 8> scores = {};
         add_dots(scores, left, keys, 0);
         if (!sees_all<H>(documents, b, position + warp_row<M>(), 16 * M, first, KEYS)) {
             mask_scores<H, false>(scores, documents, b, position + warp_row<M>(), first);
@@ -479,9 +467,7 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
     Rows<M, T::steps, M * T::steps == 8 ? T::kept - 1 : T::kept> left_values = {values, warp_row<M>()};
     left_keys.keep();
     left_values.keep();
-    typename T::Result sum_k, sum_v;
-    sum_k.clear();
-    sum_v.clear();
+    typename T::Result sum_k = {}, sum_v = {};
     int stage = 0;
 #pragma unroll 1
     for (int head = kv * H::group; head < (kv + 1) * H::group; ++head) {
@@ -510,8 +496,7 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
             const int SOME = 16;
 #pragma unroll
             for (int start = 0; start < QUERIES; start += SOME) {
-                Sums<M, SOME / 8> weights, slopes;
-                weights.clear();
+                Sums<M, SOME / 8> weights = {}, slopes;
                 add_dots(weights, left_keys, queries, start);
                 if (!sees_all<H>(documents, b, position + start, SOME, first + warp_row<M>(), 16 * M)) {
                     mask_scores<H, true>(weights, documents, b, first + warp_row<M>(), position + start);
@@ -585,8 +570,7 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
     typename T::Left left_queries = {queries, warp_row<M>()}, left_gradients = {gradients, warp_row<M>()};
     left_queries.keep();
     left_gradients.keep();
-    typename T::Result result;
-    result.clear();
+    typename T::Result result = {};
     int stage = 0;
 #pragma unroll 1
     for (int tile = tiles.first; tile < tiles.end; ++tile, stage ^= 1) {
@@ -604,8 +588,7 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
         if (!H::sees_any(position + warp_row<M>(), 16 * M, first, KEYS)) {
             continue;
         }
-        Sums<M, KEYS / 8> weights, slopes;
-        weights.clear();
+        Sums<M, KEYS / 8> weights = {}, slopes;
         add_dots(weights, left_queries, keys, 0);
         if (!sees_all<H>(documents, b, position + warp_row<M>(), 16 * M, first, KEYS)) {
             mask_scores<H, false>(weights, documents, b, position + warp_row<M>(), first);
