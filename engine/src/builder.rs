@@ -29,7 +29,7 @@ impl Builder {
     }
 
     /// Names the part of the program to which the next ops belong, for
-    /// [`Executor::part_times`](crate::Executor::part_times). Gradients are [`BACKWARD`]. An op
+    /// [`Given::part_times`](crate::Given::part_times). Gradients are [`BACKWARD`]. An op
     /// that exists already keeps its part.
     pub fn part(&mut self, name: &'static str) {
         self.part = name;

@@ -19,7 +19,6 @@ use crate::cuda::{self, Device, Fault};
 use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::Plan;
-use crate::profile::OpProfile;
 use crate::store::{Slot, Store};
 
 /// The processor that runs programs.
@@ -87,7 +86,7 @@ pub enum Arena {
 const ANOTHER: &str = "an arena of the processor that the program was planned for";
 
 /// A program and its plan, ready to be replayed in an arena. Before that it is [`Given`] inputs and
-/// numbers.
+/// numbers, and has a clock for its ops.
 pub enum Executor {
     /// On the CPU.
     Cpu(Box<cpu::Executor>),
@@ -283,23 +282,6 @@ impl Executor {
             (Self::Gpu(executor), _) => executor.output(name, store),
             _ => panic!("{ANOTHER}"),
         }
-    }
-
-    /// Starts (or restarts) the clock of every op. While it runs, a GPU runs op by op, with a wait
-    /// after each.
-    pub fn start_profile(&mut self) {
-        both!(self, executor => executor.start_profile());
-    }
-
-    /// Stops the clock of the ops, and returns the time of each [part](Builder::part) of the
-    /// program since [`Executor::start_profile`], in the order in which they first ran.
-    pub fn part_times(&mut self) -> Vec<(&'static str, std::time::Duration)> {
-        both!(self, executor => executor.part_times())
-    }
-
-    /// Time and work of each op since [`Executor::start_profile`].
-    pub fn profile(&self) -> Vec<OpProfile> {
-        both!(self, executor => executor.profile())
     }
 }
 

@@ -1,14 +1,19 @@
-//! Inputs and numbers of the step, which the host gives a program before a replay.
+//! Inputs and numbers of the step, which the host gives a program before a replay, and the clock of
+//! its ops.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::graph::Graph;
+use crate::op::Computes;
 use crate::plan::{Place, Plan};
+use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
 use crate::value::{ALIGN, DType, StepScalar};
 
 /// Inputs and numbers of a program. The host gives them before a replay, and the program keeps them
-/// until it is given others, whatever runs in between.
+/// until it is given others, whatever runs in between. The clock of its ops runs if the host asks
+/// for it.
 #[derive(Debug)]
 pub struct Given {
     /// Numbers of the next replay.
@@ -22,6 +27,10 @@ pub struct Given {
     memory: Vec<u32>,
     /// The words of all inputs in this memory, of which the first is aligned to [`ALIGN`].
     words: Range<usize>,
+    /// For each op of the plan its part of the program, and its work; the time there is zero.
+    pub(crate) ops: Vec<(&'static str, OpProfile)>,
+    /// Time of each op, while the clock runs.
+    pub(crate) times: Option<Vec<Duration>>,
 }
 
 /// An input, and its words among those of all. Both types of inputs have elements of four bytes.
@@ -34,7 +43,7 @@ struct Input {
 
 impl Given {
     /// Zeros.
-    pub(crate) fn new<P>(builder: &Graph<P>, plan: &Plan) -> Self {
+    pub(crate) fn new<P: Computes>(builder: &Graph<P>, plan: &Plan) -> Self {
         let inputs = builder.inputs.iter().map(|(name, &value)| {
             let Some(Place::Input(offset)) = plan.places[value.index()] else {
                 unreachable!("inputs have places of their own");
@@ -46,6 +55,10 @@ impl Given {
                 words: offset / 4..offset / 4 + ty.len(),
             }
         });
+        let ops = plan.nodes.iter().map(|planned| {
+            let node = &builder.nodes[planned.node];
+            (node.part, OpProfile::of(builder, node))
+        });
         Self {
             parameters: StepParameters {
                 scalars: vec![0.0; builder.scalars.len()],
@@ -56,6 +69,8 @@ impl Given {
             filled: Vec::with_capacity(builder.inputs.len()),
             memory: Vec::new(),
             words: 0..plan.input_bytes() / 4,
+            ops: ops.collect(),
+            times: None,
         }
     }
 
@@ -147,6 +162,33 @@ impl Given {
     /// - `offset`: its [place](Place::Input)
     pub(crate) fn f32s(&self, offset: usize, len: usize) -> &[f32] {
         bytemuck::cast_slice(&self.words()[offset / 4..][..len])
+    }
+
+    /// Starts (or restarts) the clock of every op. While it runs, a GPU runs op by op, with a wait
+    /// after each.
+    pub fn start_profile(&mut self) {
+        self.times = Some(vec![Duration::ZERO; self.ops.len()]);
+    }
+
+    /// Stops the clock of the ops, and returns the time of each [part](crate::Builder::part) of the
+    /// program since [`Self::start_profile`], in the order in which they first ran.
+    pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
+        let mut parts: Vec<(&'static str, Duration)> = Vec::new();
+        let times = self.times.take().unwrap_or_default();
+        for (&(part, _), time) in self.ops.iter().zip(times) {
+            match parts.iter_mut().find(|(known, _)| *known == part) {
+                Some((_, sum)) => *sum += time,
+                None => parts.push((part, time)),
+            }
+        }
+        parts
+    }
+
+    /// Time and work of each op since [`Self::start_profile`].
+    pub fn profile(&self) -> Vec<OpProfile> {
+        let ops = self.ops.iter().zip(self.times.iter().flatten());
+        ops.map(|((_, op), &time)| OpProfile { time, ..op.clone() })
+            .collect()
     }
 }
 

@@ -33,7 +33,7 @@ use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, SHARED, Source, THREADS, tensors};
 use super::nccl::{Communicator, Message};
-use super::placed::{Placed, PlacedOp};
+use super::placed::Placed;
 use crate::plan::Plan;
 use crate::value::{DType, Value};
 
@@ -326,22 +326,22 @@ struct Idle {
 /// order in which they are complete.
 pub(crate) fn buckets(
     builder: &DeviceGraph,
-    (plan, ops): (&Plan, &[PlacedOp]),
+    (plan, ops): (&Plan, &[Range<usize>]),
     placed: impl Fn(Value) -> Option<Placed>,
     bytes: usize,
 ) -> Vec<Bucket> {
-    let end = ops.last().map_or(0, |op| op.steps.end);
+    let end = ops.last().map_or(0, |steps| steps.end);
     let mut idle: BTreeMap<Value, Idle> = BTreeMap::new();
-    for (planned, op) in plan.nodes.iter().zip(ops) {
+    for (planned, steps) in plan.nodes.iter().zip(ops) {
         let node = &builder.nodes[planned.node];
         for value in node.inputs.iter().chain(node.into.iter().flatten()) {
             if let Some(idle) = idle.get_mut(value) {
-                idle.read = idle.read.min(op.steps.start);
+                idle.read = idle.read.min(steps.start);
             }
         }
         for &value in &node.outputs {
             if let (true, Some(placed)) = (builder.all_reduced.contains(&value), placed(value)) {
-                let made = op.steps.end;
+                let made = steps.end;
                 let read = end;
                 idle.insert(value, Idle { placed, made, read });
             }
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(sizes.collect::<Vec<_>>(), [2; 3]);
         assert!(buckets.is_sorted_by(|one, next| one.made < next.made));
         // Norms are the last op; nothing waits before them.
-        let norms = program.ops.last().unwrap().steps.start;
+        let norms = program.ops.last().unwrap().start;
         assert!(buckets.iter().all(|bucket| bucket.read == norms));
         assert!(buckets[0].made + 2 < norms);
         // A bucket of the usual size holds all of them.
@@ -484,11 +484,11 @@ mod tests {
         let norms = b.gradient_norm(&sums).unwrap();
         b.output("norms", norms);
         let program = with_buckets(&b, usize::MAX);
-        let mut ops = program.ops.iter();
-        let reads = ops.find(|op| op.work.name == "sum_squares").unwrap();
+        let mut ops = program.given.ops.iter().zip(&program.ops);
+        let (_, reads) = ops.find(|((_, op), _)| op.name == "sum_squares").unwrap();
         let sizes = program.buckets.iter().map(|bucket| bucket.all().count());
         assert_eq!(sizes.collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(program.buckets[0].read, reads.steps.start);
+        assert_eq!(program.buckets[0].read, reads.start);
         assert!(
             program
                 .buckets

@@ -22,7 +22,6 @@ use super::program::Program;
 use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::Plan;
-use crate::profile::OpProfile;
 use crate::replay::Replay;
 use crate::store::{Slot, Store};
 use crate::value::DType;
@@ -82,8 +81,6 @@ pub struct Executor {
     loaded: Option<Loaded>,
     last: Replay,
     graph: Option<Captured>,
-    /// Time of each op, while profiling.
-    clock: Option<Vec<Duration>>,
     /// Outputs in the arena, as last fetched.
     fetched: Vec<Vec<f32>>,
     is_fetched: bool,
@@ -186,7 +183,6 @@ impl Executor {
             loaded: None,
             last: Replay::default(),
             graph: None,
-            clock: None,
             is_fetched: false,
         }
     }
@@ -267,14 +263,14 @@ impl Executor {
         self.last.begin(&mut arena.of);
         store.changed_on_device(&self.writes);
         let ground = (store.device_tensors().id(), base);
-        if let (Some(captured), None) = (&self.graph, &self.clock)
+        if let (Some(captured), None) = (&self.graph, &self.times)
             && captured.of == ground
         {
             // SAFETY: it was captured with this arena and store; kernels and inputs are held.
             return unsafe { captured.graph.launch() };
         }
         let on = (&*store, &*arena);
-        if self.clock.is_some() {
+        if self.times.is_some() {
             return self.run_timed(on);
         }
         self.graph = None;
@@ -374,40 +370,6 @@ impl Executor {
         self.argument(placed, on)
     }
 
-    /// Starts or restarts profiling. Replays are then enqueued op by op and waited for.
-    pub fn start_profile(&mut self) {
-        self.clock = Some(vec![Duration::ZERO; self.program.ops.len()]);
-    }
-
-    /// Stops profiling and returns the time of each part of the program since
-    /// [`Self::start_profile`], in the order in which parts first ran.
-    pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
-        let mut parts: Vec<(&'static str, Duration)> = Vec::new();
-        for (op, time) in self
-            .program
-            .ops
-            .iter()
-            .zip(self.clock.take().unwrap_or_default())
-        {
-            match parts.iter_mut().find(|(part, _)| *part == op.part) {
-                Some((_, sum)) => *sum += time,
-                None => parts.push((op.part, time)),
-            }
-        }
-        parts
-    }
-
-    /// Time and work of each op since [`Self::start_profile`].
-    pub fn profile(&self) -> Vec<OpProfile> {
-        let times = self.clock.iter().flatten();
-        let ops = self.program.ops.iter().zip(times);
-        ops.map(|(op, &time)| OpProfile {
-            time,
-            ..op.work.clone()
-        })
-        .collect()
-    }
-
     /// Enqueues the program with an event before each op, and reads the times. Events are created
     /// beforehand, because creating one takes as long as a small kernel.
     fn run_timed(&mut self, on: On<'_>) -> Result<(), Fault> {
@@ -415,15 +377,15 @@ impl Executor {
         let marks = (0..=self.program.ops.len()).map(|_| loaded.device.event());
         let marks = marks.collect::<Result<Vec<Event>, Fault>>()?;
         marks[0].record(Stream::Programs)?;
-        for (op, mark) in self.program.ops.iter().zip(&marks[1..]) {
-            for step in op.steps.clone() {
+        for (steps, mark) in self.program.ops.iter().zip(&marks[1..]) {
+            for step in steps.clone() {
                 self.put_one(step, on)?;
             }
             mark.record(Stream::Programs)?;
         }
         self.meet(self.program.steps.len(), on)?;
         loaded.wait()?;
-        let times = self.clock.iter_mut().flatten();
+        let times = self.program.given.times.iter_mut().flatten();
         for (time, ends) in times.zip(marks.windows(2)) {
             let ms = loaded
                 .device

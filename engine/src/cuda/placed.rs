@@ -1,11 +1,8 @@
 //! Steps of a replay, on operands that have places.
 
-use std::ops::Range;
-
 use super::kernel::{Kernel, Writer};
 use super::lowering::FIRST_SCALAR;
 use super::product::{Algorithm, Key, Product};
-use crate::profile::OpProfile;
 use crate::store::Slot;
 use crate::value::DType;
 
@@ -135,14 +132,4 @@ impl PlacedProduct {
             words: launch.words,
         }
     }
-}
-
-/// An op of a program.
-#[derive(Debug)]
-pub(crate) struct PlacedOp {
-    /// Name and work of the op; its time is zero.
-    pub(crate) work: OpProfile,
-    pub(crate) part: &'static str,
-    /// Range among the program's steps.
-    pub(crate) steps: Range<usize>,
 }

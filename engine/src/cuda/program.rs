@@ -2,6 +2,7 @@
 //! and copies whose operands have places.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
@@ -12,7 +13,7 @@ use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::padding::padded;
-use super::placed::{Memory, Method, Placed, PlacedOp, PlacedProduct, Rounded, Step, numbers};
+use super::placed::{Memory, Method, Placed, PlacedProduct, Rounded, Step, numbers};
 use super::routed_rows::on_device;
 use super::row_sums::with_row_sums;
 use crate::cuda::casts::stored;
@@ -20,7 +21,6 @@ use crate::given::Given;
 use crate::op::Builder;
 use crate::plan::{Place, Plan};
 use crate::precision::Precision;
-use crate::profile::OpProfile;
 use crate::reduction::Reduction;
 use crate::rounding::precision_of_products;
 use crate::store::Slot;
@@ -32,7 +32,8 @@ pub(crate) struct Program {
     pub(crate) plan: Plan,
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
-    pub(crate) ops: Vec<PlacedOp>,
+    /// The steps of each op.
+    pub(crate) ops: Vec<Range<usize>>,
     /// Buckets, number of ranks and kernel of the all-reduces; no kernel where NCCL adds.
     pub(crate) buckets: Vec<Bucket>,
     pub(crate) ranks: usize,
@@ -117,11 +118,7 @@ impl Program {
                     })),
                 });
             }
-            ops.push(PlacedOp {
-                work: OpProfile::of(builder, node),
-                part: node.part,
-                steps: first..steps.len(),
-            });
+            ops.push(first..steps.len());
         }
         let at = |v: Value| plan.places[v.index()].map(|place| value(place, builder.ty(v)));
         let outputs = builder.outputs.iter();

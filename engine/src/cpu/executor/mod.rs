@@ -9,7 +9,7 @@ mod report;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::arena::{Arena, Factors};
 use super::frame::View;
@@ -36,7 +36,6 @@ pub struct Executor {
     last: Replay,
     given: Given,
     outputs: Vec<(String, Place, Type)>,
-    profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
     /// All-reduces with other ranks.
     meetings: Meetings,
@@ -82,7 +81,6 @@ impl Executor {
             base: 0,
             last: Replay::default(),
             outputs,
-            profile: None,
             pool,
             meetings,
             ranks: None,
@@ -160,11 +158,11 @@ impl Executor {
             ops,
             given,
             pool,
-            profile,
             meetings,
             ranks,
             ..
         } = self;
+        let mut times = given.times.take();
         let (pool, ranks) = (&**pool, ranks.as_deref());
         for factor in ops.iter().flat_map(|op| &op.packed) {
             factors.make(store, factor);
@@ -173,7 +171,7 @@ impl Executor {
         // A thread of the pool runs the ops, so that their chunks start without a wake-up.
         pool.attended(|| {
             for (index, op) in ops.iter_mut().enumerate() {
-                let mut clock = profile.as_mut().map(|times| (times, Instant::now()));
+                let mut clock = times.as_mut().map(|times| (times, Instant::now()));
                 let mut count = |index: usize| {
                     if let Some((times, start)) = &mut clock {
                         times[index] += start.elapsed();
@@ -194,6 +192,7 @@ impl Executor {
                 meetings.wait(ops.len(), ranks, &mut |_| {});
             }
         });
+        given.times = times;
     }
 }
 
@@ -234,6 +233,8 @@ impl Alone {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::ops::MatMul;
     use crate::ops::oracle::random;

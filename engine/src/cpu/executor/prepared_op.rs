@@ -15,7 +15,6 @@ use crate::op::{Builder, Op};
 use crate::ops::GRAIN;
 use crate::plan::{Place, widened};
 use crate::precision::Precision;
-use crate::profile::OpProfile;
 use crate::store::{Slot, Store, Values};
 use crate::value::{DType, Type};
 
@@ -43,8 +42,6 @@ pub(super) struct PreparedOp {
     pub(super) precision: Precision,
     /// Frozen right factors of its bf16 products.
     pub(super) packed: Vec<RightFactor>,
-    pub(super) part: &'static str,
-    pub(super) work: OpProfile,
 }
 
 impl PreparedOp {
@@ -111,7 +108,7 @@ impl PreparedOp {
             copy(&store.read(slot), self.outputs[output]);
         }
         let operands = Operands {
-            op: self.work.name,
+            op: self.op.name(),
             types: &self.types,
             inputs: &self.inputs,
             writes: self.writes.clone(),
@@ -237,7 +234,5 @@ pub(super) fn prepare(
         scratch: view(planned.scratch, &scratch),
         precision,
         packed,
-        part: node.part,
-        work: OpProfile::of(builder, node),
     }
 }
