@@ -18,7 +18,6 @@ use crate::cpu::{self, Pool};
 use crate::cuda::{self, Device, Fault};
 use crate::given::Given;
 use crate::op::Builder;
-use crate::plan::Plan;
 use crate::store::{Slot, Store};
 
 /// The processor that runs programs.
@@ -132,11 +131,6 @@ impl Executor {
         }
     }
 
-    /// The plan: order of ops and places of values.
-    pub fn plan(&self) -> &Plan {
-        both!(self, executor => executor.plan())
-    }
-
     /// Connects its all-reduces to those of other ranks. On a GPU, all-reduces use the communicator
     /// that [the device joined](Device::join).
     pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
@@ -198,15 +192,6 @@ impl Executor {
             Self::Cpu(executor) => executor.packed_factors().collect(),
             Self::Gpu(_) => Vec::new(),
         }
-    }
-
-    /// Names of the outputs, in the order of the program.
-    pub fn output_names(&self) -> impl Iterator<Item = &str> {
-        let names: Box<dyn Iterator<Item = &str>> = match self {
-            Self::Cpu(executor) => Box::new(executor.output_names()),
-            Self::Gpu(executor) => Box::new(executor.output_names()),
-        };
-        names
     }
 
     /// Runs the program once in an arena, and overwrites its contents. On a GPU the call returns

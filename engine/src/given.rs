@@ -1,5 +1,5 @@
-//! Inputs and numbers of the step, which the host gives a program before a replay, and the clock of
-//! its ops.
+//! A program on either processor: its plan, inputs and numbers of the step, which the host gives
+//! before a replay, and the clock of its ops.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
 use crate::value::{ALIGN, DType, StepScalar};
 
-/// Inputs and numbers of a program. The host gives them before a replay, and the program keeps them
-/// until it is given others, whatever runs in between. The clock of its ops runs if the host asks
-/// for it.
+/// Inputs and numbers of a planned program. The host gives them before a replay, and the program
+/// keeps them until it is given others, whatever runs in between. The clock of its ops runs if the
+/// host asks for it.
 #[derive(Debug)]
 pub struct Given {
     /// Numbers of the next replay.
@@ -27,6 +27,9 @@ pub struct Given {
     memory: Vec<u32>,
     /// The words of all inputs in this memory, of which the first is aligned to [`ALIGN`].
     words: Range<usize>,
+    pub(crate) plan: Plan,
+    /// Names of the outputs.
+    outputs: Vec<String>,
     /// For each op of the plan its part of the program, and its work; the time there is zero.
     pub(crate) ops: Vec<(&'static str, OpProfile)>,
     /// Time of each op, while the clock runs.
@@ -43,7 +46,7 @@ struct Input {
 
 impl Given {
     /// Zeros.
-    pub(crate) fn new<P: Computes>(builder: &Graph<P>, plan: &Plan) -> Self {
+    pub(crate) fn new<P: Computes>(builder: &Graph<P>, plan: Plan) -> Self {
         let inputs = builder.inputs.iter().map(|(name, &value)| {
             let Some(Place::Input(offset)) = plan.places[value.index()] else {
                 unreachable!("inputs have places of their own");
@@ -71,6 +74,12 @@ impl Given {
             words: 0..plan.input_bytes() / 4,
             ops: ops.collect(),
             times: None,
+            outputs: builder
+                .outputs
+                .iter()
+                .map(|(name, _)| name.clone())
+                .collect(),
+            plan,
         }
     }
 
@@ -164,6 +173,26 @@ impl Given {
         bytemuck::cast_slice(&self.words()[offset / 4..][..len])
     }
 
+    /// The plan: order of ops and places of values.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Names of the outputs, in the order of the program.
+    pub fn output_names(&self) -> impl Iterator<Item = &str> {
+        self.outputs.iter().map(String::as_str)
+    }
+
+    /// The place of an output among these.
+    ///
+    /// # Panics
+    ///
+    /// When the program has no output of this name.
+    pub(crate) fn output_index(&self, name: &str) -> usize {
+        let found = self.output_names().position(|known| known == name);
+        found.unwrap_or_else(|| panic!("the program has an output `{name}`"))
+    }
+
     /// Starts (or restarts) the clock of every op. While it runs, a GPU runs op by op, with a wait
     /// after each.
     pub fn start_profile(&mut self) {
@@ -204,7 +233,7 @@ mod tests {
         for name in ["x", "y"] {
             b.input(name, &Type::f32(&[3])).unwrap();
         }
-        let mut given = Given::new(&b, &Plan::new(&b));
+        let mut given = Given::new(&b, Plan::new(&b));
         for name in ["y", "x", "y"] {
             assert_eq!(given.input(name).as_ptr().addr() % ALIGN, 0);
         }

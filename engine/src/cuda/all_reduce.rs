@@ -434,8 +434,8 @@ mod tests {
     fn with_buckets(b: &Builder, bytes: usize) -> Program {
         let b = &on_device(b);
         let program = Program::laid_out(b);
-        let at = |v: Value| program.plan.places[v.index()].map(|place| value(place, b.ty(v)));
-        let mut buckets = buckets(b, (&program.plan, &program.ops), at, bytes);
+        let at = |v: Value| program.given.plan.places[v.index()].map(|place| value(place, b.ty(v)));
+        let mut buckets = buckets(b, (&program.given.plan, &program.ops), at, bytes);
         // The usual buckets have the kernels of their small values.
         for (bucket, usual) in buckets.iter_mut().zip(&program.buckets) {
             bucket.pack = usual.pack.filter(|_| bucket.small == usual.small);

@@ -21,7 +21,6 @@ use super::placed::{self, Placed, Rounded};
 use super::program::Program;
 use crate::given::Given;
 use crate::op::Builder;
-use crate::plan::Plan;
 use crate::replay::Replay;
 use crate::store::{Slot, Store};
 use crate::value::DType;
@@ -164,7 +163,7 @@ impl Executor {
     /// An executor of a planned program.
     pub(crate) fn of(program: Program) -> Self {
         let (uses, writes) = program.slots();
-        let fetched = program.outputs.iter().map(|(_, placed)| {
+        let fetched = program.outputs.iter().map(|placed| {
             let len = if placed.slot().is_none() {
                 placed.len
             } else {
@@ -204,11 +203,6 @@ impl Executor {
         self.loaded.as_ref().expect("a program that is loaded")
     }
 
-    /// Order of ops and places of values.
-    pub fn plan(&self) -> &Plan {
-        &self.program.plan
-    }
-
     /// Number of products that cublasLt computes.
     #[cfg(test)]
     pub(crate) fn products(&self) -> usize {
@@ -227,11 +221,6 @@ impl Executor {
     /// Bytes on the device for all-reduces, which [`Self::own_bytes`] excludes.
     pub fn all_reduce_bytes(&self) -> usize {
         self.program.all_reduce_bytes()
-    }
-
-    /// Names of the outputs, in program order.
-    pub fn output_names(&self) -> impl Iterator<Item = &str> {
-        self.program.outputs.iter().map(|(name, _)| name.as_str())
     }
 
     /// Enqueues one replay in an arena and returns at once. Tensors of the store that the host has
@@ -310,12 +299,12 @@ impl Executor {
         }
         self.last.expect_in(arena.of);
         let outputs = self.program.outputs.iter();
-        for slot in outputs.clone().filter_map(|(_, placed)| placed.slot()) {
+        for slot in outputs.clone().filter_map(Placed::slot) {
             store.fetch_one(slot)?;
         }
         let address = |placed: &Placed| self.argument(placed, (&*store, arena)).address;
         let addresses: Vec<Option<u64>> = outputs
-            .map(|(_, placed)| placed.slot().is_none().then(|| address(placed)))
+            .map(|placed| placed.slot().is_none().then(|| address(placed)))
             .collect();
         let places = addresses.into_iter().zip(&mut self.fetched);
         let mut wanted: Vec<(u64, &mut [f32])> = places
@@ -341,13 +330,8 @@ impl Executor {
             self.is_fetched,
             "the outputs of a replay are fetched before they are read"
         );
-        let found = self
-            .program
-            .outputs
-            .iter()
-            .position(|(known, _)| known == name);
-        let index = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
-        match self.program.outputs[index].1.slot() {
+        let index = self.output_index(name);
+        match self.program.outputs[index].slot() {
             Some(slot) => store.get(slot),
             None => &self.fetched[index],
         }
@@ -364,10 +348,7 @@ impl Executor {
 
     /// Address of an output.
     pub(super) fn output_at(&self, name: &str, on: On<'_>) -> Argument {
-        let mut outputs = self.program.outputs.iter();
-        let found = outputs.find(|(known, _)| known == name);
-        let (_, placed) = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
-        self.argument(placed, on)
+        self.argument(&self.program.outputs[self.output_index(name)], on)
     }
 
     /// Enqueues the program with an event before each op, and reads the times. Events are created

@@ -29,7 +29,6 @@ use crate::value::{DType, Type, Value};
 /// A lowered program.
 #[derive(Debug)]
 pub(crate) struct Program {
-    pub(crate) plan: Plan,
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
     /// The steps of each op.
@@ -38,8 +37,8 @@ pub(crate) struct Program {
     pub(crate) buckets: Vec<Bucket>,
     pub(crate) ranks: usize,
     pub(crate) tree_sum: Option<usize>,
-    pub(crate) outputs: Vec<(String, Placed)>,
-    /// Inputs and numbers of the next replay.
+    pub(crate) outputs: Vec<Placed>,
+    /// The plan, and inputs and numbers of the next replay.
     pub(crate) given: Given,
 }
 
@@ -122,8 +121,8 @@ impl Program {
         }
         let at = |v: Value| plan.places[v.index()].map(|place| value(place, builder.ty(v)));
         let outputs = builder.outputs.iter();
-        let outputs =
-            outputs.map(|(name, v)| (name.clone(), at(*v).expect("an output is computed")));
+        let outputs = outputs.map(|&(_, v)| at(v).expect("an output is computed"));
+        let outputs = outputs.collect();
         let mut buckets = buckets(builder, (&plan, &ops), at, BUCKET);
         let ranks = builder.blocks;
         let is_exact = builder.reduction == Reduction::Exact && !buckets.is_empty();
@@ -134,18 +133,17 @@ impl Program {
             tree_sum: is_exact.then(|| writer.kernel(&tree_sum(ranks))),
             buckets,
             ranks,
-            outputs: outputs.collect(),
-            given: Given::new(builder, &plan),
+            outputs,
+            given: Given::new(builder, plan),
             kernels: writer.kernels,
             steps,
             ops,
-            plan,
         }
     }
 
     /// Bytes of inputs and numbers.
     pub(crate) fn given_bytes(&self) -> usize {
-        self.plan.input_bytes() + 4 * numbers(self.given.parameters.scalars.len())
+        self.given.plan.input_bytes() + 4 * numbers(self.given.parameters.scalars.len())
     }
 
     /// Bytes of all-reduces beside the arena.
@@ -180,10 +178,9 @@ impl Program {
     /// Tensors of the store that the program reads or writes, and those that it writes.
     pub(crate) fn slots(&self) -> (Vec<Slot>, Vec<Slot>) {
         let operands: Vec<Placed> = self.steps.iter().flat_map(Step::operands).collect();
-        let outputs = self.outputs.iter().map(|(_, placed)| placed);
         let uses: BTreeSet<Slot> = operands
             .iter()
-            .chain(outputs)
+            .chain(&self.outputs)
             .filter_map(Placed::slot)
             .collect();
         let written = operands.iter().filter(|placed| placed.written);

@@ -29,13 +29,13 @@ pub(crate) use repeat::{Found, Repeat};
 
 /// A program and its plan, ready to be replayed on the CPU.
 pub struct Executor {
-    plan: Plan,
     ops: Vec<PreparedOp>,
     /// Address of the arena that the views point into; 0 before the first.
     base: usize,
     last: Replay,
     given: Given,
-    outputs: Vec<(String, Place, Type)>,
+    /// Place and length of each output.
+    outputs: Vec<(Place, usize)>,
     pool: Arc<Pool>,
     /// All-reduces with other ranks.
     meetings: Meetings,
@@ -72,11 +72,10 @@ impl Executor {
         let outputs = builder
             .outputs
             .iter()
-            .map(|(name, value)| (name.clone(), place(*value), builder.ty(*value).clone()))
+            .map(|&(_, value)| (place(value), builder.ty(value).len()))
             .collect();
         Self {
-            given: Given::new(builder, &plan),
-            plan,
+            given: Given::new(builder, plan),
             ops,
             base: 0,
             last: Replay::default(),
@@ -87,11 +86,6 @@ impl Executor {
             #[cfg(feature = "compare-emulated")]
             repeat: None,
         }
-    }
-
-    /// The plan: order of ops and places of values.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
     }
 
     /// Its threads.
@@ -120,10 +114,10 @@ impl Executor {
     /// When the arena is smaller than the plan, or it has all-reduces and no ranks.
     pub fn run(&mut self, store: &mut Store, arena: &mut Arena) {
         assert!(
-            arena.bytes() >= self.plan.arena_bytes(),
+            arena.bytes() >= self.plan().arena_bytes(),
             "an arena of {} bytes for a program of {}",
             arena.bytes(),
-            self.plan.arena_bytes()
+            self.plan().arena_bytes()
         );
         assert!(
             self.ranks.is_some() || self.meetings.sums() == 0,
@@ -218,7 +212,7 @@ pub(crate) type Alone = crate::alone::Alone<Executor, Arena>;
 impl Alone {
     pub(crate) fn new(builder: &Builder, pool: Arc<Pool>) -> Self {
         let program = Executor::planned(builder, pool);
-        let arena = Arena::new(program.plan.arena_bytes()).expect("memory for the arena");
+        let arena = Arena::new(program.plan().arena_bytes()).expect("memory for the arena");
         Self { program, arena }
     }
 

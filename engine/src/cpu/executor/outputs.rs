@@ -7,21 +7,15 @@ use crate::plan::Place;
 use crate::store::Store;
 
 impl Executor {
-    /// Names of the outputs, in the order of the program.
-    pub fn output_names(&self) -> impl Iterator<Item = &str> {
-        self.outputs.iter().map(|(name, ..)| name.as_str())
-    }
-
     /// An output of the last replay, from the arena of that replay.
     ///
     /// # Panics
     ///
     /// When the program has no output of this name, or another program has run in the arena since.
     pub fn output<'s>(&'s self, name: &str, store: &'s Store, arena: &'s Arena) -> &'s [f32] {
-        let found = self.outputs.iter().find(|(known, ..)| known == name);
-        let (_, place, ty) = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
-        match *place {
-            Place::Input(offset) => self.given.f32s(offset, ty.len()),
+        let (place, len) = self.outputs[self.output_index(name)];
+        match place {
+            Place::Input(offset) => self.given.f32s(offset, len),
             Place::Store(slot) => store.get(slot),
             Place::Arena(offset) => {
                 self.last.expect_in(arena.of);
@@ -29,7 +23,7 @@ impl Executor {
                 // inside; every bit pattern is an f32.
                 unsafe {
                     let start = arena.start().add(offset).cast::<f32>();
-                    std::slice::from_raw_parts(start, ty.len())
+                    std::slice::from_raw_parts(start, len)
                 }
             }
         }

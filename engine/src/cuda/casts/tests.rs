@@ -365,7 +365,7 @@ fn an_arena_of_bf16_is_smaller() {
     let mut every_op = EveryOp::new(LARGE, false);
     let mut bytes = |precision| {
         every_op.b.precision = precision;
-        Program::new(&every_op.b).plan.arena_bytes()
+        Program::new(&every_op.b).given.plan.arena_bytes()
     };
     let (full, rounded) = (bytes(Precision::F32), bytes(Precision::Bf16));
     // Inputs keep their type, among them a target's logits.
