@@ -30,30 +30,29 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 /// The operands of an op.
-pub(super) struct Operands<'a> {
+pub(super) struct Operands {
     /// Its name.
     pub(super) op: &'static str,
-    pub(super) types: &'a [Type],
-    pub(super) inputs: &'a [View],
+    pub(super) types: Vec<Type>,
+    pub(super) inputs: Vec<View>,
     /// The inputs that it writes to.
     pub(super) writes: Range<usize>,
-    pub(super) outputs: &'a [View],
+    pub(super) outputs: Vec<View>,
     /// For each output, whether it holds a value to add to.
-    pub(super) accumulate: &'a [bool],
+    pub(super) accumulate: Vec<bool>,
     pub(super) scratch: View,
-    /// Whether the kernel has taken each output, each input that it writes to, and the scratch.
-    pub(super) taken: &'a mut [bool],
     /// Precision to which the factors of products are rounded.
     pub(super) precision: Precision,
-    /// Its inputs that are among `factors`.
-    pub(super) packed: &'a [RightFactor],
-    /// Packed matrices of all replays.
-    pub(super) factors: &'a Factors,
+    /// Its frozen right factors of bf16 products, which are packed for all replays.
+    pub(super) packed: Vec<RightFactor>,
 }
 
 /// The operands of a kernel: inputs, outputs, scratch, the step's parameters, and threads.
 pub struct Frame<'a> {
-    operands: Operands<'a>,
+    operands: &'a Operands,
+    /// Whether the kernel has taken each output, each input that it writes to, and the scratch.
+    taken: &'a mut [bool],
+    factors: &'a Factors,
     /// Parameters of this step.
     pub parameters: &'a StepParameters,
     /// Threads.
@@ -69,13 +68,17 @@ impl<'a> Frame<'a> {
     /// written to, and scratch overlap with no other view, and nothing else accesses them; nothing
     /// writes to the other inputs.
     pub(super) unsafe fn new(
-        operands: Operands<'a>,
+        operands: &'a Operands,
+        taken: &'a mut [bool],
+        factors: &'a Factors,
         parameters: &'a StepParameters,
         pool: &'a Pool,
     ) -> Self {
-        operands.taken.fill(false);
+        taken.fill(false);
         Self {
             operands,
+            taken,
+            factors,
             parameters,
             pool,
         }
@@ -132,13 +135,9 @@ impl<'a> Frame<'a> {
     /// An input as the right factor of bf16 products, stored transposed or not, if it is packed for
     /// all replays ([`Op::right_factors`](crate::op::Op::right_factors)).
     pub(crate) fn packed(&self, index: usize, transposed: bool) -> Option<&'a Panel> {
-        let Operands {
-            packed, factors, ..
-        } = &self.operands;
-        let found = packed
-            .iter()
-            .find(|factor| (factor.input, factor.transposed) == (index, transposed));
-        found.map(|factor| factors.get(factor))
+        let mut packed = self.operands.packed.iter();
+        let found = packed.find(|factor| (factor.input, factor.transposed) == (index, transposed));
+        found.map(|factor| self.factors.get(factor))
     }
 
     /// An input of token ids.
@@ -153,7 +152,7 @@ impl<'a> Frame<'a> {
     }
 
     fn read(&self, index: usize, dtype: DType) -> View {
-        let Operands { op, writes, .. } = &self.operands;
+        let Operands { op, writes, .. } = self.operands;
         let view = self.operands.inputs[index];
         assert!(
             view.dtype == dtype,
@@ -195,7 +194,7 @@ impl<'a> Frame<'a> {
     ///
     /// When the op does not write to it, or it was taken before.
     pub fn state(&mut self, index: usize) -> &'a mut [f32] {
-        let Operands { op, writes, .. } = &self.operands;
+        let Operands { op, writes, .. } = self.operands;
         assert!(
             writes.contains(&index),
             "{op}: input {index} is not written to"
@@ -214,14 +213,14 @@ impl<'a> Frame<'a> {
     /// When it was taken before.
     pub fn scratch(&mut self) -> &'a mut [f32] {
         let view = self.operands.scratch;
-        self.take(self.operands.taken.len() - 1, || "scratch".to_owned());
+        self.take(self.taken.len() - 1, || "scratch".to_owned());
         // SAFETY: as for `output`.
         unsafe { slice_mut(view) }
     }
 
     /// Marks a slice as taken: a second slice of it would be a second writer.
     fn take(&mut self, at: usize, what: impl FnOnce() -> String) {
-        let before = std::mem::replace(&mut self.operands.taken[at], true);
+        let before = std::mem::replace(&mut self.taken[at], true);
         assert!(!before, "{}: {} is taken twice", self.operands.op, what());
     }
 
@@ -256,19 +255,18 @@ mod tests {
         let (ty, parameters, pool) = (Type::f32(&[2]), StepParameters::default(), Pool::single());
         let operands = Operands {
             op: "test",
-            types: &[ty.clone(), ty],
-            inputs: &[input, state],
+            types: vec![ty.clone(), ty],
+            inputs: vec![input, state],
             writes: 1..2,
-            outputs: &[output],
-            accumulate: &[true],
+            outputs: vec![output],
+            accumulate: vec![true],
             scratch,
-            taken: &mut [true; 3],
             precision: Precision::F32,
-            packed: &[],
-            factors: &Factors::default(),
+            packed: Vec::new(),
         };
+        let (taken, factors) = (&mut [true; 3], Factors::default());
         // SAFETY: four arrays that nothing else accesses.
-        work(&mut unsafe { Frame::new(operands, &parameters, &pool) })
+        work(&mut unsafe { Frame::new(&operands, taken, &factors, &parameters, &pool) })
     }
 
     #[test]

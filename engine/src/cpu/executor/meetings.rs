@@ -2,10 +2,11 @@
 //! sum is first read. Between the two, other ops run.
 #![expect(unsafe_code, reason = "parts and sums are pieces of the arena")]
 
-use super::super::frame::View;
+use super::super::arena::Arena;
 use crate::blocks::{Ranks, Sum};
 use crate::op::Builder;
-use crate::plan::Plan;
+use crate::plan::{Place, Plan};
+use crate::value::Value;
 
 /// The all-reduces of a program, in their order.
 #[derive(Debug, Default)]
@@ -22,8 +23,10 @@ struct Meeting {
     sum: Sum,
     /// The op at which it starts.
     made: usize,
-    part: View,
-    whole: View,
+    /// Offsets in the arena, and length.
+    part: usize,
+    whole: usize,
+    len: usize,
 }
 
 impl Meetings {
@@ -41,13 +44,9 @@ impl Meetings {
             if !builder.all_reduced.contains(&sum) {
                 continue;
             }
-            let ty = builder.ty(sum);
-            let at = |value| match plan.places[crate::value::Value::index(value)] {
-                Some(crate::plan::Place::Arena(offset)) => View {
-                    start: std::ptr::without_provenance_mut(offset),
-                    len: ty.len(),
-                    dtype: ty.dtype,
-                },
+            let len = builder.ty(sum).len();
+            let at = |value: Value| match plan.places[value.index()] {
+                Some(Place::Arena(offset)) => offset,
                 _ => unreachable!("results lie in the arena"),
             };
             let readers = plan.nodes[made..].iter().position(|later| {
@@ -65,8 +64,9 @@ impl Meetings {
                 made,
                 part: at(node.inputs[0]),
                 whole: at(sum),
+                len,
             });
-            meetings.elements += ty.len();
+            meetings.elements += len;
         }
         for (number, read) in read.into_iter().enumerate() {
             meetings.waits[read].push(number);
@@ -84,39 +84,41 @@ impl Meetings {
         self.elements
     }
 
-    /// All views into the arena.
-    pub(super) fn views(&mut self) -> impl Iterator<Item = &mut View> {
-        self.all
-            .iter_mut()
-            .flat_map(|meeting| [&mut meeting.part, &mut meeting.whole])
-    }
-
     /// Starts the all-reduce at the position of an op. Returns whether there is one.
-    pub(super) fn start(&self, op: usize, ranks: &dyn Ranks) -> bool {
+    pub(super) fn start(&self, op: usize, arena: &Arena, ranks: &dyn Ranks) -> bool {
         let Some(number) = self.starts[op] else {
             return false;
         };
-        let Meeting { sum, part, .. } = &self.all[number];
+        let meeting = &self.all[number];
         // SAFETY: the plan keeps an op's operands in the arena until the op has run; nothing else
         // runs now.
-        let part = unsafe { std::slice::from_raw_parts(part.start.cast::<f32>(), part.len) };
-        ranks.start(*sum, part);
+        let part = unsafe {
+            let start = arena.start().add(meeting.part).cast::<f32>();
+            std::slice::from_raw_parts(start, meeting.len)
+        };
+        ranks.start(meeting.sum, part);
         true
     }
 
     /// Waits for the sums that an op is the first to read; `count` is called with the op of each
     /// all-reduce.
-    pub(super) fn wait(&self, op: usize, ranks: &dyn Ranks, count: &mut dyn FnMut(usize)) {
+    pub(super) fn wait(
+        &self,
+        op: usize,
+        arena: &Arena,
+        ranks: &dyn Ranks,
+        count: &mut dyn FnMut(usize),
+    ) {
         for &number in &self.waits[op] {
-            let Meeting {
-                sum, made, whole, ..
-            } = &self.all[number];
+            let meeting = &self.all[number];
             // SAFETY: the place of a result, which the plan gives to nothing else until its last
             // reader has run.
-            let to =
-                unsafe { std::slice::from_raw_parts_mut(whole.start.cast::<f32>(), whole.len) };
-            ranks.wait(*sum, to);
-            count(*made);
+            let to = unsafe {
+                let start = arena.start().add(meeting.whole).cast::<f32>();
+                std::slice::from_raw_parts_mut(start, meeting.len)
+            };
+            ranks.wait(meeting.sum, to);
+            count(meeting.made);
         }
     }
 }

@@ -11,8 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::arena::{Arena, Factors};
-use super::frame::View;
+use super::arena::Arena;
 use super::pool::Pool;
 use crate::blocks::Ranks;
 use crate::given::Given;
@@ -21,17 +20,15 @@ use crate::plan::{Place, Plan};
 use crate::replay::Replay;
 use crate::rounding::precision_of_products;
 use crate::store::Store;
-use crate::value::{DType, Type, Value};
+use crate::value::{DType, Value};
 use meetings::Meetings;
-use prepared_op::{PreparedOp, prepare};
+use prepared_op::{Memory, PreparedOp, prepare};
 #[cfg(feature = "compare-emulated")]
 pub(crate) use repeat::{Found, Repeat};
 
 /// A program and its plan, ready to be replayed on the CPU.
 pub struct Executor {
     ops: Vec<PreparedOp>,
-    /// Address of the arena that the views point into; 0 before the first.
-    base: usize,
     last: Replay,
     given: Given,
     /// Place and length of each output.
@@ -57,15 +54,10 @@ impl Executor {
             "the CPU executor holds no bf16 values"
         );
         let (plan, products) = (Plan::new(builder), precision_of_products(builder));
-        let view = |offset: usize, ty: &Type| View {
-            start: std::ptr::without_provenance_mut(offset),
-            len: ty.len(),
-            dtype: ty.dtype,
-        };
         let ops = plan
             .nodes
             .iter()
-            .map(|planned| prepare(builder, planned, products[planned.node], &view))
+            .map(|planned| prepare(builder, planned, products[planned.node]))
             .collect();
         let meetings = Meetings::of(builder, &plan);
         let place = |value: Value| plan.places[value.index()].expect("an output is computed");
@@ -77,7 +69,6 @@ impl Executor {
         Self {
             given: Given::new(builder, plan),
             ops,
-            base: 0,
             last: Replay::default(),
             outputs,
             pool,
@@ -124,30 +115,16 @@ impl Executor {
             "a program with all-reduces has ranks"
         );
         self.given.make_room();
-        self.enter(arena);
         self.last.begin(&mut arena.of);
         #[cfg(feature = "compare-emulated")]
         let found = self.repeated(store);
-        self.replay(store, &mut arena.factors);
+        self.replay(store, arena);
         #[cfg(feature = "compare-emulated")]
         self.compare(found, store, arena);
     }
 
-    /// Points the views into an arena.
-    fn enter(&mut self, arena: &Arena) {
-        let (start, old) = (arena.start(), self.base);
-        if start.addr() != old {
-            let views = self.ops.iter_mut().flat_map(PreparedOp::views);
-            for view in views.chain(self.meetings.views()) {
-                // Offsets lie inside every arena that is large enough.
-                view.start = start.wrapping_add(view.start.addr() - old);
-            }
-            self.base = start.addr();
-        }
-    }
-
-    /// The replay in the arena that the views point into.
-    fn replay(&mut self, store: &mut Store, factors: &mut Factors) {
+    /// The replay in an arena that is large enough.
+    fn replay(&mut self, store: &mut Store, arena: &mut Arena) {
         let Self {
             ops,
             given,
@@ -158,10 +135,14 @@ impl Executor {
         } = self;
         let mut times = given.times.take();
         let (pool, ranks) = (&**pool, ranks.as_deref());
-        for factor in ops.iter().flat_map(|op| &op.packed) {
-            factors.make(store, factor);
+        for factor in ops.iter().flat_map(|op| &op.operands.packed) {
+            arena.factors.make(store, factor);
         }
-        let factors = &*factors;
+        let mut memory = Memory {
+            store,
+            given,
+            arena,
+        };
         // A thread of the pool runs the ops, so that their chunks start without a wake-up.
         pool.attended(|| {
             for (index, op) in ops.iter_mut().enumerate() {
@@ -173,17 +154,17 @@ impl Executor {
                     }
                 };
                 if let Some(ranks) = ranks {
-                    meetings.wait(index, ranks, &mut count);
-                    if meetings.start(index, ranks) {
+                    meetings.wait(index, memory.arena, ranks, &mut count);
+                    if meetings.start(index, memory.arena, ranks) {
                         count(index);
                         continue;
                     }
                 }
-                op.run(store, given, pool, factors);
+                op.run(&mut memory, pool);
                 count(index);
             }
             if let Some(ranks) = ranks {
-                meetings.wait(ops.len(), ranks, &mut |_| {});
+                meetings.wait(ops.len(), memory.arena, ranks, &mut |_| {});
             }
         });
         given.times = times;
@@ -233,6 +214,7 @@ mod tests {
     use crate::ops::MatMul;
     use crate::ops::oracle::random;
     use crate::precision::Precision;
+    use crate::value::Type;
 
     /// `y = x^2` over `rows` rows, planned only.
     fn square(rows: usize, pool: &Arc<Pool>) -> Executor {
