@@ -9,15 +9,11 @@ use super::pool::chunks;
 use super::shape::Shape;
 use super::thin;
 
-/// Number of parts of a product down, across and along the sums; thin products are cut by rows or
-/// along their sums.
+/// Parts of a product; thin products are cut by rows or along their sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
-    Blocks {
-        down: usize,
-        across: usize,
-        along: usize,
-    },
+    /// Number of parts down, across and along the sums.
+    Blocks([usize; 3]),
     /// Rows of a chunk.
     Narrow(usize),
     /// Terms of the sums of a chunk.
@@ -72,11 +68,7 @@ impl Shape {
         let Self { m, n, k } = self;
         let wanted = PARTS_A_THREAD * threads;
         match self.cut(transposed) {
-            Cut::Blocks {
-                mut down,
-                mut across,
-                along,
-            } => {
+            Cut::Blocks([mut down, mut across, along]) => {
                 let wanted = wanted.min(m * n * k / CHUNK_WORK);
                 while down * across * along < wanted {
                     let [rows, columns] = [m / (2 * down), n / (2 * across)];
@@ -88,11 +80,7 @@ impl Shape {
                         break;
                     }
                 }
-                Cut::Blocks {
-                    down,
-                    across,
-                    along,
-                }
+                Cut::Blocks([down, across, along])
             }
             Cut::Narrow(rows) => {
                 // As many for each thread, in whole tiles if those are as many.
@@ -124,11 +112,7 @@ impl Shape {
         // Sums of long columns into a small result (weight gradients of toy models): partial
         // results are cheap.
         if m * n <= SMALL && k >= LONG * m.max(n) {
-            return Cut::Blocks {
-                down: 1,
-                across: 1,
-                along: wanted.min(k.div_ceil(STEP_SUMS)),
-            };
+            return Cut::Blocks([1, 1, wanted.min(k.div_ceil(STEP_SUMS))]);
         }
         let wanted = wanted.min(BLOCKS);
         let parts = |all: usize, most: usize| match all.div_ceil(most) {
@@ -156,24 +140,20 @@ impl Shape {
                 &mut across
             }) *= 2;
         }
-        Cut::Blocks {
-            down,
-            across,
-            along,
-        }
+        Cut::Blocks([down, across, along])
     }
 
     /// Whether a product is cut into blocks, each of which packs its factors.
     pub(crate) fn in_blocks(self, transposed: [bool; 2]) -> bool {
-        matches!(self.cut(transposed), Cut::Blocks { .. })
+        matches!(self.cut(transposed), Cut::Blocks(_))
     }
 
     /// f32s of scratch that [`product`](super::gemm::product) needs.
     pub(crate) fn scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         match self.cut(transposed) {
-            Cut::Blocks { along: 1, .. } => 0,
-            Cut::Blocks { along, .. } => along * m * n,
+            Cut::Blocks([_, _, 1]) => 0,
+            Cut::Blocks([_, _, along]) => along * m * n,
             Cut::ThinSums(each) => chunks(k, each) * m * n,
             Cut::Narrow(_) => thin::panels_len(k, n),
         }
@@ -190,12 +170,7 @@ impl Shape {
     /// the scratch, for any number of threads.
     pub(crate) fn packed(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
-        let Cut::Blocks {
-            down,
-            across,
-            along,
-        } = self.cut(transposed)
-        else {
+        let Cut::Blocks([down, across, along]) = self.cut(transposed) else {
             return 0;
         };
         let block = Self {
@@ -258,11 +233,7 @@ mod tests {
     fn products_are_cut_by_their_shapes() {
         let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
         let blocks = |m, n, k, transposed| match cut(m, n, k, transposed) {
-            Cut::Blocks {
-                down,
-                across,
-                along,
-            } => [down, across, along],
+            Cut::Blocks(parts) => parts,
             other => panic!("{other:?}"),
         };
         assert_eq!(blocks(2048, 400, 256, [false, false]), [8, 1, 1]);
@@ -289,12 +260,7 @@ mod tests {
         for ((m, n, k, transposed), threads) in shapes.into_iter().zip([16, 16, 16, 64]) {
             let shape = Shape { m, n, k };
             let cut = shape.cut_for(threads, transposed);
-            let Cut::Blocks {
-                down,
-                across,
-                along,
-            } = cut
-            else {
+            let Cut::Blocks([down, across, along]) = cut else {
                 panic!("{shape:?}: {cut:?}")
             };
             let parts = down * across * along;

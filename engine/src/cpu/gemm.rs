@@ -54,11 +54,7 @@ pub(crate) fn product(
         b.values.len()
     );
     match shape.cut_for(pool.threads(), [a.transposed, b.transposed]) {
-        Cut::Blocks {
-            down,
-            across,
-            along,
-        } => {
+        Cut::Blocks([down, across, along]) => {
             let partials = &mut scratch[..if along > 1 { along * m * n } else { 0 }];
             let whole = if along > 1 {
                 Output::overwrite(&mut *partials)
