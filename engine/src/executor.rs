@@ -84,11 +84,17 @@ pub enum Arena {
 /// Says that a program and an arena do not belong together.
 const ANOTHER: &str = "an arena of the processor that the program was planned for";
 
+/// A program on the CPU, compared with the emulated device or not.
+#[cfg(not(feature = "compare-emulated"))]
+type OnCpu = cpu::Executor;
+#[cfg(feature = "compare-emulated")]
+type OnCpu = cuda::compare_emulated::ComparedProgram;
+
 /// A program and its plan, ready to be replayed in an arena. Before that it is [`Given`] inputs and
 /// numbers, and has a clock for its ops.
 pub enum Executor {
     /// On the CPU.
-    Cpu(Box<cpu::Executor>),
+    Cpu(Box<OnCpu>),
     /// On a GPU.
     Gpu(Box<cuda::Executor>),
 }
@@ -115,16 +121,7 @@ impl Executor {
     /// When the program holds bf16 values and is for the CPU, which stores everything in f32.
     pub fn planned(builder: &Builder, processor: &Processor) -> Self {
         match processor {
-            Processor::Cpu(pool) => {
-                #[cfg_attr(
-                    not(feature = "compare-emulated"),
-                    expect(unused_mut, reason = "no shadow")
-                )]
-                let mut executor = cpu::Executor::planned(builder, Arc::clone(pool));
-                #[cfg(feature = "compare-emulated")]
-                executor.repeat(cuda::compare_emulated::ComparedProgram::new(builder));
-                Self::Cpu(Box::new(executor))
-            }
+            Processor::Cpu(pool) => Self::Cpu(Box::new(OnCpu::planned(builder, Arc::clone(pool)))),
             Processor::Gpu(device) => {
                 Self::Gpu(Box::new(cuda::Executor::planned(builder, device.as_ref())))
             }

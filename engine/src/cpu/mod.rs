@@ -26,8 +26,6 @@ pub use bf16::{bf16_is_slower, has_bf16_products, instructions};
 #[cfg(test)]
 pub(crate) use executor::Alone;
 pub use executor::Executor;
-#[cfg(feature = "compare-emulated")]
-pub(crate) use executor::{Found, Repeat};
 pub use frame::Frame;
 pub use output::Output;
 pub(crate) use pool::{PerChunk, Rows};

@@ -3,12 +3,15 @@
 //! updates of whole models. With `SPD_COMPARE_EMULATED=bf16` in the environment, the device stores
 //! in bf16, and each op is checked by [`bf16_roundings`](super::bf16_roundings).
 
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
 use super::bf16_roundings::{check, watched};
 use super::device_op::DeviceGraph;
 use super::emulated::{Emulated, Order};
 use super::program::Program;
 use super::{Arena, Device, Executor, Result};
-use crate::cpu::{Found, Repeat};
+use crate::cpu::{self, Pool};
 use crate::cuda::casts::stored;
 use crate::op::Builder;
 use crate::step_parameters::StepParameters;
@@ -30,8 +33,12 @@ fn in_bf16() -> bool {
     std::env::var("SPD_COMPARE_EMULATED").as_deref() == Ok("bf16")
 }
 
-/// A program on the emulated device, beside the same program on the CPU.
-pub(crate) struct ComparedProgram {
+/// Names and values of outputs, then of the tensors of the store.
+type Found = Vec<(String, Vec<f32>)>;
+
+/// A program on the CPU, beside the same program on the emulated device.
+pub struct ComparedProgram {
+    cpu: cpu::Executor,
     program: Repeated,
     /// For bf16: the program to check, its replays with all values as outputs, and these values.
     watched: Option<(DeviceGraph, Repeated, Vec<Value>)>,
@@ -39,8 +46,8 @@ pub(crate) struct ComparedProgram {
 }
 
 impl ComparedProgram {
-    /// Prepares the comparison of a program.
-    pub(crate) fn new(builder: &Builder) -> Self {
+    /// Plans a program and prepares its comparison.
+    pub(crate) fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
         let (program, watched) = if in_bf16() {
             let checked = stored(builder);
             let (all, values) = watched(&checked);
@@ -50,30 +57,41 @@ impl ComparedProgram {
             (Program::new(builder), None)
         };
         Self {
+            cpu: cpu::Executor::planned(builder, pool),
             program: Repeated::new(program),
             watched,
             replays: 0,
         }
     }
-}
 
-impl Repeat for ComparedProgram {
-    /// Runs the program on the device as the CPU is about to, for the first replays. Does nothing
-    /// without g++; in bf16 it compares at once.
+    /// Runs the program once on the CPU. The first replays are compared.
     ///
     /// # Panics
     ///
-    /// If a bf16 result differs by more than its rounding.
-    fn run(
-        &mut self,
-        inputs: Vec<(&str, &[u32])>,
-        parameters: &StepParameters,
-        store: &Store,
-    ) -> Option<Found> {
+    /// As [`cpu::Executor::run`] does, or if a result of the device differs.
+    pub(crate) fn run(&mut self, store: &mut Store, arena: &mut cpu::Arena) {
+        let found = self.repeated(store);
+        self.cpu.run(store, arena);
+        let Some(found) = found else { return };
+        let outputs = self.output_names();
+        let outputs = outputs.map(|name| self.output(name, store, arena));
+        let tensors: Vec<_> = store.slots().map(|slot| store.read(slot)).collect();
+        compare(
+            &found,
+            outputs.chain(tensors.iter().map(|values| &**values)),
+        );
+    }
+
+    /// Runs the program on the device as the CPU is about to, for the first replays, and returns
+    /// what is to be compared. Does nothing without g++; in bf16 it compares at once.
+    fn repeated(&mut self, store: &Store) -> Option<Found> {
         if self.replays == REPLAYS {
             return None;
         }
         self.replays += 1;
+        self.cpu.make_room();
+        let inputs: Vec<_> = self.cpu.inputs().collect();
+        let parameters = &self.cpu.parameters;
         let found = self.program.run(&inputs, parameters, store)?;
         let Some((checked, all, values)) = &mut self.watched else {
             return Some(found);
@@ -91,26 +109,41 @@ impl Repeat for ComparedProgram {
         checked.unwrap_or_else(|fault| panic!("{fault}"));
         None
     }
+}
 
-    fn compare(&self, found: &Found, expected: Vec<&[f32]>) {
-        for ((name, found), expected) in found.iter().zip(expected) {
-            assert_eq!(found.len(), expected.len(), "{name}");
-            let finite = expected.iter().filter(|x| x.is_finite());
-            let scale = finite.fold(1e-6f32, |most, x| most.max(x.abs()));
-            let differ = |(a, b): (&f32, &f32)| {
-                let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
-                let near = (a - b).abs() <= TOLERANCE * scale;
-                !same && !near
-            };
-            let pairs = || found.iter().zip(expected).enumerate();
-            let wrong: Vec<_> = pairs().filter(|(_, pair)| differ(*pair)).collect();
-            assert!(
-                100 * wrong.len() <= EXCEPTIONS * found.len(),
-                "{name} on the device: of {} elements {} differ, where the largest is {scale}: {wrong:?}",
-                found.len(),
-                wrong.len()
-            );
-        }
+impl Deref for ComparedProgram {
+    type Target = cpu::Executor;
+
+    fn deref(&self) -> &cpu::Executor {
+        &self.cpu
+    }
+}
+
+impl DerefMut for ComparedProgram {
+    fn deref_mut(&mut self) -> &mut cpu::Executor {
+        &mut self.cpu
+    }
+}
+
+/// Compares results of the device with those of the CPU.
+fn compare<'e>(found: &Found, expected: impl Iterator<Item = &'e [f32]>) {
+    for ((name, found), expected) in found.iter().zip(expected) {
+        assert_eq!(found.len(), expected.len(), "{name}");
+        let finite = expected.iter().filter(|x| x.is_finite());
+        let scale = finite.fold(1e-6f32, |most, x| most.max(x.abs()));
+        let differ = |(a, b): (&f32, &f32)| {
+            let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+            let near = (a - b).abs() <= TOLERANCE * scale;
+            !same && !near
+        };
+        let pairs = || found.iter().zip(expected).enumerate();
+        let wrong: Vec<_> = pairs().filter(|(_, pair)| differ(*pair)).collect();
+        assert!(
+            100 * wrong.len() <= EXCEPTIONS * found.len(),
+            "{name} on the device: of {} elements {} differ, where the largest is {scale}: {wrong:?}",
+            found.len(),
+            wrong.len()
+        );
     }
 }
 

@@ -3,8 +3,6 @@
 mod meetings;
 mod outputs;
 mod prepared_op;
-#[cfg(feature = "compare-emulated")]
-mod repeat;
 mod report;
 
 use std::ops::{Deref, DerefMut};
@@ -23,8 +21,6 @@ use crate::store::Store;
 use crate::value::{DType, Value};
 use meetings::Meetings;
 use prepared_op::{Memory, PreparedOp, prepare};
-#[cfg(feature = "compare-emulated")]
-pub(crate) use repeat::{Found, Repeat};
 
 /// A program and its plan, ready to be replayed on the CPU.
 pub struct Executor {
@@ -37,8 +33,6 @@ pub struct Executor {
     /// All-reduces with other ranks.
     meetings: Meetings,
     ranks: Option<Arc<dyn Ranks>>,
-    #[cfg(feature = "compare-emulated")]
-    repeat: Option<Box<dyn Repeat>>,
 }
 
 impl Executor {
@@ -74,8 +68,6 @@ impl Executor {
             pool,
             meetings,
             ranks: None,
-            #[cfg(feature = "compare-emulated")]
-            repeat: None,
         }
     }
 
@@ -116,11 +108,7 @@ impl Executor {
         );
         self.given.make_room();
         self.last.begin(&mut arena.of);
-        #[cfg(feature = "compare-emulated")]
-        let found = self.repeated(store);
         self.replay(store, arena);
-        #[cfg(feature = "compare-emulated")]
-        self.compare(found, store, arena);
     }
 
     /// The replay in an arena that is large enough.
