@@ -9,6 +9,7 @@ use super::gemm;
 use super::math::vectorised;
 use super::output::Output;
 use super::pool::{Pool, Rows};
+use super::reduce::add_scaled;
 use super::shape::Shape;
 use crate::ops::grain_rows;
 
@@ -42,12 +43,6 @@ pub(crate) fn product(
     {
         return false;
     }
-    let factors = Factors {
-        a: a.values,
-        b: b.values,
-        alpha,
-        n,
-    };
     let chunk = if a.transposed {
         m.div_ceil(CHUNKS).max(BLOCK)
     } else {
@@ -61,22 +56,22 @@ pub(crate) fn product(
                     out.0.fill(0.0);
                 }
                 if a.transposed {
-                    // Row `i` of `a` `[k, m]` holds the weight of row `i` of `b` in each row of the
+                    // A row of `a` `[k, m]` holds the weights of that row of `b` in all rows of the
                     // result.
-                    for (i, a) in factors.a.chunks_exact(m).enumerate() {
+                    for (a, b) in a.values.chunks_exact(m).zip(b.values.chunks_exact(n)) {
                         each(
                             &a[rows.clone()],
                             #[inline(always)]
-                            |row, a| factors.add(a, i, &mut out.0[row * n..][..n]),
+                            |row, a| add_scaled(&mut out.0[row * n..][..n], alpha * a, b),
                         );
                     }
                 } else {
-                    let a = factors.a[rows.start * k..rows.end * k].chunks_exact(k);
+                    let a = a.values[rows.start * k..rows.end * k].chunks_exact(k);
                     for (a, out) in a.zip(out.0.chunks_exact_mut(n)) {
                         each(
                             a,
                             #[inline(always)]
-                            |i, a| factors.add(a, i, out),
+                            |i, a| add_scaled(out, alpha * a, &b.values[i * n..][..n]),
                         );
                     }
                 }
@@ -84,24 +79,6 @@ pub(crate) fn product(
         );
     });
     true
-}
-
-struct Factors<'a> {
-    a: &'a [f32],
-    b: &'a [f32],
-    alpha: f32,
-    n: usize,
-}
-
-impl Factors<'_> {
-    /// Adds row `i` of `b`, `alpha a` times.
-    #[inline(always)]
-    fn add(&self, a: f32, i: usize, out: &mut [f32]) {
-        let a = self.alpha * a;
-        for (out, b) in out.iter_mut().zip(&self.b[i * self.n..][..self.n]) {
-            *out = a.mul_add(*b, *out);
-        }
-    }
 }
 
 /// Whether at most one element in [`RARITY`] differs from zero.
