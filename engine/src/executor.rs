@@ -18,7 +18,7 @@ use crate::cpu::{self, Pool};
 use crate::cuda::{self, Device, Fault};
 use crate::given::Given;
 use crate::op::Builder;
-use crate::store::{Slot, Store};
+use crate::store::Store;
 
 /// The processor that runs programs.
 #[derive(Debug, Clone)]
@@ -137,14 +137,6 @@ impl Executor {
         }
     }
 
-    /// Elements that each replay all-reduces in memory that the ranks share.
-    pub fn all_reduced_elements(&self) -> usize {
-        match self {
-            Self::Cpu(executor) => executor.all_reduced_elements(),
-            Self::Gpu(_) => 0,
-        }
-    }
-
     /// Its threads.
     ///
     /// # Panics
@@ -154,40 +146,6 @@ impl Executor {
         match self {
             Self::Cpu(executor) => Arc::clone(executor.pool()),
             Self::Gpu(_) => panic!("a GPU has no thread pool"),
-        }
-    }
-
-    /// Bytes beside arena and store: inputs, and on a GPU two buffers in which they travel.
-    pub fn own_bytes(&self) -> usize {
-        match self {
-            Self::Cpu(executor) => executor.plan().input_bytes(),
-            Self::Gpu(executor) => executor.own_bytes(),
-        }
-    }
-
-    /// Bytes on a GPU for all-reduces, beside arena, store and inputs.
-    pub fn all_reduce_bytes(&self) -> usize {
-        match self {
-            Self::Cpu(_) => 0,
-            Self::Gpu(executor) => executor.all_reduce_bytes(),
-        }
-    }
-
-    /// Most bytes that a CPU thread holds beside arena and store, for its packed parts of products.
-    pub fn packed_bytes(&self) -> usize {
-        match self {
-            Self::Cpu(executor) => executor.packed_bytes(),
-            Self::Gpu(_) => 0,
-        }
-    }
-
-    /// For each bf16 product on the CPU with a frozen right factor: the matrix, whether the product
-    /// reads it transposed, and the bytes of its packed form. It is held once, outside the arena,
-    /// for all products and all programs that share the arena.
-    pub fn packed_factors(&self) -> Vec<((Slot, bool), usize)> {
-        match self {
-            Self::Cpu(executor) => executor.packed_factors().collect(),
-            Self::Gpu(_) => Vec::new(),
         }
     }
 

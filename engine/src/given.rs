@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::graph::Graph;
 use crate::op::Computes;
+use crate::own_memory::OwnMemory;
 use crate::plan::{Place, Plan};
 use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
@@ -18,6 +19,8 @@ use crate::value::{ALIGN, DType, StepScalar};
 pub struct Given {
     /// Numbers of the next replay.
     pub parameters: StepParameters,
+    /// Memory of the program beside arena and store.
+    pub own: OwnMemory,
     /// Names of the step scalars.
     scalars: Vec<String>,
     inputs: Vec<Input>,
@@ -66,6 +69,10 @@ impl Given {
             parameters: StepParameters {
                 scalars: vec![0.0; builder.scalars.len()],
                 ..StepParameters::default()
+            },
+            own: OwnMemory {
+                inputs: plan.input_bytes(),
+                ..OwnMemory::default()
             },
             scalars: builder.scalars.clone(),
             inputs: inputs.collect(),

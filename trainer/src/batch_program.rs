@@ -88,7 +88,7 @@ impl BatchProgram {
     /// Elements of the sums over ranks at a time.
     pub(crate) fn all_reduced_elements(&self) -> usize {
         let of_stages = self.stages.most_elements();
-        of_stages.max(self.last.all_reduced_elements())
+        of_stages.max(self.last.own.all_reduced_elements)
     }
 
     /// The inputs and numbers of the program, or of its last stage.

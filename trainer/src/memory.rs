@@ -41,11 +41,11 @@ impl Memory {
         let largest = store.slots().map(|slot| store.ty(slot).bytes()).max();
         // Batches that wait, the one in use, those being filled, and one of an evaluation.
         let batches = AHEAD.batches + AHEAD.threads + 2;
-        let inputs: usize = programs.clone().into_iter().map(Executor::own_bytes).sum();
+        let own = || programs.clone().into_iter().map(|program| &program.own);
+        let inputs: usize = own().map(|own| own.inputs).sum();
         let (arena, threads, packed, staged) = match processor {
             Processor::Cpu(pool) => {
-                let packed = programs.clone().into_iter().map(Executor::packed_bytes);
-                let packed = packed.max().unwrap_or(0);
+                let packed = own().map(|own| own.packed).max().unwrap_or(0);
                 (arena_bytes(programs.clone()), pool.threads(), packed, 0)
             }
             // Transfers to and from the GPU.
@@ -72,9 +72,9 @@ impl Memory {
         store: &Store,
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
     ) -> Option<Self> {
-        let inputs = programs.clone().into_iter().map(Executor::own_bytes).sum();
-        let sums = programs.clone().into_iter();
-        let sums: usize = sums.map(Executor::all_reduce_bytes).sum();
+        let own = || programs.clone().into_iter().map(|program| &program.own);
+        let inputs = own().map(|own| own.inputs).sum();
+        let sums: usize = own().map(|own| own.all_reduces).sum();
         let sums = (sums > 0).then_some(("sums over ranks", sums));
         matches!(processor, Processor::Gpu(_)).then(|| {
             let parts = [
@@ -110,8 +110,10 @@ pub(crate) fn input_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) 
 
 /// Bytes of the matrices that programs which share an arena lay out once, each counted once.
 pub(crate) fn packed_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
-    let all = programs.into_iter().flat_map(Executor::packed_factors);
-    all.collect::<BTreeMap<_, usize>>().values().sum()
+    let all = programs
+        .into_iter()
+        .flat_map(|program| &program.own.packed_factors);
+    all.copied().collect::<BTreeMap<_, usize>>().values().sum()
 }
 
 /// The memory of this process from some point on.
@@ -204,7 +206,7 @@ mod tests {
                 .iter()
                 .find(|(of, _)| *of == "programs")
                 .unwrap();
-            let inputs: usize = programs.iter().map(Executor::own_bytes).sum();
+            let inputs: usize = programs.iter().map(|program| program.own.inputs).sum();
             bytes - inputs - arena_bytes(&programs)
         };
         assert_eq!(planned(&store, Precision::Bf16), 0);

@@ -180,7 +180,7 @@ impl On<'_> {
     pub(crate) fn plan(&self, b: &Builder, store: &Store) -> Result<(Executor, Arena), Fault> {
         let program = Executor::planned(b, self.processor);
         let bytes = program.plan().arena_bytes();
-        let all = [bytes, program.own_bytes(), store.bytes()].into_iter();
+        let all = [bytes, program.own.inputs, store.bytes()].into_iter();
         (self.fits)(all.fold(0, usize::saturating_add)).map_err(Fault::BadInput)?;
         Ok((program, self.processor.arena(bytes)?))
     }

@@ -514,7 +514,7 @@ mod tests {
         let training = Training::on(&gpu(&spd_emulated::device()));
         let programs = training.task.program.programs();
         // Of these bytes, a third is not pinned.
-        let sent: usize = programs.map(|program| program.own_bytes() / 3 * 2).sum();
+        let sent: usize = programs.map(|program| program.own.inputs / 3 * 2).sum();
         let (waits, told) = saved_on(&spd_emulated::device_that_pins(PINNED + sent));
         assert!(waits[0] > 2 && waits[1] > 1, "{waits:?}");
         for step in [3, 6, 8] {

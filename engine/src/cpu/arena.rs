@@ -178,7 +178,8 @@ mod tests {
                 let outputs = ["loss", "gradient"].map(|name| executor.output(name, &store));
                 found.extend(outputs.concat().into_iter().map(f32::to_bits));
             }
-            let mut bytes: Vec<usize> = executor.packed_factors().map(|(_, bytes)| bytes).collect();
+            let factors = executor.own.packed_factors.iter();
+            let mut bytes: Vec<usize> = factors.map(|&(_, bytes)| bytes).collect();
             bytes.sort_unstable();
             (found, bytes, executor.arena.factors.0.len())
         };

@@ -161,7 +161,9 @@ impl Executor {
     }
 
     /// An executor of a planned program.
-    pub(crate) fn of(program: Program) -> Self {
+    pub(crate) fn of(mut program: Program) -> Self {
+        program.given.own.inputs = 3 * program.given_bytes();
+        program.given.own.all_reduces = program.all_reduce_bytes();
         let (uses, writes) = program.slots();
         let fetched = program.outputs.iter().map(|placed| {
             let len = if placed.slot().is_none() {
@@ -210,17 +212,6 @@ impl Executor {
         steps
             .filter(|step| matches!(step, placed::Step::Product(_)))
             .count()
-    }
-
-    /// Bytes on the device beside arena and store, and as many on the host: inputs and numbers, and
-    /// two buffers in which they travel.
-    pub fn own_bytes(&self) -> usize {
-        3 * self.program.given_bytes()
-    }
-
-    /// Bytes on the device for all-reduces, which [`Self::own_bytes`] excludes.
-    pub fn all_reduce_bytes(&self) -> usize {
-        self.program.all_reduce_bytes()
     }
 
     /// Enqueues one replay in an arena and returns at once. Tensors of the store that the host has

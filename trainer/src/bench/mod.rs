@@ -196,7 +196,7 @@ fn all_reduces(
     size: usize,
     settings: &Settings,
 ) -> Result<[(String, Value); 4], Fault> {
-    let elements = workload.program.all_reduced_elements();
+    let elements = workload.program.own.all_reduced_elements;
     workload.program.start_profile();
     for step in 0..settings.steps {
         workload.step(step)?;

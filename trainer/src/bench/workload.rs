@@ -181,7 +181,7 @@ impl Workload {
 
     /// Bytes that the step is planned to hold where it runs.
     pub(super) fn planned_bytes(&self) -> usize {
-        let program = self.program.plan().arena_bytes() + self.program.own_bytes();
+        let program = self.program.plan().arena_bytes() + self.program.own.inputs;
         match &self.processor {
             Processor::Cpu(_) => program + packed_bytes([&*self.program]) + self.store.bytes(),
             Processor::Gpu(_) => program + self.store.device_bytes(),

@@ -346,7 +346,7 @@ impl Harvesting {
         let (program, _) = program(&self.decomposition, &self.store)?;
         let removal = self.decomposition.removal_program(&self.store)?;
         let programs = [program, removal].map(|program| Executor::planned(&program, &processor));
-        let own: usize = programs.iter().map(Executor::own_bytes).sum();
+        let own: usize = programs.iter().map(|program| program.own.inputs).sum();
         let components = self.setup.components();
         let examples = self.setup.examples.saturating_mul(2 * size_of::<Example>());
         let pairs = match self.setup.pairs {

@@ -3,7 +3,6 @@
 mod meetings;
 mod outputs;
 mod prepared_op;
-mod report;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -48,7 +47,7 @@ impl Executor {
             "the CPU executor holds no bf16 values"
         );
         let (plan, products) = (Plan::new(builder), precision_of_products(builder));
-        let ops = plan
+        let ops: Vec<PreparedOp> = plan
             .nodes
             .iter()
             .map(|planned| prepare(builder, planned, products[planned.node]))
@@ -60,8 +59,12 @@ impl Executor {
             .iter()
             .map(|&(_, value)| (place(value), builder.ty(value).len()))
             .collect();
+        let mut given = Given::new(builder, plan);
+        given.own.all_reduced_elements = meetings.elements();
+        given.own.packed = ops.iter().map(PreparedOp::packed_bytes).max().unwrap_or(0);
+        given.own.packed_factors = ops.iter().flat_map(PreparedOp::packed_factors).collect();
         Self {
-            given: Given::new(builder, plan),
+            given,
             ops,
             last: Replay::default(),
             outputs,
@@ -82,15 +85,10 @@ impl Executor {
         self.ranks = Some(ranks);
     }
 
-    /// Elements that each replay all-reduces.
-    pub fn all_reduced_elements(&self) -> usize {
-        self.meetings.elements()
-    }
-
     /// Runs the program once in an arena, and overwrites its contents. Allocates nothing of its own
     /// (`allocations::a_replay_allocates_nothing`) but the factors that the first replay in an
-    /// arena [packs](Self::packed_factors); the `gemm-f32` crate packs operands into buffers of its
-    /// own, and rayon's queue allocates a block for every 63 replays.
+    /// arena [packs](crate::OwnMemory::packed_factors); the `gemm-f32` crate packs operands into
+    /// buffers of its own, and rayon's queue allocates a block for every 63 replays.
     ///
     /// # Panics
     ///

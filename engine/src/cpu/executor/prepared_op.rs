@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::super::arena::{Arena, RightFactor};
+use super::super::bf16::{PANELS, Panel};
 use super::super::frame::{Frame, Operands, View};
 use super::super::pool::{Pool, Rows};
 use crate::given::Given;
@@ -61,7 +62,7 @@ fn view_of<T>(values: &[T], dtype: DType) -> View {
 
 /// An op of a program, whose operands each replay finds in its memory.
 pub(super) struct PreparedOp {
-    pub(super) op: Arc<dyn Op>,
+    op: Arc<dyn Op>,
     pub(super) operands: Operands,
     /// Their places. An input that is widened has its own in the arena.
     planned: PlannedNode,
@@ -72,6 +73,29 @@ pub(super) struct PreparedOp {
 }
 
 impl PreparedOp {
+    /// Most bytes that a thread holds for its packed parts of products.
+    pub(super) fn packed_bytes(&self) -> usize {
+        let Operands {
+            precision, types, ..
+        } = &self.operands;
+        match precision {
+            Precision::F32 | Precision::Tf32 => {
+                self.op.packed_bytes(&types.iter().collect::<Vec<_>>())
+            }
+            Precision::Bf16 => PANELS,
+        }
+    }
+
+    /// Its packed factors, with their bytes.
+    pub(super) fn packed_factors(&self) -> impl Iterator<Item = ((Slot, bool), usize)> {
+        self.operands.packed.iter().map(|factor| {
+            let ty = &self.operands.types[factor.input];
+            // The same for a matrix and its transpose.
+            let bytes = Panel::bytes(ty.rows(), ty.columns());
+            ((factor.slot, factor.transposed), bytes)
+        })
+    }
+
     pub(super) fn run(&mut self, memory: &mut Memory<'_>, pool: &Pool) {
         let Self {
             operands, planned, ..
