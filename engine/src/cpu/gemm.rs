@@ -4,11 +4,11 @@
 
 use std::ops::Range;
 
-use super::bf16::{self, Factor, Packed, Panel};
+use super::bf16::{self, Factor, Packed, Panel, Unit};
 use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
 use super::math::on_vectors;
 use super::output::Output;
-use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
+use super::pool::{PerChunk, Pool, Rows, chunks};
 use super::reduce::add_chunks;
 use super::shape::{Matrix, Shape, Strided};
 use super::thin::{self, Narrow, Pack};
@@ -62,11 +62,11 @@ pub(crate) fn product(
                 out.reborrow()
             };
             let add = whole.add;
-            let blocks = Interleaved {
+            let tiles = RawTile {
                 start: whole.values.as_mut_ptr(),
-                len: whole.values.len(),
+                stride: n,
             };
-            pool.run(down * across * along, 1, blocks, |numbers, whole| {
+            pool.run(down * across * along, 1, tiles, |numbers, whole| {
                 for number in numbers {
                     let (tile, number) = (number / along, number % along);
                     let rows = part(tile / across, down, m, STEP_ROWS);
@@ -76,10 +76,7 @@ pub(crate) fn product(
                         continue;
                     }
                     let out = Output {
-                        values: RawTile {
-                            start: whole.start.wrapping_add(number * m * n),
-                            stride: n,
-                        },
+                        values: whole.at(number * m, 0),
                         add,
                     };
                     // SAFETY: each chunk writes its own tile of its own result, whole and in
@@ -130,23 +127,6 @@ pub(crate) fn product(
     }
 }
 
-/// A matrix written by tiles: chunks share its rows but not its elements.
-#[derive(Clone, Copy)]
-struct Interleaved {
-    start: *mut f32,
-    len: usize,
-}
-
-// SAFETY: a chunk writes only its own tile, inside the matrix of `len` elements.
-unsafe impl Send for Interleaved {}
-
-impl Parts for Interleaved {
-    fn split(self, _chunks: usize, _rows: usize) -> (Self, Self) {
-        debug_assert!(self.len > 0);
-        (self, self)
-    }
-}
-
 impl Product<'_> {
     /// # Safety
     ///
@@ -173,20 +153,19 @@ impl Product<'_> {
             column: a_column,
         };
         out.values = out.values.at(rows.start, columns.start);
-        if let (Precision::Bf16, Some(panel)) = (self.precision, self.packed) {
-            let b = Factor::Packed(Packed {
+        let b = if let Some(panel) = self.packed {
+            Factor::Packed(Packed {
                 panel,
                 column: columns.start,
                 term: sums.start,
-            });
-            // SAFETY: as below.
-            return unsafe { bf16::multiply(shape, self.alpha, a, b, out) };
-        }
-        let (row, column) = if self.b.transposed { (1, k) } else { (n, 1) };
-        let b = Strided {
-            values: &self.b.values[sums.start * row + columns.start * column..],
-            row,
-            column,
+            })
+        } else {
+            let (row, column) = if self.b.transposed { (1, k) } else { (n, 1) };
+            Factor::Matrix(Strided {
+                values: &self.b.values[sums.start * row + columns.start * column..],
+                row,
+                column,
+            })
         };
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie
         // inside the shape; the caller vouches for `out`.
@@ -194,43 +173,25 @@ impl Product<'_> {
     }
 }
 
-/// `out = [out +] alpha a b` on the caller's thread, in the first rows and columns of `out`.
+/// `out = [out +] alpha a b` on the caller's thread, in the first rows and columns of `out`. A packed
+/// factor is multiplied in bf16.
 pub(crate) fn block(
     precision: Precision,
     shape: Shape,
     alpha: f32,
     a: Strided<'_>,
-    b: Strided<'_>,
-    out: Output<Tile<'_>>,
+    b: Factor<'_>,
+    mut out: Output<Tile<'_>>,
 ) {
     let Shape { m, n, k } = shape;
     assert!(m > 0 && n > 0 && k > 0, "{shape:?}");
     assert!(a.holds(m, k) && b.holds(k, n), "{shape:?}");
-    let out = raw(out, m, n);
-    // SAFETY: the factors lie inside their slices, and the product inside its tile.
-    unsafe { multiply(precision, shape, alpha, a, b, out) };
-}
-
-/// [`block`] in bf16, with a part of a packed matrix as `b`.
-pub(crate) fn block_packed(
-    shape: Shape,
-    alpha: f32,
-    a: Strided<'_>,
-    b: Packed<'_>,
-    out: Output<Tile<'_>>,
-) {
-    let Shape { m, n, k } = shape;
-    assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k), "{shape:?}");
-    let out = raw(out, m, n);
-    // SAFETY: the product lies inside its tile.
-    unsafe { bf16::multiply(shape, alpha, a, Factor::Packed(b), out) };
-}
-
-fn raw(mut out: Output<Tile<'_>>, m: usize, n: usize) -> Output<RawTile> {
-    Output {
+    let out = Output {
         values: out.values.raw(m, n),
         add: out.add,
-    }
+    };
+    // SAFETY: the factors lie inside their slices, and the product inside its tile.
+    unsafe { multiply(precision, shape, alpha, a, b, out) };
 }
 
 /// # Safety
@@ -242,13 +203,14 @@ unsafe fn multiply(
     shape: Shape,
     alpha: f32,
     a: Strided<'_>,
-    b: Strided<'_>,
+    b: Factor<'_>,
     out: Output<RawTile>,
 ) {
-    if precision == Precision::Bf16 {
+    let b = match b {
+        Factor::Matrix(b) if precision != Precision::Bf16 => b,
         // SAFETY: the caller's promise.
-        return unsafe { bf16::multiply(shape, alpha, a, Factor::Matrix(b), out) };
-    }
+        b => return unsafe { bf16::multiply(Unit::best(), shape, alpha, a, b, out) },
+    };
     let Shape { m, n, k } = shape;
     let RawTile { start, stride } = out.values;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
@@ -368,7 +330,8 @@ pub(crate) mod tests {
         let left = [9.0, 1.0, 2.0, 9.0, 3.0, 4.0];
         let right = [1.0, 2.0, 3.0, 4.0];
         let shape = Shape { m: 2, n: 2, k: 2 };
-        let (a, b) = (Strided::rows(&left[1..], 3), Strided::rows(&right, 2).t());
+        let a = Strided::rows(&left[1..], 3);
+        let b = Factor::Matrix(Strided::rows(&right, 2).t());
         let mut out = [1.0; 8];
         let tile = Tile::of(&mut out[1..], 2, 4);
         block(Precision::F32, shape, 1.0, a, b, Output::overwrite(tile));
@@ -381,13 +344,13 @@ pub(crate) mod tests {
     #[test]
     #[should_panic(expected = "Shape { m: 2, n: 2, k: 2 }")]
     fn a_block_beyond_its_matrix_panics() {
-        let (a, b) = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 3], 2));
+        let [a, b] = [&[1.0; 4][..], &[1.0; 3]].map(|values| Strided::rows(values, 2));
         block(
             Precision::F32,
             Shape { m: 2, n: 2, k: 2 },
             1.0,
             a,
-            b,
+            Factor::Matrix(b),
             Output::overwrite(Tile::whole(&mut [0.0; 4], 2)),
         );
     }
@@ -395,14 +358,14 @@ pub(crate) mod tests {
     #[test]
     #[should_panic(expected = "[2, 2] of [2, 1]")]
     fn a_product_beyond_its_tile_panics() {
-        let (a, b) = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 4], 2));
+        let [a, b] = [Strided::rows(&[1.0; 4], 2); 2];
         let shape = Shape { m: 2, n: 2, k: 2 };
         block(
             Precision::F32,
             shape,
             1.0,
             a,
-            b,
+            Factor::Matrix(b),
             Output::overwrite(Tile::of(&mut [0.0; 4], 1, 2)),
         );
     }

@@ -83,11 +83,21 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// Address of a tile: element `(i, j)` is at `start + i * stride + j`.
+/// Address of a tile: element `(i, j)` is at `start + i * stride + j`. Chunks share its rows but not
+/// its elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawTile {
     pub(super) start: *mut f32,
     pub(super) stride: usize,
+}
+
+// SAFETY: who writes through the address vouches that no other thread accesses the same elements.
+unsafe impl Send for RawTile {}
+
+impl Parts for RawTile {
+    fn split(self, _chunks: usize, _rows: usize) -> (Self, Self) {
+        (self, self)
+    }
 }
 
 impl RawTile {

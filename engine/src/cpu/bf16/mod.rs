@@ -47,7 +47,7 @@ pub(crate) const PANELS: usize = SUMS * (ROWS + COLUMNS) * size_of::<u16>();
 
 /// Instructions that multiply pairs of bf16 and add them to f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unit {
+pub(super) enum Unit {
     /// Vectors of f32: two products for each word.
     Vectors,
     /// `vdpbf16ps`.
@@ -134,7 +134,7 @@ impl Unit {
     }
 
     /// The fastest unit of this processor.
-    fn best() -> Self {
+    pub(super) fn best() -> Self {
         static BEST: OnceLock<Unit> = OnceLock::new();
         *BEST.get_or_init(|| *Self::all().last().expect("vectors are everywhere"))
     }
@@ -209,6 +209,16 @@ pub(crate) enum Factor<'a> {
     Packed(Packed<'a>),
 }
 
+impl Factor<'_> {
+    /// Whether a matrix has so many rows and columns; a packed one is checked when it is read.
+    pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
+        match self {
+            Self::Matrix(matrix) => matrix.holds(rows, columns),
+            Self::Packed(_) => true,
+        }
+    }
+}
+
 /// Columns and terms of a packed matrix, from a first one on; both begin at multiples of [`SIDE`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Packed<'a> {
@@ -257,21 +267,6 @@ pub(crate) fn pack(values: &[f32], [rows, columns]: [usize; 2], transposed: bool
     reason = "results of several threads interleave in memory"
 )]
 pub(super) unsafe fn multiply(
-    shape: Shape,
-    alpha: f32,
-    a: Strided<'_>,
-    b: Factor<'_>,
-    out: Output<RawTile>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply_on(Unit::best(), shape, alpha, a, b, out) };
-}
-
-/// # Safety
-///
-/// As for [`multiply`].
-#[expect(unsafe_code, reason = "as for `multiply`")]
-unsafe fn multiply_on(
     unit: Unit,
     Shape { m, n, k }: Shape,
     alpha: f32,
@@ -393,7 +388,7 @@ mod tests {
                         // SAFETY: `m` rows of `stride` elements, of which `n` are written.
                         #[expect(unsafe_code, reason = "as for `multiply`")]
                         unsafe {
-                            multiply_on(unit, Shape { m, n, k }, -2.0, a, Factor::Matrix(b), to);
+                            multiply(unit, Shape { m, n, k }, -2.0, a, Factor::Matrix(b), to);
                         }
                         for (i, found) in out.into_iter().enumerate() {
                             let (row, column) = (i / stride, i % stride);
@@ -433,7 +428,7 @@ mod tests {
                 // SAFETY: one element is written.
                 #[expect(unsafe_code, reason = "as for `multiply`")]
                 unsafe {
-                    multiply_on(
+                    multiply(
                         unit,
                         Shape { m: 1, n: 1, k: 40 },
                         1.0,

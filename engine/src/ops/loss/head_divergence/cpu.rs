@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use super::{HeadDivergence, Sizes};
-use crate::cpu::bf16::{Packed, Panel};
-use crate::cpu::gemm::{block, block_packed};
+use crate::cpu::bf16::{Factor, Packed, Panel};
+use crate::cpu::gemm::block;
 use crate::cpu::math::{exp, ln, vectorised};
 use crate::cpu::pool::{PerChunk, Pool};
 use crate::cpu::reduce::{add_to, max, mean, replace_and_sum, sum_over};
@@ -180,23 +180,23 @@ impl<'a> Head<'a> {
             let h = Strided::rows(&hidden[rows.start * d..], d);
             let shape = Shape::of([rows.len(), width, d]);
             if let Some(panel) = self.packed[0] {
-                let w = Packed {
+                let w = Factor::Packed(Packed {
                     panel,
                     column: columns.start,
                     term: 0,
-                };
+                });
                 let out = Output::overwrite(Tile::whole(x, width));
-                block_packed(shape, 1.0, h, w, out);
+                block(self.precision, shape, 1.0, h, w, out);
             } else if self.op.transposed {
                 // Rows of `W` are read in place, not packed once more for every block.
                 let turned = &mut turned[..rows.len() * width];
                 let shape = Shape::of([width, rows.len(), d]);
                 let out = Output::overwrite(Tile::whole(turned, rows.len()));
-                let w = self.columns(&columns);
-                block(self.precision, shape, 1.0, w.t(), h.t(), out);
+                let (w, h) = (self.columns(&columns).t(), Factor::Matrix(h.t()));
+                block(self.precision, shape, 1.0, w, h, out);
                 turn(turned, x, width);
             } else {
-                let w = self.columns(&columns);
+                let w = Factor::Matrix(self.columns(&columns));
                 let out = Output::overwrite(Tile::whole(x, width));
                 block(self.precision, shape, 1.0, h, w, out);
             }
@@ -282,17 +282,15 @@ impl<'a> Head<'a> {
                 let x = Strided::rows(x, width);
                 let out = Output::new(Tile::whole(&mut gradient[..rows.len() * d], d), index > 0);
                 let mean = 1.0 / self.cut.sizes.rows as f32;
-                if let Some(panel) = self.packed[1] {
-                    let w = Packed {
+                let w = match self.packed[1] {
+                    Some(panel) => Factor::Packed(Packed {
                         panel,
                         column: 0,
                         term: columns.start,
-                    };
-                    block_packed(shape, mean, x, w, out);
-                } else {
-                    let w = self.columns(&columns).t();
-                    block(self.precision, shape, mean, x, w, out);
-                }
+                    }),
+                    None => Factor::Matrix(self.columns(&columns).t()),
+                };
+                block(self.precision, shape, mean, x, w, out);
             }
         }
     }

@@ -1,6 +1,7 @@
 use std::ops::Range;
 
 use super::{Attention, BLOCK, Columns, Layout, Sizes};
+use crate::cpu::bf16::Factor;
 use crate::cpu::gemm::block;
 use crate::cpu::math::{dot, exp, ln, vectorised};
 use crate::cpu::pool::rows_with_scratch;
@@ -233,7 +234,7 @@ impl<'a> Block<'a> {
             shape,
             scale,
             q,
-            self.of_keys(k).t(),
+            Factor::Matrix(self.of_keys(k).t()),
             Output::overwrite(Tile::whole(out, self.keys.len())),
         );
     }
@@ -246,7 +247,7 @@ impl<'a> Block<'a> {
             shape,
             1.0,
             Strided::rows(weights, self.keys.len()),
-            self.of_keys(k),
+            Factor::Matrix(self.of_keys(k)),
             out,
         );
     }
@@ -257,7 +258,8 @@ impl<'a> Block<'a> {
         let shape = Shape::of([self.keys.len(), self.size, self.rows.len()]);
         let weights = Strided::rows(weights, self.keys.len()).t();
         let out = out.part(self.keys.clone(), 0..self.size);
-        block(Precision::F32, shape, 1.0, weights, q, Output::add_to(out));
+        let (q, out) = (Factor::Matrix(q), Output::add_to(out));
+        block(Precision::F32, shape, 1.0, weights, q, out);
     }
 }
 
