@@ -17,7 +17,7 @@ use super::Fault;
 use super::device::{ALIGN, Device, Memory};
 use super::driver::{Direction, Stream, Transfer};
 use super::placed::Rounded;
-use super::staging::{Load, Staged, Staging, Values};
+use super::staging::{Staged, Staging, Values};
 use crate::store::{Elsewhere, Slot, Store, Tensor};
 
 /// Holder of a tensor's newest values.
@@ -100,11 +100,6 @@ impl DeviceTensors {
         })
     }
 
-    /// Whether it is on `device` and has as many tensors.
-    pub(crate) fn is_of(&self, device: &Arc<Device>, tensors: usize) -> bool {
-        Arc::ptr_eq(&self.device, device) && self.starts.len() == tensors
-    }
-
     /// A number that no other store on a device ever has; addresses are reused.
     pub(crate) fn id(&self) -> u64 {
         self.id
@@ -115,62 +110,6 @@ impl DeviceTensors {
         self.memory.address + self.starts[slot.index()] as u64
     }
 
-    /// Records that a program on the device writes tensors.
-    pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
-        for slot in slots {
-            self.newest[slot.index()] = Newest::Device;
-        }
-    }
-
-    /// Copies those of `slots` that the host has changed to the device.
-    pub(crate) fn send(&mut self, slots: &[Slot], of_host: &[Tensor]) -> Result<(), Fault> {
-        let new = |slot: &&Slot| self.newest[slot.index()] == Newest::Host;
-        if !slots.iter().any(|slot| new(&slot)) {
-            return Ok(());
-        }
-        let sent = slots.iter().filter(new);
-        let sent: Vec<(u64, Cow<'_, [f32]>)> = sent
-            .map(|&slot| (self.address(slot), of_host[slot.index()].read()))
-            .collect();
-        let sent: Vec<(u64, &[f32])> = sent.iter().map(|(at, values)| (*at, &**values)).collect();
-        self.staging.left().make_wait(Stream::Programs)?;
-        // SAFETY: each tensor has memory for its values at its address.
-        unsafe { self.device.upload(&sent) }?;
-        for slot in slots {
-            if self.newest[slot.index()] == Newest::Host {
-                self.newest[slot.index()] = Newest::Both;
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies frozen tensors that the host has changed to the device in bf16; no program writes
-    /// them.
-    pub(crate) fn send_rounded(
-        &mut self,
-        tensors: &[Rounded],
-        of_host: &[Tensor],
-    ) -> Result<(), Fault> {
-        for tensor in tensors {
-            if self.rounded.get(tensor).is_some_and(|(_, newest)| *newest) {
-                continue;
-            }
-            let words = two_by_two(&padded(&of_host[tensor.slot.index()], tensor.dims));
-            if !self.rounded.contains_key(tensor) {
-                let memory = self.device.allocate(4 * words.len(), "frozen parameters")?;
-                self.rounded.insert(*tensor, (memory, false));
-            }
-            let (memory, is_newest) = self.rounded.get_mut(tensor).expect("made above");
-            // SAFETY: allocated for this many bytes when the tensor was first sent.
-            unsafe {
-                let words = bytemuck::cast_slice(&words);
-                self.device.upload(&[(memory.address, words)])?;
-            }
-            *is_newest = true;
-        }
-        Ok(())
-    }
-
     /// Address of a tensor in bf16.
     pub(crate) fn rounded(&self, tensor: Rounded) -> u64 {
         self.rounded[&tensor].0.address
@@ -179,23 +118,6 @@ impl DeviceTensors {
     /// Copies to the host, which writes on the device wait for.
     pub(crate) fn staging(&self) -> &Staging {
         &self.staging
-    }
-
-    /// Pins memory for [`Self::stage`].
-    pub(crate) fn make_room(&self, bytes: usize) -> Result<(), Fault> {
-        self.staging.make_room(bytes)
-    }
-
-    /// Starts a copy of tensors of these lengths to the host, as they are after all earlier work of
-    /// programs.
-    pub(crate) fn stage(
-        &self,
-        tensors: impl Iterator<Item = (Slot, usize)>,
-    ) -> Result<Load, Fault> {
-        let stretches = tensors.map(|(slot, len)| (self.address(slot), len));
-        // SAFETY: each tensor lies at its address; programs and `send` wait for the copy before
-        // they write, and `Driver::free` waits.
-        unsafe { self.staging.load(&stretches.collect::<Vec<_>>()) }
     }
 }
 
@@ -267,7 +189,10 @@ impl Store {
             return Ok(None);
         };
         let away = slots.iter().filter(|&&slot| !on_device.is_home(slot));
-        let load = on_device.stage(away.map(|&slot| (slot, self.ty(slot).len())))?;
+        let stretches = away.map(|&slot| (on_device.address(slot), self.ty(slot).len()));
+        // SAFETY: each tensor lies at its address; programs and `send` wait for the copy before
+        // they write, and `Driver::free` waits.
+        let load = unsafe { on_device.staging.load(&stretches.collect::<Vec<_>>()) }?;
         let tensors = slots.iter().map(|&slot| {
             let tensor = &self.tensors[slot.index()];
             let values = if on_device.is_home(slot) {
@@ -288,17 +213,18 @@ impl Store {
     /// If memory cannot be pinned.
     pub fn make_room_to_stage(&self) -> Result<(), Fault> {
         let on_device = self.device_tensors_if_any();
-        on_device.map_or(Ok(()), |on_device| on_device.make_room(self.staged_bytes()))
+        on_device.map_or(Ok(()), |on_device| {
+            on_device.staging.make_room(self.staged_bytes())
+        })
     }
 
     /// Sends those of `slots` to a device that the host has changed, or that are not on this device
     /// yet.
     pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> Result<(), Fault> {
         let tensors = self.tensors.len();
-        if !self
-            .device_tensors_if_any()
-            .is_some_and(|on_device| on_device.is_of(device, tensors))
-        {
+        if !self.device_tensors_if_any().is_some_and(|on_device| {
+            Arc::ptr_eq(&on_device.device, device) && on_device.starts.len() == tensors
+        }) {
             // The store has new tensors, or this is another device.
             self.fetch()?;
             self.elsewhere = None;
@@ -306,18 +232,56 @@ impl Store {
             self.elsewhere = Some(Box::new(DeviceTensors::new(device, sizes)?));
         }
         let (on_device, of_host) = self.device_tensors_mut();
-        on_device.send(slots, of_host)
+        let new = |slot: &&Slot| on_device.newest[slot.index()] == Newest::Host;
+        let sent: Vec<Slot> = slots.iter().filter(new).copied().collect();
+        if sent.is_empty() {
+            return Ok(());
+        }
+        let values = sent.iter().map(|slot| of_host[slot.index()].read());
+        let values: Vec<Cow<'_, [f32]>> = values.collect();
+        let addresses = sent.iter().map(|&slot| on_device.address(slot));
+        let pairs = addresses.zip(values.iter().map(|values| &**values));
+        on_device.staging.left().make_wait(Stream::Programs)?;
+        // SAFETY: each tensor has memory for its values at its address.
+        unsafe { on_device.device.upload(&pairs.collect::<Vec<_>>()) }?;
+        for slot in sent {
+            on_device.newest[slot.index()] = Newest::Both;
+        }
+        Ok(())
     }
 
-    /// Sends frozen tensors in bf16 to the device of the last [`Self::send`], if changed.
+    /// Sends frozen tensors in bf16 to the device of the last [`Self::send`], if changed; no
+    /// program writes them.
     pub(crate) fn send_rounded(&mut self, tensors: &[Rounded]) -> Result<(), Fault> {
         let (on_device, of_host) = self.device_tensors_mut();
-        on_device.send_rounded(tensors, of_host)
+        for tensor in tensors {
+            let sent = on_device.rounded.get(tensor);
+            if sent.is_some_and(|(_, newest)| *newest) {
+                continue;
+            }
+            let words = two_by_two(&padded(&of_host[tensor.slot.index()], tensor.dims));
+            if sent.is_none() {
+                let bytes = 4 * words.len();
+                let memory = on_device.device.allocate(bytes, "frozen parameters")?;
+                on_device.rounded.insert(*tensor, (memory, false));
+            }
+            let (memory, is_newest) = on_device.rounded.get_mut(tensor).expect("made above");
+            // SAFETY: allocated for this many bytes when the tensor was first sent.
+            unsafe {
+                let words = bytemuck::cast_slice(&words);
+                on_device.device.upload(&[(memory.address, words)])?;
+            }
+            *is_newest = true;
+        }
+        Ok(())
     }
 
     /// Records that a program on the device writes tensors.
     pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
-        self.device_tensors_mut().0.changed_on_device(slots);
+        let (on_device, _) = self.device_tensors_mut();
+        for slot in slots {
+            on_device.newest[slot.index()] = Newest::Device;
+        }
     }
 
     /// Tensors on the device of the last [`Self::send`].
