@@ -136,6 +136,7 @@ impl CublasLt {
         unsafe {
             if let Some(bias) = &bias {
                 set(
+                    result::set_matmul_desc_attribute,
                     plan.description,
                     sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                     bias,
@@ -175,6 +176,7 @@ fn pointer(address: u64) -> *const c_void {
 /// `handle` must be open.
 unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result::CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
     let float = sys::cudaDataType::CUDA_R_32F;
     // Sums are f32 for all types of factors.
     let compute = if key.tf32 {
@@ -183,47 +185,34 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
         sys::cublasComputeType_t::CUBLAS_COMPUTE_32F
     };
     let description = result::create_matmul_desc(compute, float)?;
-    let operation = |transposed: bool| i32::from(transposed);
     let [factors, result] = key.types;
     let layouts = [(key.a.0, factors), (key.b.0, factors), (key.c, result)];
     let mut made = [std::ptr::null_mut(); 3];
     // SAFETY: all of it was just created.
     unsafe {
-        set(
-            description,
-            Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
-            &operation(key.a.1),
-        )?;
-        set(
-            description,
-            Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
-            &operation(key.b.1),
-        )?;
+        let describe = result::set_matmul_desc_attribute;
+        for (attribute, transposed) in [
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, key.a.1),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, key.b.1),
+        ] {
+            set(describe, description, attribute, &i32::from(transposed))?;
+        }
         if key.bias {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
-            set(
-                description,
-                Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
-                &epilogue,
-            )?;
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE;
+            set(describe, description, attribute, &epilogue)?;
         }
         for (made, layout) in made.iter_mut().zip(layouts) {
             *made = matrix_layout(layout, key.batch)?;
         }
         let preference = result::create_matmul_pref()?;
-        set_preference(
-            preference,
-            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-            &WORKSPACE,
-        )?;
-        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let prefer = result::set_matmul_pref_attribute;
+        let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        set(prefer, preference, most, &WORKSPACE)?;
         // Split sums are added in f32 in scratch, without rounding into the result in between.
         let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        set_preference(
-            preference,
-            Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-            &scheme,
-        )?;
+        let schemes = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        set(prefer, preference, schemes, &scheme)?;
         let alignment = u32::try_from(key.alignment).expect("at most 16");
         for attribute in [
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -231,7 +220,7 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
         ] {
-            set_preference(preference, attribute, &alignment)?;
+            set(prefer, preference, attribute, &alignment)?;
         }
         let [a, b, c] = made;
         let mut found = [MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed(); CANDIDATES];
@@ -298,61 +287,34 @@ unsafe fn matrix_layout(
     if batch > 1 {
         let count = i32::try_from(batch).expect("a batch of products");
         let step = i64::try_from(layout.step).expect("a matrix");
-        // SAFETY: `made` was created above; sizes match the values.
+        let arrange = result::set_matrix_layout_attribute;
+        let [counts, steps] = [
+            Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+            Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+        ];
+        // SAFETY: `made` was created above; the values have the types of the attributes.
         unsafe {
-            result::set_matrix_layout_attribute(
-                made,
-                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                (&raw const count).cast(),
-                size_of_val(&count),
-            )?;
-            result::set_matrix_layout_attribute(
-                made,
-                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                (&raw const step).cast(),
-                size_of_val(&step),
-            )?;
+            set(arrange, made, counts, &count)?;
+            set(arrange, made, steps, &step)?;
         }
     }
     Ok(made)
 }
 
+/// Sets an attribute of a description, by the library's function for that kind of description.
+///
 /// # Safety
 ///
-/// `description` must be live, and `T` must be the type of the attribute.
-unsafe fn set<T>(
-    description: sys::cublasLtMatmulDesc_t,
-    attribute: sys::cublasLtMatmulDescAttributes_t,
+/// `of` must be live, and `T` must be the type of the attribute.
+unsafe fn set<O, A, T>(
+    by: unsafe fn(O, A, *const c_void, usize) -> Result<(), result::CublasError>,
+    of: O,
+    attribute: A,
     value: &T,
 ) -> Result<(), result::CublasError> {
+    let value = std::ptr::from_ref(value).cast();
     // SAFETY: the caller's promise.
-    unsafe {
-        result::set_matmul_desc_attribute(
-            description,
-            attribute,
-            std::ptr::from_ref(value).cast(),
-            size_of::<T>(),
-        )
-    }
-}
-
-/// # Safety
-///
-/// As for [`set`].
-unsafe fn set_preference<T>(
-    preference: sys::cublasLtMatmulPreference_t,
-    attribute: sys::cublasLtMatmulPreferenceAttributes_t,
-    value: &T,
-) -> Result<(), result::CublasError> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        result::set_matmul_pref_attribute(
-            preference,
-            attribute,
-            std::ptr::from_ref(value).cast(),
-            size_of::<T>(),
-        )
-    }
+    unsafe { by(of, attribute, value, size_of::<T>()) }
 }
 
 impl Drop for CublasLt {
