@@ -18,18 +18,16 @@ use super::Fault;
 use super::autotune_record::{Autotuned, Decision};
 use super::device::Device;
 use super::lowering::SHARED;
-use super::placed::{Method, PlacedProduct, Step};
+use super::placed::{PlacedProduct, Step};
 use super::product_kernel;
 use super::trial::{Trial, alone_in_arena};
 
 impl Device {
     /// How a product is computed: the fastest way, measured once per kind, or by our own kernel if
     /// cublasLt refuses.
-    pub(super) fn method(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Method, Fault> {
+    pub(super) fn method(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Autotuned, Fault> {
         if !self.driver.keeps_time() {
-            let refuses = self.driver.algorithms(&placed.key())?.is_empty();
-            let plain = Method::CublasLt(None);
-            return Ok(if refuses { Method::Own } else { plain });
+            return first_choice(self, placed);
         }
         let kind = kind_of_product(placed, &self.driver.name()?);
         let measure = || of_product(self, placed);
@@ -41,15 +39,12 @@ impl Device {
             choice = first_choice(self, placed)?;
             self.autotuned().replace(&kind, choice);
         }
-        Ok(match choice {
-            Autotuned::CublasLt(algorithm) => Method::CublasLt(Some(algorithm)),
-            Autotuned::Own => Method::Own,
-        })
+        Ok(choice)
     }
 }
 
 /// The first choice of cublasLt for a product, or our own kernel if it has none.
-fn first_choice(device: &Device, placed: &PlacedProduct) -> Result<Autotuned, Fault> {
+pub(super) fn first_choice(device: &Device, placed: &PlacedProduct) -> Result<Autotuned, Fault> {
     let algorithms = device.driver().algorithms(&placed.key())?;
     let first = algorithms.first().copied();
     Ok(first.map_or(Autotuned::Own, Autotuned::CublasLt))

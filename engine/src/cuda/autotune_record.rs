@@ -14,9 +14,9 @@ use super::product::Algorithm;
 const TITLE: &str =
     "how this run computes its sites and products on a GPU; a resumed run goes on with it";
 
-/// Decision for a kind.
+/// How products of a kind are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Autotuned {
+pub(crate) enum Autotuned {
     /// Our own kernel computes the product.
     Own,
     /// This algorithm of cublasLt computes the product.

@@ -91,11 +91,6 @@ impl Device {
         self.autotuned().keep(record)
     }
 
-    /// Writes new decisions into the run's record, if it has one.
-    pub(super) fn write_record(&self) -> Result<(), Fault> {
-        self.autotuned().write()
-    }
-
     /// A line for each reason why autotuning has decided without trials since the last call.
     pub fn remarks(&self) -> Vec<String> {
         self.autotuned().remarks()

@@ -153,7 +153,7 @@ impl Executor {
     pub(crate) fn autotuned(mut program: Program, device: Option<&Arc<Device>>) -> Self {
         let refused = device.and_then(|device| {
             let decided = program.compute_products(|placed| device.method(placed));
-            decided.and_then(|()| device.write_record()).err()
+            decided.and_then(|()| device.autotuned().write()).err()
         });
         let mut executor = Self::of(program);
         executor.refused = refused;

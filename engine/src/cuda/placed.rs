@@ -100,15 +100,6 @@ pub struct PlacedProduct {
     pub(crate) bias: Option<Placed>,
 }
 
-/// Method of computing a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Method {
-    /// By this algorithm of cublasLt, or its first choice.
-    CublasLt(Option<Algorithm>),
-    /// By our own kernel.
-    Own,
-}
-
 impl PlacedProduct {
     /// Everything that the choice of an algorithm depends on.
     pub(crate) fn key(&self) -> Key {

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
+use super::autotune_record::Autotuned;
 use super::device_op::{DeviceGraph, DeviceNode};
 use super::fusion::fused;
 use super::gated::gated;
@@ -13,7 +14,7 @@ use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::padding::padded;
-use super::placed::{Memory, Method, Placed, PlacedProduct, Rounded, Step, numbers};
+use super::placed::{Memory, Placed, PlacedProduct, Rounded, Step, numbers};
 use super::routed_rows::on_device;
 use super::row_sums::with_row_sums;
 use crate::cuda::casts::stored;
@@ -155,7 +156,7 @@ impl Program {
     /// Sets how each product is computed, by `chosen`.
     pub(crate) fn compute_products(
         &mut self,
-        mut chosen: impl FnMut(&PlacedProduct) -> Result<Method, Fault>,
+        mut chosen: impl FnMut(&PlacedProduct) -> Result<Autotuned, Fault>,
     ) -> Result<(), Fault> {
         let mut writer = Writer::of(std::mem::take(&mut self.kernels));
         let mut computed = || {
@@ -164,8 +165,8 @@ impl Program {
                     continue;
                 };
                 match chosen(placed)? {
-                    Method::CublasLt(algorithm) => placed.algorithm = algorithm,
-                    Method::Own => *step = placed.launched(&mut writer),
+                    Autotuned::CublasLt(algorithm) => placed.algorithm = Some(algorithm),
+                    Autotuned::Own => *step = placed.launched(&mut writer),
                 }
             }
             Ok(())

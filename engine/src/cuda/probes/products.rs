@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cuda::placed::{Memory, Method, Placed, PlacedProduct, Step};
+use crate::cuda::autotune_record::Autotuned;
+use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step};
 use crate::cuda::product::{Key, Matrix};
 use crate::cuda::program::Program;
 use crate::cuda::trial::{Trial, alone_in_arena, words};
@@ -54,7 +55,7 @@ impl Products {
             match check(device, placed) {
                 Ok(None) => skipped += 1,
                 Ok(Some((method, off))) => {
-                    own += usize::from(method == Method::Own);
+                    own += usize::from(method == Autotuned::Own);
                     worst = worst.max(off);
                 }
                 Err(fault) => {
@@ -86,7 +87,7 @@ impl Products {
 
 /// How a product is computed, and the largest error relative to the tolerance; `None` without
 /// memory.
-fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Method, f64)>> {
+fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Autotuned, f64)>> {
     let method = device.method(placed)?;
     let found = compare(device, placed, method, placed.tf32)?;
     Ok(found.map(|off| (method, off)))
@@ -97,7 +98,7 @@ fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Method,
 fn compare(
     device: &Arc<Device>,
     placed: &PlacedProduct,
-    method: Method,
+    method: Autotuned,
     tf32: bool,
 ) -> Result<Option<f64>> {
     let (mut alone, bytes) = alone_in_arena(placed);
@@ -105,9 +106,9 @@ fn compare(
         return Ok(None);
     };
     let (kernels, step) = match method {
-        Method::Own => alone.alone(),
-        Method::CublasLt(algorithm) => {
-            alone.algorithm = algorithm;
+        Autotuned::Own => alone.alone(),
+        Autotuned::CublasLt(algorithm) => {
+            alone.algorithm = Some(algorithm);
             (Vec::new(), Step::Product(Box::new(alone.clone())))
         }
     };
@@ -216,6 +217,7 @@ fn number(of: &Placed, at: usize, word: impl Fn(usize) -> u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::autotune::first_choice;
     use crate::cuda::emulated::{Emulated, Order, is_there};
     use crate::precision::Precision;
     use crate::store::Store;
@@ -280,7 +282,7 @@ mod tests {
         products.add(&program(Precision::Tf32));
         let placed = products.all.iter().find(|placed| placed.tf32).unwrap();
         let device = Device::of(Emulated::new(Order::new(true, true)));
-        let method = Method::CublasLt(None);
+        let method = first_choice(&device, placed).unwrap();
         let off = compare(&device, placed, method, true).unwrap().unwrap();
         assert!(off > 0.001 && off < 1.0, "{off}");
         let line = compare(&device, placed, method, false)
