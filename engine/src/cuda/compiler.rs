@@ -111,13 +111,7 @@ pub(super) fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 fn ask(source: &str, arch: &str, how: &[&str]) -> Result<(Vec<u8>, String), Fault> {
-    if Library::Nvrtc.found().is_none() {
-        return Err(Fault::new(format!(
-            "{} was not found: {}",
-            Library::Nvrtc.files()[0],
-            Library::Nvrtc.remedy()
-        )));
-    }
+    Library::Nvrtc.needed()?;
     let failed = |what: &str, error: result::NvrtcError| {
         Fault::new(format!("NVRTC cannot {what} for {arch}: {error:?}"))
     };

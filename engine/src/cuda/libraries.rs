@@ -78,6 +78,14 @@ impl Library {
         let found = &FOUND[self as usize];
         found.get_or_init(|| find(self, &Places::here())).as_ref()
     }
+
+    /// The library, or a fault that says how to install it.
+    pub(super) fn needed(self) -> Result<&'static Found, Fault> {
+        self.found().ok_or_else(|| {
+            let (file, remedy) = (self.files()[0], self.remedy());
+            Fault::new(format!("{file} was not found: {remedy}"))
+        })
+    }
 }
 
 /// An opened library.

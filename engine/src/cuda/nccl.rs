@@ -80,11 +80,7 @@ pub(crate) struct Nccl {
 impl Nccl {
     /// Functions of this machine's library.
     pub(crate) fn found() -> Result<Self> {
-        let library = Library::Nccl.found().ok_or_else(|| {
-            let (file, remedy) = (Library::Nccl.files()[0], Library::Nccl.remedy());
-            Fault::new(format!("{file} was not found: {remedy}"))
-        })?;
-        Self::of(library)
+        Self::of(Library::Nccl.needed()?)
     }
 
     pub(super) fn of(library: &Found) -> Result<Self> {

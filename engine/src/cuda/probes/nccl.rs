@@ -36,15 +36,12 @@ fn version() -> Option<&'static str> {
 }
 
 pub(super) fn lacks() -> Option<String> {
-    match version() {
-        _ if Library::Nccl.found().is_none() => {
-            let (file, remedy) = (Library::Nccl.files()[0], Library::Nccl.remedy());
-            Some(format!("{file} was not found: {remedy}"))
-        }
-        version if is_installed() && version != Some(EMULATED_VERSION) => {
+    match Library::Nccl.needed() {
+        Err(fault) => Some(fault.to_string()),
+        Ok(_) if is_installed() && version() != Some(EMULATED_VERSION) => {
             Some("the emulated GPU has no NCCL".to_owned())
         }
-        _ => None,
+        Ok(_) => None,
     }
 }
 

@@ -13,20 +13,15 @@ pub(super) fn libraries(_place: &Place) -> Result<String> {
     let mut parts = Vec::new();
     for library in Library::ALL {
         let name = library.files()[0];
-        match library.found() {
-            Some(found) => {
+        match library.needed() {
+            Ok(found) => {
                 let version = found.version.as_deref().unwrap_or("of no version");
                 parts.push(format!("{name} {version} ({})", found.path.display()));
             }
-            None if library == Library::Nccl || is_installed() => {
+            Err(_) if library == Library::Nccl || is_installed() => {
                 parts.push(format!("{name} not found"));
             }
-            None => {
-                return Err(Fault::new(format!(
-                    "{name} was not found: {}",
-                    library.remedy()
-                )));
-            }
+            Err(fault) => return Err(fault),
         }
     }
     Ok(parts.join(", "))
