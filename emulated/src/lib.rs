@@ -25,8 +25,8 @@ use std::time::Duration;
 use spd_engine::Fault;
 use spd_engine::cuda::Device;
 use spd_engine::cuda::replacement::{
-    self, Algorithm, Argument, Direction, Driver, Factors, Kernel, Key, LibraryCall, Module,
-    PlacedProduct, Replacement, Stream, Transfer, compile_all, source,
+    self, Algorithm, Argument, Direction, Driver, Factors, Handle, Kernel, Key, LibraryCall,
+    Module, PlacedProduct, Replacement, Stream, Transfer, compile_all, source,
 };
 
 use kernels::Kernels;
@@ -285,30 +285,10 @@ impl Driver for Emulated {
         state.worker.memory.allocate(bytes)
     }
 
-    unsafe fn free(&self, address: u64) {
-        let mut state = self.state();
-        state.finish();
-        state.worker.memory.free(address);
-    }
-
     fn pin(&self, bytes: usize) -> Result<u64, Fault> {
         let mut state = self.state();
         state.called(Call::Make)?;
         state.worker.memory.pin(bytes)
-    }
-
-    unsafe fn unpin(&self, address: u64) {
-        let mut state = self.state();
-        #[cfg(test)]
-        if state.streams.ignored == Some(Ignored::Wait) {
-            // The test has already seen the effect of the missing wait.
-            state.finish();
-        }
-        let within = state.worker.memory.unpin(address);
-        assert!(
-            !state.streams.copies(&within),
-            "pinned memory that is still copied"
-        );
     }
 
     fn event(&self) -> Result<u64, Fault> {
@@ -317,12 +297,6 @@ impl Driver for Emulated {
         let event = state.handle();
         state.streams.add_event(event);
         Ok(event)
-    }
-
-    fn forget(&self, event: u64) {
-        let mut state = self.state();
-        state.finish();
-        state.streams.forget_event(event);
     }
 
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
@@ -384,15 +358,6 @@ impl Driver for Emulated {
             handles: vec![handle],
             functions: vec![handle; kernels.len()],
         })
-    }
-
-    unsafe fn unload(&self, module: &Module) {
-        let mut state = self.state();
-        state.finish();
-        for handle in &module.handles {
-            let removed = state.functions.remove(handle);
-            removed.expect("kernels that are there");
-        }
     }
 
     unsafe fn launch(
@@ -482,9 +447,29 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn forget_graph(&self, graph: u64) {
+    unsafe fn destroy(&self, handle: Handle) {
         let mut state = self.state();
-        state.finish();
-        state.streams.forget_graph(graph);
+        // Nothing waits for copies of pinned memory.
+        let at_once = matches!(handle, Handle::Pinned(_));
+        #[cfg(test)]
+        // The test has already seen the effect of the missing wait.
+        let at_once = at_once && state.streams.ignored != Some(Ignored::Wait);
+        if !at_once {
+            state.finish();
+        }
+        match handle {
+            Handle::Memory(address) => state.worker.memory.free(address),
+            Handle::Pinned(address) => {
+                let within = state.worker.memory.unpin(address);
+                let is_copied = state.streams.copies(&within);
+                assert!(!is_copied, "pinned memory that is still copied");
+            }
+            Handle::Event(event) => state.streams.forget_event(event),
+            Handle::Module(module) => {
+                let removed = state.functions.remove(&module);
+                removed.expect("kernels that are there");
+            }
+            Handle::Graph(graph) => state.streams.forget_graph(graph),
+        }
     }
 }

@@ -575,8 +575,7 @@ mod tests {
         }
         let device = Device::of(Emulated::new(Order::new(true, true)));
         for ranks in 1..=8 {
-            let kernel = Kernel::of(&tree_sum(ranks));
-            let module = device.driver().load(std::slice::from_ref(&kernel)).unwrap();
+            let kernels = device.load(&[Kernel::of(&tree_sum(ranks))]).unwrap();
             for len in [1usize, 5, 256, 1001] {
                 let stride = len.next_multiple_of(4);
                 let parts = random(&[ranks * stride], (ranks * len) as u64).values;
@@ -602,11 +601,10 @@ mod tests {
                     device.upload(&[(given.address, &parts)]).unwrap();
                     let driver = device.driver();
                     let blocks = [len.div_ceil(THREADS), 1];
-                    let function = module.functions[0];
                     driver
                         .launch(
                             Stream::AllReduce,
-                            (function, &kernel),
+                            kernels.get(0),
                             blocks,
                             &arguments,
                             &words,
@@ -621,8 +619,6 @@ mod tests {
                     |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&found), bits(&expected), "{ranks} parts of {len}");
             }
-            // SAFETY: all launches are done.
-            unsafe { device.driver().unload(&module) };
         }
     }
 

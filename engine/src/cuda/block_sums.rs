@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, KERNELS, Meeting, room, tree_sum};
-use super::device::{Device, Event, Memory};
-use super::driver::{Argument, Direction, Module, Stream, Transfer};
+use super::device::{Device, Event, Kernels, Memory};
+use super::driver::{Argument, Direction, Stream, Transfer};
 use super::executor::{Arena, Executor};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, THREADS, arguments};
@@ -33,8 +33,8 @@ pub(crate) struct BlockSums {
 /// Memory, kernels and events on a device.
 struct Loaded {
     device: Arc<Device>,
-    module: Module,
-    kernels: [Kernel; 2],
+    /// The kernels [`add_part`] and [`tree_sum`].
+    kernels: Kernels,
     buffers: Memory,
     room: Memory,
     made: Event,
@@ -169,8 +169,7 @@ impl BlockSums {
             room: device.allocate(room, what)?,
             made: device.event()?,
             all_reduced: device.event()?,
-            module: device.driver().load(&kernels)?,
-            kernels,
+            kernels: device.load(&kernels)?,
             device: Arc::clone(device),
         }));
         Ok(())
@@ -220,7 +219,7 @@ impl BlockSums {
         unsafe {
             loaded.device.driver().launch(
                 Stream::Programs,
-                (loaded.module.functions[0], &loaded.kernels[0]),
+                loaded.kernels.get(0),
                 [self.elements.div_ceil(THREADS), 1],
                 &arguments,
                 &[len],
@@ -253,9 +252,8 @@ impl BlockSums {
         loaded.made.record(Stream::Programs)?;
         loaded.made.make_wait(Stream::AllReduce)?;
         for bucket in buckets(self.elements) {
-            let kernel = (loaded.module.functions[1], &loaded.kernels[1]);
             // SAFETY: the first buffer is left alone until `all_reduced` has happened.
-            unsafe { meeting.exact(&bucket, room, kernel, None) }?;
+            unsafe { meeting.exact(&bucket, room, loaded.kernels.get(1), None) }?;
         }
         loaded.all_reduced.record(Stream::AllReduce)?;
         loaded.all_reduced.make_wait(Stream::Programs)
@@ -264,13 +262,11 @@ impl BlockSums {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Nothing may still run in memory that is freed.
+        // Nothing may still run in memory that is freed, or of kernels that are unloaded.
         let _ = self
             .made
             .record(Stream::Programs)
             .and_then(|()| self.device.wait_uncounted(&self.made));
-        // SAFETY: no work is left.
-        unsafe { self.device.driver().unload(&self.module) };
     }
 }
 

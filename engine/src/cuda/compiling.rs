@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Fault;
 use super::compiler::compile_all;
-use super::driver::{Argument, Driver, Factors, LibraryCall, Module, Stream, Transfer};
+use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream, Transfer};
 use super::kernel::Kernel;
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
@@ -100,8 +100,6 @@ impl Driver for Compiling {
         Ok(self.number(bytes.next_multiple_of(256) as u64))
     }
 
-    unsafe fn free(&self, _address: u64) {}
-
     fn pin(&self, bytes: usize) -> Result<u64, Fault> {
         let mut memory = vec![0u64; bytes.div_ceil(8).max(1)].into_boxed_slice();
         let address = memory.as_mut_ptr().expose_provenance() as u64;
@@ -109,15 +107,9 @@ impl Driver for Compiling {
         Ok(address)
     }
 
-    unsafe fn unpin(&self, address: u64) {
-        self.pinned().remove(&address);
-    }
-
     fn event(&self) -> Result<u64, Fault> {
         Ok(self.number(1))
     }
-
-    fn forget(&self, _event: u64) {}
 
     fn elapsed(&self, _from: u64, _to: u64) -> Result<f32, Fault> {
         Ok(0.0)
@@ -133,8 +125,6 @@ impl Driver for Compiling {
             functions: vec![0; kernels.len()],
         })
     }
-
-    unsafe fn unload(&self, _module: &Module) {}
 
     /// Exactly one, so that thin products are tried by our own kernels too.
     fn algorithms(&self, _key: &Key) -> Result<Vec<Algorithm>, Fault> {
@@ -153,5 +143,9 @@ impl Driver for Compiling {
         Ok(self.number(1))
     }
 
-    fn forget_graph(&self, _graph: u64) {}
+    unsafe fn destroy(&self, handle: Handle) {
+        if let Handle::Pinned(address) = handle {
+            self.pinned().remove(&address);
+        }
+    }
 }

@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::Fault;
 use super::autotune_record::AutotuneRecord;
 use super::compiling::Compiling;
-use super::driver::{Direction, Driver, Stream, Transfer};
+use super::driver::{Direction, Driver, Handle, Module, Stream, Transfer};
 use super::gpu::Gpu;
+use super::kernel::Kernel;
 use super::nccl::{Communicator, Id, Nccl, PATIENCE};
 use super::replacement::installed;
 use crate::blocks::Ranks;
@@ -188,25 +189,43 @@ impl Device {
         let allocated = self.driver.allocate(bytes);
         let address = allocated.map_err(|fault| Fault::new(format!("{fault}, for {what}")))?;
         Ok(Memory {
-            driver: Arc::clone(&self.driver),
+            _owned: self.owned(Handle::Memory(address)),
             address,
             bytes,
         })
     }
 
     pub(super) fn pin(&self, words: usize) -> Result<Pinned, Fault> {
+        let address = self.driver.pin(4 * words)?;
         Ok(Pinned {
-            address: self.driver.pin(4 * words)?,
-            driver: Arc::clone(&self.driver),
+            _owned: self.owned(Handle::Pinned(address)),
+            address,
             words,
         })
     }
 
     pub(super) fn event(&self) -> Result<Event, Fault> {
+        let handle = self.driver.event()?;
         Ok(Event {
-            handle: self.driver.event()?,
-            driver: Arc::clone(&self.driver),
+            owned: self.owned(Handle::Event(handle)),
+            handle,
         })
+    }
+
+    /// Compiles and loads kernels.
+    pub(super) fn load(&self, kernels: &[Kernel]) -> Result<Kernels, Fault> {
+        let Module { handles, functions } = self.driver.load(kernels)?;
+        let modules = handles.into_iter().map(Handle::Module);
+        Ok(Kernels {
+            _modules: modules.map(|module| self.owned(module)).collect(),
+            functions,
+            kernels: kernels.to_vec(),
+        })
+    }
+
+    fn owned(&self, handle: Handle) -> Owned {
+        let driver = Arc::clone(&self.driver);
+        Owned { driver, handle }
     }
 
     /// Copies values to device addresses, after all earlier work of programs and before all later
@@ -379,29 +398,53 @@ fn loads(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = Vec<Part>
     loads.into_iter()
 }
 
-/// Memory of a device.
-pub(crate) struct Memory {
+/// Something that a driver made, which is destroyed with its owner.
+struct Owned {
     driver: Arc<dyn Driver>,
+    handle: Handle,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: the driver made it. Users of memory and events hold them; an owner of pinned
+        // memory waits for its copies (`Inputs`, `Device`, `Load`), and an owner of kernels or of a
+        // graph for their work (`Executor`, `BlockSums`, `Trial`, probes).
+        unsafe { self.driver.destroy(self.handle) };
+    }
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt(f)
+    }
+}
+
+/// Kernels on a device, and their handles there.
+pub(super) struct Kernels {
+    _modules: Vec<Owned>,
+    functions: Vec<u64>,
+    kernels: Vec<Kernel>,
+}
+
+impl Kernels {
+    /// A kernel and the handle of its function, as a launch takes them.
+    pub(super) fn get(&self, index: usize) -> (u64, &Kernel) {
+        (self.functions[index], &self.kernels[index])
+    }
+}
+
+/// Memory of a device.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    _owned: Owned,
     pub(super) address: u64,
     pub(super) bytes: usize,
 }
 
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: from `Device::allocate`; users of the memory hold it.
-        unsafe { self.driver.free(self.address) };
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes of a device", self.bytes)
-    }
-}
-
 /// Pinned memory of the host.
+#[derive(Debug)]
 pub(super) struct Pinned {
-    driver: Arc<dyn Driver>,
+    _owned: Owned,
     pub(super) address: u64,
     words: usize,
 }
@@ -431,64 +474,39 @@ impl Pinned {
     }
 }
 
-impl fmt::Debug for Pinned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} pinned words", self.words)
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: pinned by `Device::pin`; its owner waits for its copies (`Inputs`, `Device`,
-        // `Load`).
-        unsafe { self.driver.unpin(self.address) };
-    }
-}
-
 /// An event of CUDA.
+#[derive(Debug)]
 pub(super) struct Event {
-    driver: Arc<dyn Driver>,
+    owned: Owned,
     pub(super) handle: u64,
 }
 
 impl Event {
     /// Records the event: it happens when all earlier work of the stream is done.
     pub(super) fn record(&self, stream: Stream) -> Result<(), Fault> {
-        self.driver.record(self.handle, stream)
+        self.owned.driver.record(self.handle, stream)
     }
 
     /// Makes a stream wait for the event.
     pub(super) fn make_wait(&self, stream: Stream) -> Result<(), Fault> {
-        self.driver.stream_waits(stream, self.handle)
+        self.owned.driver.stream_waits(stream, self.handle)
     }
 
     /// Makes the stream of programs wait for the event; a graph looks at each launch again.
     pub(super) fn make_graphs_wait(&self) -> Result<(), Fault> {
-        self.driver.graphs_wait(self.handle)
+        self.owned.driver.graphs_wait(self.handle)
     }
 
     /// Blocks this thread until the event happens. For threads other than the training thread:
     /// [`Device::waits`] does not count it.
     pub(super) fn wait(&self) -> Result<(), Fault> {
-        self.driver.wait(self.handle, &|| Ok(()))
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "event {}", self.handle)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        self.driver.forget(self.handle);
+        self.owned.driver.wait(self.handle, &|| Ok(()))
     }
 }
 
 /// Captured work of the stream of programs.
 pub(super) struct Graph {
-    driver: Arc<dyn Driver>,
+    owned: Owned,
     handle: u64,
 }
 
@@ -502,7 +520,7 @@ impl Graph {
         let given = given();
         // Capture ends even if `given` failed.
         let graph = device.driver.end_capture().map(|handle| Self {
-            driver: Arc::clone(&device.driver),
+            owned: device.owned(Handle::Graph(handle)),
             handle,
         });
         given?;
@@ -516,12 +534,6 @@ impl Graph {
     /// The safety conditions of all captured work still hold.
     pub(super) unsafe fn launch(&self) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
-        unsafe { self.driver.launch_graph(self.handle) }
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        self.driver.forget_graph(self.handle);
+        unsafe { self.owned.driver.launch_graph(self.handle) }
     }
 }

@@ -191,7 +191,7 @@ impl Store {
         let away = slots.iter().filter(|&&slot| !on_device.is_home(slot));
         let stretches = away.map(|&slot| (on_device.address(slot), self.ty(slot).len()));
         // SAFETY: each tensor lies at its address; programs and `send` wait for the copy before
-        // they write, and `Driver::free` waits.
+        // they write, and `Driver::destroy` waits.
         let load = unsafe { on_device.staging.load(&stretches.collect::<Vec<_>>()) }?;
         let tensors = slots.iter().map(|&slot| {
             let tensor = &self.tensors[slot.index()];

@@ -66,6 +66,21 @@ pub struct Factors {
     pub bias: Option<Argument>,
 }
 
+/// What a driver makes and its owner destroys, by address or handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handle {
+    /// Memory of the device.
+    Memory(u64),
+    /// Pinned memory of the host.
+    Pinned(u64),
+    /// An event.
+    Event(u64),
+    /// A module of loaded kernels.
+    Module(u64),
+    /// A graph.
+    Graph(u64),
+}
+
 /// Kernels of a program, ready to be launched.
 #[derive(Debug, Clone)]
 pub struct Module {
@@ -92,28 +107,11 @@ pub trait Driver: Send + Sync {
     /// Allocates device memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Frees device memory, once nothing runs any more.
-    ///
-    /// # Safety
-    ///
-    /// `address` comes from [`Self::allocate`] of this driver, and later work does not use it.
-    unsafe fn free(&self, address: u64);
-
     /// Allocates pinned host memory, which copies access while the host continues.
     fn pin(&self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Frees pinned host memory.
-    ///
-    /// # Safety
-    ///
-    /// `address` comes from [`Self::pin`] of this driver, and no copy uses it any more.
-    unsafe fn unpin(&self, address: u64);
-
     /// Creates an event that was not recorded.
     fn event(&self) -> Result<u64, Fault>;
-
-    /// Destroys an event.
-    fn forget(&self, event: u64);
 
     /// Records an event: it happens when all earlier work of the stream is done.
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault>;
@@ -141,13 +139,6 @@ pub trait Driver: Send + Sync {
 
     /// Compiles and loads kernels.
     fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault>;
-
-    /// Unloads kernels.
-    ///
-    /// # Safety
-    ///
-    /// No kernel of it runs, or is part of a graph that will be launched.
-    unsafe fn unload(&self, module: &Module);
 
     /// Enqueues a launch of a loaded kernel.
     ///
@@ -205,6 +196,12 @@ pub trait Driver: Send + Sync {
     /// The safety conditions of all captured work still hold.
     unsafe fn launch_graph(&self, graph: u64) -> Result<(), Fault>;
 
-    /// Destroys a graph that does not run any more.
-    fn forget_graph(&self, graph: u64);
+    /// Destroys what this driver made: memory of the device once nothing runs any more, the rest at
+    /// once.
+    ///
+    /// # Safety
+    ///
+    /// This driver made it, and later work does not use it. No copy still uses pinned memory, no
+    /// kernel of a module runs or is part of a graph that will be launched, and no graph runs.
+    unsafe fn destroy(&self, handle: Handle);
 }

@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use super::Fault;
-use super::driver::{Argument, Direction, Driver, Factors, Module, Stream, Transfer};
-use super::kernel::Kernel;
+use super::device::Kernels;
+use super::driver::{Argument, Direction, Driver, Factors, Stream, Transfer};
 use super::placed::{Placed, Step};
 
 /// Enqueues a step of a program on the stream of programs.
@@ -13,8 +13,7 @@ use super::placed::{Placed, Step};
 /// `argument` returns live memory of the stated length.
 pub(super) unsafe fn enqueue(
     driver: &dyn Driver,
-    kernels: &[Kernel],
-    module: &Module,
+    kernels: &Kernels,
     step: &Step,
     argument: &dyn Fn(&Placed) -> Argument,
 ) -> Result<(), Fault> {
@@ -37,11 +36,9 @@ pub(super) unsafe fn enqueue(
                 words,
             } => {
                 let arguments: Vec<Argument> = operands.iter().map(argument).collect();
-                let function = module.functions[*kernel];
-                let kernel = &kernels[*kernel];
                 driver.launch(
                     Stream::Programs,
-                    (function, kernel),
+                    kernels.get(*kernel),
                     *blocks,
                     &arguments,
                     words,

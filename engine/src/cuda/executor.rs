@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use super::Fault;
 use super::all_reduce::{Bucket, Meeting};
-use super::device::{Device, Event, Graph, Memory};
-use super::driver::{Argument, Module, Stream};
+use super::device::{Device, Event, Graph, Kernels, Memory};
+use super::driver::{Argument, Stream};
 use super::enqueue::enqueue;
 use super::inputs::Inputs;
 use super::placed::{self, Placed, Rounded};
@@ -102,7 +102,7 @@ type On<'a> = (&'a Store, &'a Arena);
 /// A program loaded on a device.
 struct Loaded {
     device: Arc<Device>,
-    module: Module,
+    kernels: Kernels,
     inputs: Inputs,
     done: Event,
     /// Events of each bucket: values are computed; the all-reduce is done.
@@ -121,7 +121,7 @@ impl Loaded {
             all_reduces: device.allocate(program.all_reduce_bytes(), "sums over ranks")?,
             inputs: Inputs::new(device, program.given_bytes())?,
             done: device.event()?,
-            module: device.driver().load(&program.kernels)?,
+            kernels: device.load(&program.kernels)?,
             device: Arc::clone(device),
         })
     }
@@ -135,10 +135,8 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Nothing may still run in memory that is freed.
+        // Nothing may still run in memory that is freed, or of kernels that are unloaded.
         let _ = self.wait();
-        // SAFETY: the last replay is over, and the graph is dropped too.
-        unsafe { self.device.driver().unload(&self.module) };
     }
 }
 
@@ -423,10 +421,7 @@ impl Executor {
                 len: loaded.all_reduces.bytes / 4,
                 written: true,
             };
-            let loaded = |kernel: usize| {
-                let function = loaded.module.functions[kernel];
-                (function, &self.program.kernels[kernel])
-            };
+            let loaded = |kernel: usize| loaded.kernels.get(kernel);
             meeting.exact(bucket, room, loaded(kernel), bucket.pack.map(loaded))
         }
     }
@@ -444,8 +439,7 @@ impl Executor {
         unsafe {
             enqueue(
                 loaded.device.driver(),
-                &self.program.kernels,
-                &loaded.module,
+                &loaded.kernels,
                 &self.program.steps[step],
                 &argument,
             )

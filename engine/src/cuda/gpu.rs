@@ -15,7 +15,9 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use super::Fault;
 use super::compiler::compile_all;
 use super::cublaslt::{CublasLt, WORKSPACE};
-use super::driver::{Argument, Direction, Driver, Factors, LibraryCall, Module, Stream, Transfer};
+use super::driver::{
+    Argument, Direction, Driver, Factors, Handle, LibraryCall, Module, Stream, Transfer,
+};
 use super::kernel::Kernel;
 use super::libraries;
 use super::placed::PlacedProduct;
@@ -185,40 +187,18 @@ impl Driver for Gpu {
         }
     }
 
-    unsafe fn free(&self, address: u64) {
-        // A lost device has lost its memory too.
-        if self.bind("").is_ok() {
-            // SAFETY: the caller's promise; CUDA waits for running work.
-            let _ = unsafe { result::free_sync(address) };
-        }
-    }
-
     fn pin(&self, bytes: usize) -> Result<u64, Fault> {
         let what = format!("pin {bytes} bytes of the host's memory");
         self.bind(&what)?;
-        // SAFETY: freed by `unpin`.
+        // SAFETY: freed by `destroy`.
         let pinned = unsafe { result::malloc_host(bytes.max(1), 0) };
         pinned.map(number).map_err(failed(&what))
-    }
-
-    unsafe fn unpin(&self, address: u64) {
-        if self.bind("").is_ok() {
-            // SAFETY: the caller's promise.
-            let _ = unsafe { result::free_host(pointer::<c_void>(address)) };
-        }
     }
 
     fn event(&self) -> Result<u64, Fault> {
         self.bind("create an event")?;
         let made = result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
         made.map(number).map_err(failed("create an event"))
-    }
-
-    fn forget(&self, event: u64) {
-        if self.bind("").is_ok() {
-            // SAFETY: an event of this driver, which is not used any more.
-            let _ = unsafe { result::event::destroy(pointer(event)) };
-        }
     }
 
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
@@ -337,15 +317,6 @@ impl Driver for Gpu {
         Ok(loaded)
     }
 
-    unsafe fn unload(&self, module: &Module) {
-        if self.bind("").is_ok() {
-            for &handle in &module.handles {
-                // SAFETY: the caller's promise.
-                let _ = unsafe { result::module::unload(pointer(handle)) };
-            }
-        }
-    }
-
     unsafe fn launch(
         &self,
         stream: Stream,
@@ -436,10 +407,20 @@ impl Driver for Gpu {
             .map_err(failed("run a program"))
     }
 
-    fn forget_graph(&self, graph: u64) {
-        if self.bind("").is_ok() {
-            // SAFETY: a graph of this driver.
-            let _ = unsafe { result::graph::exec_destroy(pointer(graph)) };
+    unsafe fn destroy(&self, handle: Handle) {
+        // A lost device has lost its memory too.
+        if self.bind("").is_err() {
+            return;
         }
+        // SAFETY: the caller's promise; CUDA waits for running work before it frees memory.
+        let _ = unsafe {
+            match handle {
+                Handle::Memory(address) => result::free_sync(address),
+                Handle::Pinned(address) => result::free_host(pointer(address)),
+                Handle::Event(event) => result::event::destroy(pointer(event)),
+                Handle::Module(module) => result::module::unload(pointer(module)),
+                Handle::Graph(graph) => result::graph::exec_destroy(pointer(graph)),
+            }
+        };
     }
 }

@@ -345,7 +345,7 @@ mod tests {
         before: &[f32],
     ) -> std::result::Result<Vec<f32>, Fault> {
         let memory = device.allocate(4 * before.len(), "a test")?;
-        let module = device.driver().load(kernels)?;
+        let kernels = device.load(kernels)?;
         let argument = |placed: &Placed| Operands {
             address: match placed.memory {
                 Memory::Arena(at) => memory.address + at as u64,
@@ -362,9 +362,8 @@ mod tests {
         #[expect(unsafe_code, reason = "a driver is asked by address")]
         unsafe {
             device.upload(&[(memory.address, before)])?;
-            enqueue(device.driver(), kernels, &module, step, &argument)?;
+            enqueue(device.driver(), &kernels, step, &argument)?;
             device.download(&mut [(memory.address, &mut after)])?;
-            device.driver().unload(&module);
         }
         Ok(after)
     }

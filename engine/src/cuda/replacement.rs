@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 pub use super::compiler::compile_all;
 pub use super::driver::{
-    Argument, Direction, Driver, Factors, LibraryCall, Module, Stream, Transfer,
+    Argument, Direction, Driver, Factors, Handle, LibraryCall, Module, Stream, Transfer,
 };
 pub use super::kernel::{Kernel, source};
 pub use super::placed::PlacedProduct;

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use super::Fault;
-use super::device::{ALIGN, Device, Event, Memory};
-use super::driver::{Argument, Direction, Module, Stream, Transfer};
+use super::device::{ALIGN, Device, Event, Kernels, Memory};
+use super::driver::{Argument, Direction, Stream, Transfer};
 use super::enqueue::enqueue;
 use super::kernel::Kernel;
 use super::placed::{self, Placed, PlacedProduct, Step};
@@ -111,18 +111,11 @@ impl<'d> Trial<'d> {
         }))
     }
 
-    fn load(&self, kernels: &[Kernel]) -> Result<Loaded<'d>, Fault> {
-        Ok(Loaded {
-            device: self.device,
-            module: self.device.driver().load(kernels)?,
-        })
-    }
-
     /// Runs steps once in the first copy, after filling it again.
     pub(super) fn run(&self, kernels: &[Kernel], steps: &[Step]) -> Result<(), Fault> {
-        let loaded = self.load(kernels)?;
+        let kernels = self.device.load(kernels)?;
         let done = self.device.event()?;
-        self.enqueue(0, kernels, &loaded.module, steps)?;
+        self.enqueue(0, &kernels, steps)?;
         done.record(Stream::Programs)?;
         self.device.wait(&done)
     }
@@ -139,9 +132,9 @@ impl<'d> Trial<'d> {
 
     /// Milliseconds of one run of steps.
     pub(super) fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32, Fault> {
-        let loaded = self.load(kernels)?;
+        let kernels = self.device.load(kernels)?;
         let ends = [self.device.event()?, self.device.event()?];
-        let replay = || self.replay(kernels, &loaded.module, steps, &ends);
+        let replay = || self.replay(&kernels, steps, &ends);
         // Libraries load lazily.
         replay()?;
         let (mut best, mut spent) = (f32::INFINITY, 0.0);
@@ -160,15 +153,14 @@ impl<'d> Trial<'d> {
     /// reset would cost both alternatives a copy.
     fn replay(
         &self,
-        kernels: &[Kernel],
-        module: &Module,
+        kernels: &Kernels,
         steps: &[Step],
         [start, end]: &[Event; 2],
     ) -> Result<f32, Fault> {
         let driver = self.device.driver();
         start.record(Stream::Programs)?;
         for copy in 0..self.copies {
-            self.enqueue(copy, kernels, module, steps)?;
+            self.enqueue(copy, kernels, steps)?;
         }
         end.record(Stream::Programs)?;
         self.device.wait(end)?;
@@ -176,18 +168,12 @@ impl<'d> Trial<'d> {
         Ok(ms / self.copies as f32)
     }
 
-    fn enqueue(
-        &self,
-        copy: usize,
-        kernels: &[Kernel],
-        module: &Module,
-        steps: &[Step],
-    ) -> Result<(), Fault> {
+    fn enqueue(&self, copy: usize, kernels: &Kernels, steps: &[Step]) -> Result<(), Fault> {
         let argument = |placed: &Placed| self.argument(copy, placed);
         let steps = steps.iter();
         for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
             // SAFETY: every operand lies in its place in the copy, with that length.
-            unsafe { enqueue(self.device.driver(), kernels, module, step, &argument) }?;
+            unsafe { enqueue(self.device.driver(), kernels, step, &argument) }?;
         }
         Ok(())
     }
@@ -203,18 +189,5 @@ impl<'d> Trial<'d> {
             len: placed.len,
             written: placed.written,
         }
-    }
-}
-
-/// Loaded kernels of a trial.
-struct Loaded<'d> {
-    device: &'d Device,
-    module: Module,
-}
-
-impl Drop for Loaded<'_> {
-    fn drop(&mut self) {
-        // SAFETY: all launches were waited for, or the device is lost.
-        unsafe { self.device.driver().unload(&self.module) };
     }
 }

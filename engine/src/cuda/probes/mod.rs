@@ -168,13 +168,7 @@ pub fn compile(device: &Arc<Device>) -> Result<()> {
     let (graph, _) = graph::program(graph::SIDE);
     let mut kernels = Program::new(&graph).kernels;
     kernels.extend(primitives::all().map(|primitive| primitive.kernel()));
-    let module = device.driver().load(&kernels)?;
-    #[expect(unsafe_code, reason = "kernels are unloaded by address")]
-    // SAFETY: nothing was launched.
-    unsafe {
-        device.driver().unload(&module);
-    }
-    Ok(())
+    device.load(&kernels).map(drop)
 }
 
 /// Fails at the first number whose bits differ from the expected ones.

@@ -249,7 +249,6 @@ impl Primitive {
     /// Launches the kernel and compares its result.
     pub(super) fn on(&self, device: &Arc<Device>) -> Result<String> {
         let launch = self.launch();
-        let kernel = self.kernel();
         let mut operands = Vec::new();
         for (_, words) in &self.inputs {
             let memory = device.allocate(4 * words.len(), "a probe")?;
@@ -268,22 +267,19 @@ impl Primitive {
                 written: operand.written,
             })
             .collect();
-        let module = device.driver().load(std::slice::from_ref(&kernel))?;
+        let kernels = device.load(&[self.kernel()])?;
         let result = arguments.last().expect("a result").address;
         // SAFETY: operands have the lengths that the kernel takes, and are waited for before it is
         // unloaded.
         unsafe {
-            let function = module.functions[0];
-            let launched = device.driver().launch(
+            device.driver().launch(
                 driver::Stream::Programs,
-                (function, &kernel),
+                kernels.get(0),
                 launch.blocks,
                 &arguments,
                 &launch.words,
-            );
-            let fetched = launched.and_then(|()| device.download(&mut [(result, &mut found)]));
-            device.driver().unload(&module);
-            fetched?;
+            )?;
+            device.download(&mut [(result, &mut found)])?;
         }
         self.compare(bytemuck::cast_slice(&found))
     }
