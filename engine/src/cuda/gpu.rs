@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
-    CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction_attribute,
-    CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUevent_flags, CUevent_wait_flags, CUfunction_attribute, CUgraphInstantiate_flags, CUresult,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
@@ -40,11 +40,10 @@ fn pointer<T>(number: u64) -> *mut T {
 /// An open GPU. Fields are dropped in this order, so that users of the context precede it.
 pub(super) struct Gpu {
     products: Mutex<CublasLt>,
-    workspace: Workspace,
-    programs: Arc<CudaStream>,
-    inputs: Arc<CudaStream>,
-    staging: Arc<CudaStream>,
-    all_reduces: Arc<CudaStream>,
+    /// Scratch of matrix products.
+    workspace: u64,
+    /// Indexed by [`Stream`].
+    streams: [Arc<CudaStream>; 4],
     /// Stream that zeroes new memory; captures of programs do not include it.
     zeros: Arc<CudaStream>,
     context: Arc<CudaContext>,
@@ -52,18 +51,10 @@ pub(super) struct Gpu {
     cache: Option<PathBuf>,
 }
 
-/// Scratch of matrix products.
-struct Workspace {
-    address: u64,
-    context: Arc<CudaContext>,
-}
-
-impl Drop for Workspace {
+impl Drop for Gpu {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated in `Gpu::open`; no product runs any more.
-            let _ = unsafe { result::free_sync(self.address) };
-        }
+        // SAFETY: allocated in `Gpu::open`; no product runs any more.
+        unsafe { self.destroy(Handle::Memory(self.workspace)) };
     }
 }
 
@@ -88,13 +79,8 @@ impl Gpu {
         let context = CudaContext::new(ordinal).map_err(&open)?;
         // SAFETY: nothing was allocated yet; the executor orders its streams itself.
         unsafe { context.disable_event_tracking() };
-        let attribute = |which| {
-            context
-                .attribute(which)
-                .map_err(failed("report its attributes"))
-        };
-        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let capability = context.compute_capability();
+        let (major, minor) = capability.map_err(failed("report its attributes"))?;
         let stream = || context.new_stream().map_err(&open);
         let (programs, inputs) = (stream()?, stream()?);
         let (staging, zeros) = (stream()?, stream()?);
@@ -108,16 +94,10 @@ impl Gpu {
         libraries::is_alone(libraries::Library::CublasLt)?;
         Ok(Self {
             products,
-            workspace: Workspace {
-                address: workspace,
-                context: Arc::clone(&context),
-            },
-            context,
-            programs,
-            inputs,
-            staging,
-            all_reduces,
+            workspace,
+            streams: [programs, inputs, staging, all_reduces],
             zeros,
+            context,
             arch: format!("sm_{major}{minor}"),
             cache,
         })
@@ -132,13 +112,8 @@ impl Gpu {
         self.context.bind_to_thread().map_err(failed(what))
     }
 
-    fn stream(&self, stream: Stream) -> cudarc::driver::sys::CUstream {
-        match stream {
-            Stream::Programs => self.programs.cu_stream(),
-            Stream::Inputs => self.inputs.cu_stream(),
-            Stream::Staging => self.staging.cu_stream(),
-            Stream::AllReduce => self.all_reduces.cu_stream(),
-        }
+    fn stream(&self, stream: Stream) -> &CudaStream {
+        &self.streams[stream as usize]
     }
 
     fn wait_on_stream(
@@ -148,8 +123,9 @@ impl Gpu {
         flags: CUevent_wait_flags,
     ) -> Result<(), Fault> {
         self.bind("wait for an event")?;
+        let stream = self.stream(stream).cu_stream();
         // SAFETY: an event and a stream of this context.
-        unsafe { result::stream::wait_event(self.stream(stream), pointer(event), flags) }
+        unsafe { result::stream::wait_event(stream, pointer(event), flags) }
             .map_err(failed("wait for an event"))
     }
 }
@@ -204,7 +180,7 @@ impl Driver for Gpu {
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
         self.bind("record an event")?;
         // SAFETY: an event and a stream of this context.
-        unsafe { result::event::record(pointer(event), self.stream(stream)) }
+        unsafe { result::event::record(pointer(event), self.stream(stream).cu_stream()) }
             .map_err(failed("record an event"))
     }
 
@@ -215,7 +191,7 @@ impl Driver for Gpu {
     fn graphs_wait(&self, event: u64) -> Result<(), Fault> {
         // Only a capture takes the other flag: the node of the wait queries the event at each
         // launch.
-        let status = self.programs.capture_status();
+        let status = self.stream(Stream::Programs).capture_status();
         let flags = match status.map_err(failed("wait for an event"))? {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => {
                 CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT
@@ -268,7 +244,7 @@ impl Driver for Gpu {
             to,
             bytes,
         } = transfer;
-        let stream = self.stream(stream);
+        let stream = self.stream(stream).cu_stream();
         // SAFETY: the caller's promise, of both stretches.
         unsafe {
             match direction {
@@ -341,7 +317,7 @@ impl Driver for Gpu {
                 (size(x), size(y), 1),
                 (size(kernel.threads), 1, 1),
                 size(kernel.shared),
-                self.stream(stream),
+                self.stream(stream).cu_stream(),
                 &mut arguments,
             )
         }
@@ -360,7 +336,7 @@ impl Driver for Gpu {
 
     unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault> {
         self.bind("multiply")?;
-        let (workspace, stream) = (self.workspace.address, self.programs.cu_stream());
+        let (workspace, stream) = (self.workspace, self.stream(Stream::Programs).cu_stream());
         self.products().multiply(placed, factors, workspace, stream)
     }
 
@@ -375,12 +351,12 @@ impl Driver for Gpu {
     }
 
     fn handle(&self, stream: Stream) -> u64 {
-        number(self.stream(stream))
+        number(self.stream(stream).cu_stream())
     }
 
     fn begin_capture(&self) -> Result<(), Fault> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.programs
+        self.stream(Stream::Programs)
             .begin_capture(mode)
             .map_err(failed("capture a program"))
     }
@@ -388,9 +364,10 @@ impl Driver for Gpu {
     fn end_capture(&self) -> Result<u64, Fault> {
         let capture = failed("capture a program");
         self.bind("capture a program")?;
+        let programs = self.stream(Stream::Programs).cu_stream();
         // SAFETY: the stream is being captured; the graph is not used after it is instantiated.
         unsafe {
-            let graph = result::stream::end_capture(self.programs.cu_stream()).map_err(&capture)?;
+            let graph = result::stream::end_capture(programs).map_err(&capture)?;
             // Nodes keep the priorities of their streams.
             let priorities =
                 CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
@@ -403,7 +380,7 @@ impl Driver for Gpu {
     unsafe fn launch_graph(&self, graph: u64) -> Result<(), Fault> {
         self.bind("run a program")?;
         // SAFETY: the caller's promise.
-        unsafe { result::graph::launch(pointer(graph), self.programs.cu_stream()) }
+        unsafe { result::graph::launch(pointer(graph), self.stream(Stream::Programs).cu_stream()) }
             .map_err(failed("run a program"))
     }
 
