@@ -14,7 +14,6 @@
 //! sigmoid reads the sum of all.
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
-use super::lowering::Lowering;
 use crate::graph::Home;
 use crate::op::{Op, op};
 use crate::ops::importance::gates::ImportanceGatesGrad;
@@ -58,7 +57,7 @@ impl Op for OfLogits<MaskedGrad> {
 }
 
 /// Gradients of a mask with respect to activations and logits.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct LogitsGrad {
     of: MaskedGrad,
     gates: ImportanceGates,
@@ -69,17 +68,9 @@ pub(super) struct LogitsGrad {
 impl Op for LogitsGrad {
     op! {
         name "masked_logits_grad"; of_devices;
-        cuda(self) LogitsGrad::lower(self, false);
+        cuda(self) masked::cuda::to_logits(&self.of, &self.gates, self.others);
         flops(self, inputs) 8 * inputs[0].len() as u64;
         expensive_ops(self, inputs) self.of.expensive_ops(inputs);
-    }
-}
-
-impl LogitsGrad {
-    /// Lowers it, with the sums over the rows of the logits' gradient as one more result if
-    /// `sums_rows`.
-    pub(super) fn lower(&self, sums_rows: bool, to: &mut Lowering<'_>) {
-        masked::cuda::to_logits(&self.of, &self.gates, self.others, sums_rows, to);
     }
 }
 

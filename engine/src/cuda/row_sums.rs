@@ -4,12 +4,13 @@
 //! ```text
 //! gelu_grad -> dx,  dx -> sum_rows -> db      becomes   gelu_grad -> dx, db
 //! ```
+//!
+//! The op stays as it is. Its launch gives the sums because the node has one more result than the op
+//! makes.
 
-use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use super::device_op::{DeviceGraph, DeviceNode};
 use super::gated::LogitsGrad;
-use super::lowering::Lowering;
 use crate::graph::Home;
-use crate::op::{Op, op};
 use crate::ops::{Elementwise, SumRows};
 use crate::schedule;
 use crate::value::Value;
@@ -17,43 +18,12 @@ use crate::value::Value;
 /// Fewest columns: those of a block, which would be idle in part otherwise.
 const COLUMNS: usize = 128;
 
-/// An op that can sum the rows of its last result.
-trait SumsRows: Op + Clone + PartialEq {
-    /// Lowers it, with the sums as one more result.
-    fn with_sums(&self, to: &mut Lowering<'_>);
-}
-
-impl SumsRows for Elementwise {
-    fn with_sums(&self, to: &mut Lowering<'_>) {
-        self.cuda_with_sums(to);
-    }
-}
-
-impl SumsRows for LogitsGrad {
-    fn with_sums(&self, to: &mut Lowering<'_>) {
-        self.lower(true, to);
-    }
-}
-
-/// An op, and the sums over the rows of its last result.
-#[derive(Debug, Clone, PartialEq)]
-struct WithSums<O>(O);
-
-impl<O: SumsRows> Op for WithSums<O> {
-    op! {
-        name(self) self.0.name(); of_devices;
-        cuda(self) SumsRows::with_sums(&self.0);
-        flops(self, inputs) self.0.flops(inputs) + inputs[0].len() as u64;
-        expensive_ops(self, inputs) self.0.expensive_ops(inputs);
-    }
-}
-
 /// Sums rows where they are made, wherever that is possible; values keep their numbers.
 pub(super) fn with_row_sums(from: &DeviceGraph) -> DeviceGraph {
     let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
     for index in schedule::order(from) {
         let node = &from.nodes[index];
-        let Some((maker, op)) = summing(from, node) else {
+        let Some(maker) = summing(from, node) else {
             continue;
         };
         // Another sum of the same rows stays.
@@ -63,7 +33,6 @@ pub(super) fn with_row_sums(from: &DeviceGraph) -> DeviceGraph {
         else {
             continue;
         };
-        made.op = op;
         made.outputs.extend(&node.outputs);
         made.into.resize(made.outputs.len(), None);
         nodes[index] = None;
@@ -71,8 +40,8 @@ pub(super) fn with_row_sums(from: &DeviceGraph) -> DeviceGraph {
     from.with_nodes(nodes.into_iter().flatten().collect())
 }
 
-/// For a node that sums rows: the node that makes these, and the op that also sums them.
-fn summing(from: &DeviceGraph, node: &DeviceNode) -> Option<(usize, DeviceOp)> {
+/// For a node that sums rows: the node that makes these, if it can also sum them.
+fn summing(from: &DeviceGraph, node: &DeviceNode) -> Option<usize> {
     let rows = node.op.is::<SumRows>().then(|| node.inputs[0])?;
     let Home::Node(maker) = from.homes[rows.index()] else {
         return None;
@@ -80,21 +49,15 @@ fn summing(from: &DeviceGraph, node: &DeviceNode) -> Option<(usize, DeviceOp)> {
     let made = &from.nodes[maker];
     let is_added = |into: &Option<Value>| into.is_some();
     let at = made.outputs.len() - 1;
-    let fits = made.outputs[at] == rows
+    let can_sum = made.op.is::<Elementwise>() || made.op.is::<LogitsGrad>();
+    let fits = can_sum
+        && made.outputs[at] == rows
         && !made.into.get(at).is_some_and(is_added)
         && !node.into.iter().any(is_added)
         && !from.unpadded.contains_key(&rows)
         && from.ty(rows).columns().is_multiple_of(4)
         && from.ty(rows).columns() >= COLUMNS;
-    let with_sums = |op: &DeviceOp| {
-        let elementwise = op.get::<Elementwise>().cloned();
-        let logits = op.get::<LogitsGrad>().cloned();
-        let elementwise = elementwise.map(|of| DeviceOp::new(WithSums(of)));
-        elementwise.or_else(|| logits.map(|of| DeviceOp::new(WithSums(of))))
-    };
-    fits.then(|| with_sums(&made.op))
-        .flatten()
-        .map(|op| (maker, op))
+    fits.then_some(maker)
 }
 
 #[cfg(test)]

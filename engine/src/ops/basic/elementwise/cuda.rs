@@ -6,14 +6,15 @@ use crate::value::Type;
 
 const KERNELS: Source = Source::new("elementwise", include_str!("kernel.cu"));
 
-/// With `sums_rows`, the sums over the rows of the last of its results are one more result.
-pub(super) fn value(op: &Elementwise, sums_rows: bool, to: &mut Lowering<'_>) {
+/// If there is one more result, it is the sums over the rows of the last of the op's own.
+pub(super) fn value(op: &Elementwise, to: &mut Lowering<'_>) {
+    let results = op.results.len();
+    let sums_rows = to.outputs() > results;
     let sizes = match sums_rows {
         true => Sizes::of_rows(to.output_ty(0)),
         false => Sizes::new(to.output_ty(0), to.unpadded_output_ty(0)),
     };
     let Sizes { rows, columns, .. } = sizes;
-    let results = to.outputs() - usize::from(sums_rows);
     let mut text = "[&](i64 row, i64 column) { ".to_owned();
     for (index, is_scalar) in op.is_scalar.iter().enumerate() {
         if !is_scalar {

@@ -19,7 +19,6 @@ use steps::{Action, REGISTERS, Steps};
 pub use sum::ElementwiseSum;
 
 use crate::alike::{Alike, Of};
-use crate::cuda::Lowering;
 use crate::derivation::Derivation;
 use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op, refuse};
 use crate::precision::Format::{self, Either, Full};
@@ -142,11 +141,6 @@ impl Elementwise {
             is_constant: false,
             steps,
         })
-    }
-
-    /// Lowers it with the sums over the rows of its last result as one more result.
-    pub(crate) fn cuda_with_sums(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, true, to);
     }
 
     /// An expression of values: scalars beside larger values stand for all elements.
@@ -283,7 +277,7 @@ impl Op for Elementwise {
     op! {
         name(self) self.names[0]; accumulates; is_constant(self) self.is_constant;
         carries(self) self.is_sum();
-        kernels(self) cpu::run(self), cuda::value(self, false);
+        kernels(self) cpu::run(self), cuda::value(self);
     }
 
     fn formats(&self) -> [&'static [Format]; 2] {

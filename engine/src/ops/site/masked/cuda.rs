@@ -190,13 +190,12 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
 
 /// Lowers the gradients of activations, if they are wanted, and of the logits of importances. Two
 /// inputs follow those of `op`, if they are there: the gradient of the importances from other
-/// readers, and that of the penalty sums. With `sums_rows`, the gradient of the logits has its sum
-/// over rows as one more result.
+/// readers, and that of the penalty sums. If there is one more result, it is the sums over the rows
+/// of the gradient of the logits.
 pub(crate) fn to_logits(
     op: &MaskedGrad,
     gates: &ImportanceGates,
     [before, of_sums]: [bool; 2],
-    sums_rows: bool,
     to: &mut Lowering<'_>,
 ) {
     let site = Site::new(&op.of, None, 1, to);
@@ -208,6 +207,7 @@ pub(crate) fn to_logits(
     let [sigmoids, _, penalty, parameter] = settings;
     let mut constants = site.constants.clone();
     constants.extend([sigmoids, penalty, parameter]);
+    let sums_rows = to.outputs() > usize::from(of_a) + 1;
     let row_sums = sums_rows.then(|| to.row_sums(site.rows, site.columns, 4));
     let stretch = row_sums.as_ref().map_or(0, |sums| sums.stretch);
     constants.extend(constants![want_a, before, of_sums, stretch]);
