@@ -35,7 +35,7 @@ use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, SHARED, Source, THR
 use super::nccl::{Communicator, Message};
 use super::placed::Placed;
 use crate::plan::Plan;
-use crate::value::{DType, Value};
+use crate::value::Value;
 
 /// Kernels that add parts.
 pub(super) const KERNELS: Source = Source::new("all_reduce", include_str!("all_reduce.cu"));
@@ -211,11 +211,8 @@ impl Meeting<'_> {
     ) -> Result<(), Fault> {
         let (rank, ranks) = (self.joined.rank, self.joined.size);
         let stride = bucket.stride(ranks);
-        let scratch = |first: usize, len, written| Argument {
-            address: room.address + 4 * first as u64,
-            len,
-            written,
-            dtype: DType::F32,
+        let scratch = |first: usize, len, written| {
+            Argument::f32s(room.address + 4 * first as u64, len, written)
         };
         let mut operands: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
         let first_packed = (ranks + 1) * stride;
@@ -253,17 +250,7 @@ impl Meeting<'_> {
             let Some(pack) = pack else { return Ok(()) };
             let arguments = copied.iter().flat_map(|pair| {
                 let (from, to) = (pair[from], pair[1 - from]);
-                let from = Argument {
-                    written: false,
-                    ..from
-                };
-                [
-                    from,
-                    Argument {
-                        written: true,
-                        ..to
-                    },
-                ]
+                [(from, false), (to, true)].map(|(of, written)| Argument { written, ..of })
             });
             let arguments: Vec<Argument> = arguments.collect();
             let blocks = bucket.small.iter().map(|small| lowering::shares(small.len));
@@ -393,6 +380,7 @@ mod tests {
     use crate::ops::oracle::random;
     use crate::reduction::Reduction;
     use crate::store::Store;
+    use crate::value::DType;
 
     /// Bytes of a bucket that holds two of the gradients below.
     const TWO: usize = 512;
@@ -499,24 +487,14 @@ mod tests {
 
     #[test]
     fn slices_cover_a_bucket() {
-        let placed = |len| Placed {
-            memory: Memory::Arena(0),
-            dtype: DType::F32,
-            first: 0,
-            len,
-            written: false,
-        };
+        let placed = |len| Placed::new(Memory::Arena(0), DType::F32, len);
         for lens in [&[1][..], &[7, 1, 100], &[4096, 3, 0, 5]] {
             let bucket = Bucket {
                 values: lens.iter().map(|&len| placed(len)).collect(),
                 ..Bucket::new(0, 0)
             };
-            let values = lens.iter().zip(1u64..).map(|(&len, at)| Argument {
-                address: 1_000_000 * at,
-                dtype: DType::F32,
-                len,
-                written: true,
-            });
+            let values = lens.iter().zip(1u64..);
+            let values = values.map(|(&len, at)| Argument::f32s(1_000_000 * at, len, true));
             let values: Vec<Argument> = values.collect();
             for ranks in 1..=8 {
                 let mut at_value = (0, 0);
@@ -546,12 +524,7 @@ mod tests {
         let (b, _) = chain(6, true);
         let [plain, packed] = [TWO, BUCKET].map(|bytes| with_buckets(&b, bytes).buckets);
         let messages = |bucket: &Bucket, lens: Vec<usize>| -> usize {
-            let values = lens.iter().map(|&len| Argument {
-                address: 0,
-                dtype: DType::F32,
-                len,
-                written: true,
-            });
+            let values = lens.iter().map(|&len| Argument::f32s(0, len, true));
             let values: Vec<Argument> = values.collect();
             (0..2)
                 .map(|rank| bucket.stretches(&values, rank, 2).len())
@@ -584,15 +557,9 @@ mod tests {
                 tree::sum(&slices, &mut expected);
                 let given = device.allocate(4 * parts.len(), "parts").unwrap();
                 let sum = device.allocate(4 * len, "a sum").unwrap();
-                let argument = |address, len, written| Argument {
-                    address,
-                    len,
-                    written,
-                    dtype: DType::F32,
-                };
                 let arguments = [
-                    argument(given.address, parts.len(), false),
-                    argument(sum.address, len, true),
+                    Argument::f32s(given.address, parts.len(), false),
+                    Argument::f32s(sum.address, len, true),
                 ];
                 let words = [stride, len].map(|n| u32::try_from(n).unwrap());
                 let mut found = vec![0.0; len];

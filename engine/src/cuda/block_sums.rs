@@ -54,13 +54,10 @@ fn add_part() -> Launch {
 /// The sums as buckets.
 fn buckets(elements: usize) -> Vec<Bucket> {
     let each = BUCKET / 4;
-    let values = (0..elements.div_ceil(each)).map(|number| Placed {
-        memory: placed::Memory::Arena(0),
-        dtype: DType::F32,
-        first: number * each,
-        len: each.min(elements - number * each),
-        written: true,
-    });
+    let all = Placed::new(placed::Memory::Arena(0), DType::F32, elements).out();
+    let values = (0..elements)
+        .step_by(each)
+        .map(|first| all.part(first, each.min(elements - first)));
     let bucket = |value| Bucket {
         values: vec![value],
         ..Bucket::new(0, 0)
@@ -185,12 +182,7 @@ impl BlockSums {
     }
 
     fn argument(&self, buffer: usize, written: bool) -> Argument {
-        Argument {
-            address: self.address(buffer, 0),
-            dtype: DType::F32,
-            len: self.elements,
-            written,
-        }
+        Argument::f32s(self.address(buffer, 0), self.elements, written)
     }
 
     fn copy(&self, from: u64, to: u64, len: usize) -> Result<(), Fault> {
@@ -234,21 +226,13 @@ impl BlockSums {
         let Some(joined) = joined.filter(|joined| joined.size > 1) else {
             return Ok(());
         };
-        let first = self.argument(0, true);
+        let first = self.address(0, 0);
         let meeting = Meeting {
             driver: loaded.device.driver(),
             joined,
-            argument: &|placed| Argument {
-                address: first.address + placed.skipped() as u64,
-                len: placed.len,
-                ..first
-            },
+            argument: &|placed| Argument::of(placed, first),
         };
-        let room = Argument {
-            address: loaded.room.address,
-            len: loaded.room.bytes / 4,
-            ..first
-        };
+        let room = Argument::f32s(loaded.room.address, loaded.room.bytes / 4, true);
         loaded.made.record(Stream::Programs)?;
         loaded.made.make_wait(Stream::AllReduce)?;
         for bucket in buckets(self.elements) {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::kernel::Kernel;
+use super::operand::Operand;
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
 use crate::value::DType;
@@ -55,6 +56,28 @@ pub struct Argument {
     /// Elements.
     pub len: usize,
     pub written: bool,
+}
+
+impl Argument {
+    /// An operand whose location is the address `start`.
+    pub(crate) fn of<A>(operand: &Operand<A>, start: u64) -> Self {
+        Self {
+            address: start + operand.skipped() as u64,
+            dtype: operand.dtype,
+            len: operand.len,
+            written: operand.written,
+        }
+    }
+
+    /// `len` f32s at an address.
+    pub(crate) fn f32s(address: u64, len: usize, written: bool) -> Self {
+        Self {
+            address,
+            dtype: DType::F32,
+            len,
+            written,
+        }
+    }
 }
 
 /// Operands of a product.

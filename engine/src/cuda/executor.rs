@@ -23,7 +23,6 @@ use crate::given::Given;
 use crate::op::Builder;
 use crate::replay::Replay;
 use crate::store::{Slot, Store};
-use crate::value::DType;
 
 /// Device memory for the intermediates of programs. Programs that never run at once share one.
 #[derive(Debug)]
@@ -415,12 +414,8 @@ impl Executor {
             let Some(kernel) = tree_sum else {
                 return meeting.fast(bucket);
             };
-            let room = Argument {
-                address: loaded.all_reduces.address,
-                dtype: DType::F32,
-                len: loaded.all_reduces.bytes / 4,
-                written: true,
-            };
+            let Memory { address, bytes, .. } = loaded.all_reduces;
+            let room = Argument::f32s(address, bytes / 4, true);
             let loaded = |kernel: usize| loaded.kernels.get(kernel);
             meeting.exact(bucket, room, loaded(kernel), bucket.pack.map(loaded))
         }
@@ -447,18 +442,13 @@ impl Executor {
     }
 
     fn argument(&self, placed: &Placed, (store, arena): On<'_>) -> Argument {
-        let start = match placed.memory {
+        let start = match placed.at {
             placed::Memory::Arena(offset) => arena.memory.address + offset as u64,
             placed::Memory::Rounded(rounded) => store.device_tensors().rounded(rounded),
             placed::Memory::Store(slot) => store.device_tensors().address(slot),
             placed::Memory::Given(offset) => self.loaded().inputs.place.address + offset as u64,
         };
-        Argument {
-            address: start + placed.skipped() as u64,
-            dtype: placed.dtype,
-            len: placed.len,
-            written: placed.written,
-        }
+        Argument::of(placed, start)
     }
 }
 

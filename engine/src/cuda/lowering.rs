@@ -249,7 +249,7 @@ impl<'a> Lowering<'a> {
 
     /// An input.
     pub(crate) fn input(&self, index: usize) -> Operand {
-        operand(At::Input(index), self.types[index])
+        Operand::of(At::Input(index), self.types[index])
     }
 
     /// An array of the totals that end the inputs from `first` on. Without any it has one zero,
@@ -267,7 +267,7 @@ impl<'a> Lowering<'a> {
 
     /// A result.
     pub(crate) fn output(&self, index: usize) -> Operand {
-        operand(At::Output(index), &self.outputs[index]).out()
+        Operand::of(At::Output(index), &self.outputs[index]).out()
     }
 
     /// Whether the op adds to a result rather than overwrites it.
@@ -278,13 +278,7 @@ impl<'a> Lowering<'a> {
     /// Numbers of the step; its scalars follow those that every program has (`philox` and `scalar`
     /// in the prelude).
     pub(crate) fn parameters(&self) -> Operand {
-        Operand {
-            at: At::Parameters,
-            dtype: DType::U32,
-            first: 0,
-            len: usize::MAX,
-            written: false,
-        }
+        Operand::new(At::Parameters, DType::U32, usize::MAX)
     }
 
     /// `len` f32s of scratch.
@@ -296,13 +290,7 @@ impl<'a> Lowering<'a> {
     pub(crate) fn scratch_of(&mut self, dtype: DType, len: usize) -> Operand {
         let at = At::Scratch(self.scratch);
         self.scratch += (dtype.bytes() * len).next_multiple_of(ALIGN);
-        Operand {
-            at,
-            dtype,
-            first: 0,
-            len,
-            written: false,
-        }
+        Operand::new(at, dtype, len)
     }
 
     /// The launch, if it is the only command.
@@ -435,16 +423,6 @@ impl<'a> Lowering<'a> {
         self.kernel(SHARED, "add_stretches", &constants)
             .blocks((to.len * lines).div_ceil(THREADS), 1)
             .launch(&arguments![parts, to]);
-    }
-}
-
-fn operand(at: At, ty: &Type) -> Operand {
-    Operand {
-        at,
-        dtype: ty.dtype,
-        first: 0,
-        len: ty.len(),
-        written: false,
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::kernel::{Kernel, Writer};
 use super::lowering::FIRST_SCALAR;
+use super::operand::Operand;
 use super::product::{Algorithm, Key, Product};
 use crate::store::Slot;
-use crate::value::DType;
 
 /// Words of the numbers of a step, which follow the inputs.
 pub(crate) fn numbers(scalars: usize) -> usize {
@@ -30,25 +30,12 @@ pub(crate) enum Memory {
 }
 
 /// An operand with its place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Placed {
-    pub(crate) memory: Memory,
-    pub(crate) dtype: DType,
-    /// First element, and number of elements.
-    pub(crate) first: usize,
-    pub(crate) len: usize,
-    pub(crate) written: bool,
-}
+pub(crate) type Placed = Operand<Memory>;
 
 impl Placed {
-    /// Bytes from the start of its memory to its first element.
-    pub(crate) fn skipped(&self) -> usize {
-        self.first * self.dtype.bytes()
-    }
-
     /// Its tensor of the store, if it is in the store.
     pub(crate) fn slot(&self) -> Option<Slot> {
-        match self.memory {
+        match self.at {
             Memory::Store(slot) | Memory::Rounded(Rounded { slot, .. }) => Some(slot),
             Memory::Arena(_) | Memory::Given(_) => None,
         }

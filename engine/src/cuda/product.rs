@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::compiler::explained;
-    use crate::cuda::driver::Argument as Operands;
+    use crate::cuda::driver::Argument;
     use crate::cuda::emulated::{Emulated, Order, is_there};
     use crate::cuda::enqueue::enqueue;
     use crate::cuda::kernel::{Kernel, source};
@@ -161,13 +161,7 @@ mod tests {
 
     fn matrix(pitch: usize, transposed: bool) -> Matrix {
         Matrix {
-            operand: Operand {
-                at: At::Input(0),
-                dtype: DType::F32,
-                first: 0,
-                len: 1,
-                written: false,
-            },
+            operand: Operand::new(At::Input(0), DType::F32, 1),
             first: 0,
             pitch,
             transposed,
@@ -236,13 +230,7 @@ mod tests {
             let mut place = |len: usize, dtype: DType| {
                 let at = bytes;
                 bytes += (len * dtype.bytes()).next_multiple_of(256);
-                Placed {
-                    memory: Memory::Arena(at),
-                    dtype,
-                    first: 0,
-                    len,
-                    written: false,
-                }
+                Placed::new(Memory::Arena(at), dtype, len)
             };
             // Batches lie side by side in columns, from the third element on, in rows two elements
             // longer.
@@ -255,13 +243,7 @@ mod tests {
                 let pitch = self.batch * columns + 5;
                 (rows * pitch, columns, pitch)
             };
-            let operand = |len: usize, dtype: DType| Operand {
-                at: At::Input(0),
-                dtype,
-                first: 0,
-                len,
-                written: false,
-            };
+            let operand = |len: usize, dtype: DType| Operand::new(At::Input(0), dtype, len);
             let mut matrix = |rows, columns, transposed, dtype| {
                 let (len, step, pitch) = of(rows, columns, transposed);
                 let matrix = Matrix {
@@ -295,10 +277,7 @@ mod tests {
                 algorithm: None,
                 a: a_at,
                 b: b_at,
-                out: Placed {
-                    written: true,
-                    ..out_at
-                },
+                out: out_at.out(),
                 bias,
             };
             (placed, bytes)
@@ -346,16 +325,11 @@ mod tests {
     ) -> std::result::Result<Vec<f32>, Fault> {
         let memory = device.allocate(4 * before.len(), "a test")?;
         let kernels = device.load(kernels)?;
-        let argument = |placed: &Placed| Operands {
-            address: match placed.memory {
-                Memory::Arena(at) => memory.address + at as u64,
-                Memory::Store(_) | Memory::Rounded(_) | Memory::Given(_) => {
-                    unreachable!("all lies in the arena")
-                }
-            },
-            dtype: placed.dtype,
-            len: placed.len,
-            written: placed.written,
+        let argument = |placed: &Placed| match placed.at {
+            Memory::Arena(at) => Argument::of(placed, memory.address + at as u64),
+            Memory::Store(_) | Memory::Rounded(_) | Memory::Given(_) => {
+                unreachable!("all lies in the arena")
+            }
         };
         let mut after = vec![0.0; before.len()];
         // SAFETY: operands have the stated lengths, in memory that lives until everything is read.
@@ -370,7 +344,7 @@ mod tests {
 
     /// Values of an operand.
     fn numbers(arena: &[f32], placed: &Placed) -> Vec<f32> {
-        let Memory::Arena(at) = placed.memory else {
+        let Memory::Arena(at) = placed.at else {
             unreachable!("all lies in the arena")
         };
         let bytes =

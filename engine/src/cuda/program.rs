@@ -70,7 +70,7 @@ impl Program {
             let node = &builder.nodes[planned.node];
             let first = steps.len();
             let placed = |operand: Operand| Placed {
-                memory: match operand.at {
+                at: match operand.at {
                     At::Input(index) => {
                         memory(planned.inputs[index], builder.ty(node.inputs[index]))
                     }
@@ -91,13 +91,7 @@ impl Program {
                 let ty = builder.ty(node.outputs[output]);
                 let to = Place::Arena(planned.outputs[output]);
                 let [from, to] = [from, to].map(|place| value(place, ty));
-                steps.push(Step::Copy {
-                    from,
-                    to: Placed {
-                        written: true,
-                        ..to
-                    },
-                });
+                steps.push(Step::Copy { from, to: to.out() });
             }
             for command in &lowered[planned.node].0 {
                 steps.push(match command {
@@ -199,7 +193,7 @@ impl Program {
     /// Frozen tensors of the store that the program reads in bf16.
     pub(crate) fn rounded(&self) -> Vec<Rounded> {
         let operands = self.steps.iter().flat_map(Step::operands);
-        let rounded = operands.filter_map(|placed| match placed.memory {
+        let rounded = operands.filter_map(|placed| match placed.at {
             Memory::Rounded(rounded) => Some(rounded),
             Memory::Arena(_) | Memory::Store(_) | Memory::Given(_) => None,
         });
@@ -220,13 +214,7 @@ fn memory(place: Place, ty: &Type) -> Memory {
 }
 
 pub(crate) fn value(place: Place, ty: &Type) -> Placed {
-    Placed {
-        memory: memory(place, ty),
-        dtype: ty.dtype,
-        first: 0,
-        len: ty.len(),
-        written: false,
-    }
+    Placed::of(memory(place, ty), ty)
 }
 
 /// Commands of an op, and bytes of scratch.

@@ -25,7 +25,7 @@ pub(super) fn alone_in_arena(placed: &PlacedProduct) -> (PlacedProduct, usize) {
         let first = bytes + of.skipped() % 16;
         bytes = (first + of.len * of.dtype.bytes()).next_multiple_of(ALIGN);
         Placed {
-            memory: placed::Memory::Arena(first),
+            at: placed::Memory::Arena(first),
             first: 0,
             ..*of
         }
@@ -179,15 +179,11 @@ impl<'d> Trial<'d> {
     }
 
     fn argument(&self, copy: usize, placed: &Placed) -> Argument {
-        let offset = match placed.memory {
+        let offset = match placed.at {
             placed::Memory::Arena(offset) => offset,
             _ => unreachable!("the operands of a trial lie in its arena"),
         };
-        Argument {
-            address: self.memory.address + (copy * self.bytes + offset + placed.skipped()) as u64,
-            dtype: placed.dtype,
-            len: placed.len,
-            written: placed.written,
-        }
+        let start = self.memory.address + (copy * self.bytes + offset) as u64;
+        Argument::of(placed, start)
     }
 }

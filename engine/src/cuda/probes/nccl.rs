@@ -18,7 +18,6 @@ use crate::cuda::libraries::Library;
 use crate::cuda::nccl::{Communicator, Id, Message, Nccl};
 use crate::cuda::replacement::is_installed;
 use crate::cuda::{Device, Fault, Result};
-use crate::value::DType;
 
 pub(super) const RANKS: usize = 2;
 
@@ -136,12 +135,7 @@ fn in_a_graph(
         len: half,
         rank: other,
     });
-    let operand = Argument {
-        address: memory.address,
-        dtype: DType::F32,
-        len: NUMBERS,
-        written: true,
-    };
+    let operand = Argument::f32s(memory.address, NUMBERS, true);
     let communicator = Arc::clone(joined);
     let call: LibraryCall = Arc::new(move |stream| {
         // SAFETY: both halves of the memory, which nothing else uses during a launch.

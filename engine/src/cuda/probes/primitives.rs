@@ -260,12 +260,7 @@ impl Primitive {
         operands.push(device.allocate(4 * found.len(), "a probe")?);
         let arguments = launch.operands.iter().zip(&operands);
         let arguments: Vec<driver::Argument> = arguments
-            .map(|(operand, memory)| driver::Argument {
-                address: memory.address,
-                dtype: operand.dtype,
-                len: operand.len,
-                written: operand.written,
-            })
+            .map(|(operand, memory)| driver::Argument::of(operand, memory.address))
             .collect();
         let kernels = device.load(&[self.kernel()])?;
         let result = arguments.last().expect("a result").address;

@@ -188,7 +188,7 @@ fn place(matrix: &Matrix, (batch, row, column): (usize, usize, usize)) -> usize 
 
 /// Byte of the arena where an element of an operand starts.
 fn start(of: &Placed, at: usize) -> usize {
-    match of.memory {
+    match of.at {
         Memory::Arena(first) => first + at * of.dtype.bytes(),
         Memory::Store(_) | Memory::Rounded(_) | Memory::Given(_) => {
             unreachable!("it lies in the arena")
