@@ -103,16 +103,6 @@ pub enum Executor {
 /// fewer words.
 pub type Alone = crate::alone::Alone<Executor, Arena>;
 
-/// Calls the executor of either processor.
-macro_rules! both {
-    ($self:expr, $executor:ident => $call:expr) => {
-        match $self {
-            Executor::Cpu($executor) => $call,
-            Executor::Gpu($executor) => $call,
-        }
-    };
-}
-
 impl Executor {
     /// Plans a program.
     ///
@@ -229,13 +219,19 @@ impl Deref for Executor {
     type Target = Given;
 
     fn deref(&self) -> &Given {
-        both!(self, executor => executor)
+        match self {
+            Self::Cpu(executor) => executor,
+            Self::Gpu(executor) => executor,
+        }
     }
 }
 
 impl DerefMut for Executor {
     fn deref_mut(&mut self) -> &mut Given {
-        both!(self, executor => executor)
+        match self {
+            Self::Cpu(executor) => executor,
+            Self::Gpu(executor) => executor,
+        }
     }
 }
 
