@@ -17,8 +17,8 @@
 //! Of a site of filters, which has a row for each sequence, `x` is the root mean square of each of
 //! its columns over all positions.
 //!
-//! Each is a file here, with its keys and what it computes by [`ImportanceFunction`], and a line of
-//! `functions!`.
+//! Each is a file here, but for the MLPs of single sites, which share one, with its keys and what it
+//! computes by [`ImportanceFunction`], and a line of `functions!`.
 //!
 //! MLPs are linear layers, with biases and the exact GELU between them. The gates make importances
 //! of logits: with the default ones (`leaky_hard`), masks get `clamp(z, 0, 1)` (lower leaky), and
@@ -49,14 +49,11 @@ mod global_shared_mlp;
 mod global_shared_transformer;
 mod global_transformer;
 mod layers;
-mod mlp;
 mod of_taps;
 mod seen;
-mod shared_mlp;
 mod site_mlp;
 mod taps;
 mod transformer;
-mod vector_mlp;
 
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -76,13 +73,10 @@ pub use global_shared_transformer::GlobalSharedTransformer;
 pub use global_transformer::{GlobalTaps, GlobalTransformer};
 pub use layers::SelfAttention;
 use layers::{ImportanceTensor, Weights};
-pub use mlp::Mlp;
 pub(super) use seen::{Seen, SeenSite};
-pub use shared_mlp::SharedMlp;
-pub use site_mlp::SiteMlp;
+pub use site_mlp::{Mlp, SharedMlp, SiteMlp, VectorMlp};
 pub use taps::{BlockTaps, Boundaries, InputTap};
 pub use transformer::{Ffn, Transformer, TransformerBlock};
-pub use vector_mlp::VectorMlp;
 
 use super::streams::{has_stream, stream};
 use crate::fault::Fault;
