@@ -160,7 +160,7 @@ pub(crate) fn is_of_weights(path: &Path) -> bool {
 
 fn weights(path: &Path) -> Result<String, Fault> {
     let tensors = describe(path)?.into_iter();
-    let tensors = tensors.map(|(name, dtype, dims)| (name, dtype.to_owned(), format!("{dims:?}")));
+    let tensors = tensors.map(|(name, dtype, dims)| (name, dtype, format!("{dims:?}")));
     Ok(format!(
         "  weights in {}\n  of the promised length; such files have no hashes\n{}",
         path.display(),

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use stock::Stock;
-use stored::{Stored, StoredDtype};
+use stored::{Stored, is_read};
 
 use super::Target;
 use crate::fault::Fault;
@@ -61,10 +61,10 @@ pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
         };
         used.insert(name.to_owned());
         let dims = stored.dims.clone();
-        if let StoredDtype::Other(dtype) = stored.dtype {
+        if !is_read(stored.dtype) {
             return Err(Fault::BadInput(format!(
-                "{shown}: `{}` is of {dtype}; weights are read from F64, F32, F16 and BF16, so save it as one of them",
-                tensor.name
+                "{shown}: `{}` is of {}; weights are read from F64, F32, F16 and BF16, so save it as one of them",
+                tensor.name, stored.dtype
             )));
         }
         if dims != tensor.dims {
@@ -94,7 +94,7 @@ pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
 }
 
 /// Name, dtype as safetensors calls it, and shape of a tensor in a file.
-pub type Described = (String, &'static str, Vec<usize>);
+pub type Described = (String, String, Vec<usize>);
 
 /// Name, dtype and shape of each tensor of a file, or of a directory in Hugging Face's layout.
 ///
@@ -104,8 +104,8 @@ pub type Described = (String, &'static str, Vec<usize>);
 pub fn describe(path: &Path) -> Result<Vec<Described>, Fault> {
     let stock = Stock::open(path)?;
     let tensors = stock.names().filter_map(|name| {
-        let stored = stock.get(name)?;
-        Some((name.to_owned(), stored.dtype.name(), stored.dims.clone()))
+        let Stored { dtype, dims, .. } = stock.get(name)?;
+        Some((name.to_owned(), dtype.to_string(), dims.clone()))
     });
     Ok(tensors.collect())
 }
@@ -141,10 +141,11 @@ impl Tensors {
             let there = inventory(&self.0);
             return Err(bad(format!("no tensor `{}`; {there}", name.escape_debug())));
         };
-        if let StoredDtype::Other(dtype) = stored.dtype {
+        if !is_read(stored.dtype) {
             return Err(bad(format!(
-                "`{}` is of {dtype}; expected F64, F32, F16 or BF16",
-                name.escape_debug()
+                "`{}` is of {}; expected F64, F32, F16 or BF16",
+                name.escape_debug(),
+                stored.dtype
             )));
         }
         let dims = stored.dims.clone();
@@ -183,8 +184,8 @@ fn check_tied(stock: &Stock, target: &dyn Target, all: &Weights) -> Result<(), F
             continue;
         };
         let values = all.iter().find(|(name, ..)| *name == tied);
-        let read = !matches!(stored.dtype, StoredDtype::Other(_));
-        let is_same = |values: &[f32]| Ok::<_, Fault>(read && stock.read(own)? == values);
+        let is_same =
+            |values: &[f32]| Ok::<_, Fault>(is_read(stored.dtype) && stock.read(own)? == values);
         if let Some((_, dims, values)) = values
             && (stored.dims != *dims || !is_same(values)?)
         {

@@ -11,14 +11,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::stored::StoredDtype;
+use safetensors::Dtype;
 
 /// A tensor of a pickle: a view of a storage.
 #[derive(Debug, PartialEq)]
 pub(super) struct View<'p> {
     /// Key of the storage.
     pub(super) storage: &'p str,
-    pub(super) dtype: StoredDtype,
+    pub(super) dtype: Dtype,
     /// Elements before its first.
     pub(super) offset: u64,
     pub(super) dims: Vec<usize>,
@@ -49,7 +49,7 @@ enum Global {
     OrderedDict,
     RebuildTensor,
     RebuildParameter,
-    Storage(StoredDtype),
+    Storage(Dtype),
 }
 
 const GLOBALS: &[(&str, &str, Global)] = &[
@@ -63,17 +63,17 @@ const GLOBALS: &[(&str, &str, Global)] = &[
 ];
 
 /// The storages of `torch`, and the dtypes of their numbers.
-const STORAGES: &[(&str, StoredDtype)] = &[
-    ("FloatStorage", StoredDtype::F32),
-    ("HalfStorage", StoredDtype::F16),
-    ("BFloat16Storage", StoredDtype::Bf16),
-    ("DoubleStorage", StoredDtype::F64),
-    ("LongStorage", StoredDtype::Other("I64")),
-    ("IntStorage", StoredDtype::Other("I32")),
-    ("ShortStorage", StoredDtype::Other("I16")),
-    ("CharStorage", StoredDtype::Other("I8")),
-    ("ByteStorage", StoredDtype::Other("U8")),
-    ("BoolStorage", StoredDtype::Other("BOOL")),
+const STORAGES: &[(&str, Dtype)] = &[
+    ("FloatStorage", Dtype::F32),
+    ("HalfStorage", Dtype::F16),
+    ("BFloat16Storage", Dtype::BF16),
+    ("DoubleStorage", Dtype::F64),
+    ("LongStorage", Dtype::I64),
+    ("IntStorage", Dtype::I32),
+    ("ShortStorage", Dtype::I16),
+    ("CharStorage", Dtype::I8),
+    ("ByteStorage", Dtype::U8),
+    ("BoolStorage", Dtype::BOOL),
 ];
 
 #[derive(Default)]
@@ -85,7 +85,7 @@ struct Machine<'p> {
     memo: BTreeMap<u32, Item>,
     pool: Vec<Item>,
     dicts: Vec<Vec<(Item, Item)>>,
-    storages: Vec<(StoredDtype, (usize, usize))>,
+    storages: Vec<(Dtype, (usize, usize))>,
     tensors: Vec<Tensor>,
 }
 

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 
-use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::stored::{Stored, StoredDtype, bytes_at, dense};
+use super::stored::{Stored, bytes_at, dense};
 
 /// Longer headers are refused, as the library does.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -34,15 +33,8 @@ pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored
     }
     let stored = |name: String| {
         let info = header.info(&name)?;
-        let dtype = match info.dtype {
-            Dtype::F64 => StoredDtype::F64,
-            Dtype::F32 => StoredDtype::F32,
-            Dtype::F16 => StoredDtype::F16,
-            Dtype::BF16 => StoredDtype::Bf16,
-            other => StoredDtype::Other(name_of(other)),
-        };
         let stored = Stored {
-            dtype,
+            dtype: info.dtype,
             strides: dense(&info.shape),
             dims: info.shape.clone(),
             start: 8 + length + info.data_offsets.0 as u64,
@@ -54,19 +46,4 @@ pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored
         .into_iter()
         .filter_map(stored)
         .collect())
-}
-
-fn name_of(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::BOOL => "BOOL",
-        Dtype::U8 => "U8",
-        Dtype::I8 => "I8",
-        Dtype::I16 => "I16",
-        Dtype::U16 => "U16",
-        Dtype::I32 => "I32",
-        Dtype::U32 => "U32",
-        Dtype::I64 => "I64",
-        Dtype::U64 => "U64",
-        _ => "another dtype",
-    }
 }

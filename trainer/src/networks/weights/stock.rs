@@ -5,9 +5,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use ::safetensors::Dtype;
 use serde::Deserialize;
 
-use super::stored::{Stored, StoredDtype, dense};
+use super::stored::{Stored, dense};
 use super::{safetensors, torch};
 use crate::fault::Fault;
 use crate::rounded::rounded;
@@ -149,7 +150,7 @@ impl Stock {
         // Both formats have made sure that the last element is in the file.
         let reach = stored.dims.iter().zip(&stored.strides);
         let span = 1 + reach.map(|(dim, stride)| (dim - 1) * stride).sum::<usize>();
-        let size = stored.dtype.bytes();
+        let size = stored.dtype.bitsize() / 8;
         let path = file.path.display();
         let mut bytes = Vec::new();
         // A sparse file may be longer than any memory.
@@ -185,13 +186,13 @@ fn gathered(values: &[f32], stored: &Stored) -> Vec<f32> {
 }
 
 /// Little-endian numbers as f32.
-fn numbers(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
+fn numbers(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     match dtype {
-        StoredDtype::F32 => each(bytes, f32::from_le_bytes),
-        StoredDtype::Bf16 => each(bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
-        StoredDtype::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
-        StoredDtype::F64 => each(bytes, |b| rounded(f64::from_le_bytes(b))),
-        StoredDtype::Other(_) => Vec::new(),
+        Dtype::F32 => each(bytes, f32::from_le_bytes),
+        Dtype::BF16 => each(bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
+        Dtype::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
+        Dtype::F64 => each(bytes, |b| rounded(f64::from_le_bytes(b))),
+        _ => Vec::new(),
     }
 }
 

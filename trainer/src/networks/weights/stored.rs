@@ -3,43 +3,17 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The dtype of a stored tensor.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum StoredDtype {
-    F64,
-    F32,
-    F16,
-    Bf16,
-    /// None that weights are read from, by name.
-    Other(&'static str),
-}
+use safetensors::Dtype;
 
-impl StoredDtype {
-    /// As safetensors calls it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "F64",
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::Other(name) => name,
-        }
-    }
-
-    pub(super) fn bytes(self) -> usize {
-        match self {
-            Self::F64 => 8,
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::Other(_) => 1,
-        }
-    }
+/// Whether weights are read from numbers of a dtype.
+pub(super) fn is_read(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16)
 }
 
 /// A tensor in a file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Stored {
-    pub(super) dtype: StoredDtype,
+    pub(super) dtype: Dtype,
     pub(super) dims: Vec<usize>,
     /// Elements from one index of each dimension to the next.
     pub(super) strides: Vec<usize>,

@@ -9,7 +9,7 @@ use std::fs::File;
 
 use super::archive::{Archive, Entry};
 use super::pickle::{self, View};
-use super::stored::{Stored, StoredDtype, bytes_at};
+use super::stored::{Stored, bytes_at, is_read};
 
 /// Longer pickles are refused: twenty thousand tensors take some four million bytes.
 const MOST_PICKLE_BYTES: u64 = 16 << 20;
@@ -73,7 +73,7 @@ fn is_repeated(view: &View<'_>) -> bool {
 
 /// The range of a view in the file, if it lies within its storage.
 fn placed(view: View<'_>, storage: Entry) -> Option<Stored> {
-    let size = view.dtype.bytes() as u64;
+    let size = (view.dtype.bitsize() / 8) as u64;
     let count = view
         .dims
         .iter()
@@ -84,8 +84,7 @@ fn placed(view: View<'_>, storage: Entry) -> Option<Stored> {
         last = last.checked_add(reach)?;
     }
     let end = last.checked_add(1)?.checked_mul(size)?;
-    let is_read = !matches!(view.dtype, StoredDtype::Other(_));
-    if is_read && count > 0 && end > storage.bytes {
+    if is_read(view.dtype) && count > 0 && end > storage.bytes {
         return None;
     }
     Some(Stored {
