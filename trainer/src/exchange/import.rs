@@ -194,72 +194,49 @@ pub fn target_of(checkpoint: &Path) -> Result<TargetOf, Fault> {
             "no tensor whose name begins with `{TARGET}`; expected a checkpoint of the reference, of components and their target"
         )));
     }
-    let dims = |name: &str| tensors.get(name).map(|(dims, _)| dims.clone());
-    let sizes = sizes(&dims, &|start, end| {
-        let names = tensors.keys();
-        names
-            .filter(|name| name.starts_with(start) && name.ends_with(end))
-            .count()
-    });
-    let bytes: BTreeMap<&String, (&Vec<usize>, Vec<u8>)> = tensors
+    let views: Result<Vec<_>, safetensors::SafeTensorError> = tensors
         .iter()
         .map(|(name, (dims, values))| {
-            (
-                name,
-                (dims, values.iter().flat_map(|x| x.to_le_bytes()).collect()),
-            )
+            let bytes = bytemuck::cast_slice(values);
+            Ok((name, TensorView::new(Dtype::F32, dims.clone(), bytes)?))
         })
         .collect();
-    let views = bytes.iter().map(|(name, (dims, bytes))| {
-        Ok((
-            name.as_str(),
-            TensorView::new(Dtype::F32, (*dims).clone(), bytes)?,
-        ))
-    });
-    let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
     let file = views.and_then(|views| safetensors::serialize(views, None));
-    let file = file.context("the target's weights")?;
-    Ok(TargetOf { file, sizes })
+    Ok(TargetOf {
+        file: file.context("the target's weights")?,
+        sizes: sizes(&tensors),
+    })
 }
 
-/// Sizes of a network as shapes give them.
-///
-/// - `dims`: the shape of a tensor
-/// - `count`: how many tensors have names that begin and end so
-fn sizes(
-    dims: &dyn Fn(&str) -> Option<Vec<usize>>,
-    count: &dyn Fn(&str, &str) -> usize,
-) -> Vec<(&'static str, String)> {
-    let size = |name: &str, axis: usize| Some(dims(name)?.get(axis)?.to_string());
-    let has = |name: &str| dims(name).map(|_| "true".to_owned());
+/// Sizes of a network as the shapes of its tensors give them.
+fn sizes(tensors: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<(&'static str, String)> {
+    let size = |name: &str, axis: usize| Some(tensors.get(name)?.0.get(axis)?.to_string());
+    let has = |name: &str| tensors.get(name).map(|_| "true".to_owned());
+    // How many tensors have names that begin and end so.
+    let count = |start: &str, end: &str| {
+        let names = tensors.keys();
+        let names = names.filter(|name| name.starts_with(start) && name.ends_with(end));
+        Some(names.count().to_string())
+    };
     let mut all = Vec::new();
     let mut say = |key: &'static str, value: Option<String>| {
         all.extend(value.map(|value| (key, value)));
     };
-    if dims("linear1.weight").is_some() {
+    if tensors.contains_key("linear1.weight") {
         say("n_features", size("linear1.weight", 1));
         say("n_hidden", size("linear1.weight", 0));
-        say(
-            "n_hidden_layers",
-            Some(count("hidden_layers.", ".weight").to_string()),
-        );
-    } else if dims("W_E").is_some() {
+        say("n_hidden_layers", count("hidden_layers.", ".weight"));
+    } else if tensors.contains_key("W_E") {
         say("n_features", size("W_E", 0));
         say("d_embed", size("W_E", 1));
         say("d_mlp", size("layers.0.mlp_in.weight", 0));
-        say(
-            "n_layer",
-            Some(count("layers.", ".mlp_in.weight").to_string()),
-        );
+        say("n_layer", count("layers.", ".mlp_in.weight"));
         say("in_bias", has("layers.0.mlp_in.bias"));
         say("out_bias", has("layers.0.mlp_out.bias"));
-    } else if dims("wte.weight").is_some() {
+    } else if tensors.contains_key("wte.weight") {
         say("vocab", size("wte.weight", 0));
         say("d_model", size("wte.weight", 1));
-        say(
-            "n_layer",
-            Some(count("h.", ".attn.q_proj.weight").to_string()),
-        );
+        say("n_layer", count("h.", ".attn.q_proj.weight"));
         say("n_ctx", size("wpe.weight", 0));
         let up = ["h.0.mlp.c_fc.weight", "h.0.mlp.gate_proj.weight"];
         say("d_mlp", up.iter().find_map(|name| size(name, 0)));
