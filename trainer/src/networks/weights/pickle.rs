@@ -154,53 +154,29 @@ impl<'p> Machine<'p> {
             b'K' => self.whole(1, false)?,
             b'M' => self.whole(2, false)?,
             b'J' => self.whole(4, true)?,
-            0x8a => {
-                let length = self.byte()?;
-                self.whole(length.into(), true)?;
-            }
+            0x8a => self.byte().and_then(|len| self.whole(len.into(), true))?,
             b'X' => {
-                let length = u32::from_le_bytes(self.array()?);
+                let length = self.word()?;
                 self.string(usize::try_from(length).map_err(|_| TOO_LONG)?)?;
             }
-            0x8c => {
-                let length = self.byte()?;
-                self.string(length.into())?;
-            }
+            0x8c => self.byte().and_then(|len| self.string(len.into()))?,
             b'}' => self.dict(),
             b')' => self.tuple(self.stack.len())?,
             0x85 => self.tuple(self.below(1)?)?,
             0x86 => self.tuple(self.below(2)?)?,
             0x87 => self.tuple(self.below(3)?)?,
-            b't' => {
-                let mark = self.mark()?;
-                self.tuple(mark)?;
-            }
+            b't' => self.mark().and_then(|mark| self.tuple(mark))?,
             // A list's items are no part of a tensor.
             b'a' => _ = self.pop()?,
-            b'e' => {
-                let mark = self.mark()?;
-                self.stack.truncate(mark);
-            }
-            b'q' => {
-                let key = self.byte()?;
-                self.remember(key.into())?;
-            }
-            b'r' => {
-                let key = u32::from_le_bytes(self.array()?);
-                self.remember(key)?;
-            }
+            b'e' => self.mark().map(|mark| self.stack.truncate(mark))?,
+            b'q' => self.byte().and_then(|key| self.remember(key.into()))?,
+            b'r' => self.word().and_then(|key| self.remember(key))?,
             0x94 => {
                 let key = u32::try_from(self.memo.len()).map_err(|_| TOO_LONG)?;
                 self.remember(key)?;
             }
-            b'h' => {
-                let key = self.byte()?;
-                self.recall(key.into())?;
-            }
-            b'j' => {
-                let key = u32::from_le_bytes(self.array()?);
-                self.recall(key)?;
-            }
+            b'h' => self.byte().and_then(|key| self.recall(key.into()))?,
+            b'j' => self.word().and_then(|key| self.recall(key))?,
             b'c' => {
                 let [module, name] = [self.line()?, self.line()?];
                 self.global(module, name)?;
@@ -212,14 +188,8 @@ impl<'p> Machine<'p> {
                 };
                 self.global(a..b, c..d)?;
             }
-            b's' => {
-                let start = self.below(2)?;
-                self.set_items(start)?;
-            }
-            b'u' => {
-                let mark = self.mark()?;
-                self.set_items(mark)?;
-            }
+            b's' => self.set_items(self.below(2)?)?,
+            b'u' => self.mark().and_then(|mark| self.set_items(mark))?,
             b'Q' => self.storage()?,
             b'R' => self.call()?,
             // The state of an ordered dict, which PyTorch gives versions of modules.
@@ -251,6 +221,10 @@ impl<'p> Machine<'p> {
 
     fn byte(&mut self) -> Result<u8, String> {
         Ok(self.array::<1>()?[0])
+    }
+
+    fn word(&mut self) -> Result<u32, String> {
+        self.array().map(u32::from_le_bytes)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
