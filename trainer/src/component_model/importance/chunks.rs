@@ -1,5 +1,7 @@
 //! Chunks of the sites of a run: which sites a network predicts, and the taps that it reads.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use spd_configs::all_read;
 use spd_configs::reader::Table;
@@ -7,7 +9,7 @@ use spd_configs::values::{PATTERNS, Size};
 
 use super::all_sites::one_each;
 use super::of_taps::{Chunk, Chunking};
-use super::taps::{self, BlockTaps, InputTap, Names, refuse_input_tap};
+use super::taps::{self, BlockTaps, InputTap, NAMES, refuse_input_tap};
 use crate::run_file::pattern_matches;
 use crate::sites::Site;
 
@@ -41,7 +43,7 @@ pub struct NamedChunk {
 impl NamedChunk {
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let sites = table.need("sites", PATTERNS);
-        let taps = table.need("taps", Names);
+        let taps = table.need("taps", NAMES);
         all_read! { Self: sites, taps }
     }
 }
@@ -142,7 +144,7 @@ impl Chunking for Chunks {
 
 /// Blocks with a site in their order, and the numbers of their sites.
 fn by_blocks(sites: &[&Site]) -> Result<Vec<(usize, Vec<usize>)>, String> {
-    let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (index, site) in sites.iter().enumerate() {
         let Some(block) = site.layer.block else {
             return Err(format!(
@@ -150,16 +152,9 @@ fn by_blocks(sites: &[&Site]) -> Result<Vec<(usize, Vec<usize>)>, String> {
                 site.path()
             ));
         };
-        match groups
-            .iter_mut()
-            .find(|(number, _)| *number == block.number)
-        {
-            Some((_, members)) => members.push(index),
-            None => groups.push((block.number, vec![index])),
-        }
+        groups.entry(block.number).or_default().push(index);
     }
-    groups.sort_unstable();
-    Ok(groups)
+    Ok(groups.into_iter().collect())
 }
 
 /// Refuses chunks that read unequally many columns.
@@ -299,7 +294,8 @@ mod tests {
             assert_eq!(widths(by_blocks(9, tap())), [of_both], "{word:?}");
         }
         let boundaries = |offsets: &[usize]| {
-            let boundaries = taps::Boundaries::new(offsets.to_vec());
+            let offsets = offsets.to_vec();
+            let boundaries = taps::Boundaries { offsets };
             by_blocks(1, InputTap::Boundaries(boundaries))
         };
         // The last is what leaves the last block.

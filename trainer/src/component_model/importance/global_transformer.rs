@@ -10,7 +10,7 @@ use serde::Serialize;
 use spd_configs::reader::Table;
 
 use super::of_taps::{Chunk, Chunking, OfTaps};
-use super::taps::{self, BlockTaps, InputTap, Names, refuse_input_tap};
+use super::taps::{self, BlockTaps, InputTap, NAMES, refuse_input_tap};
 use crate::sites::Site;
 
 /// One transformer from taps to the components of all sites.
@@ -36,7 +36,7 @@ impl Chunking for GlobalTaps {
     const LEAST_BLOCKS: usize = 1;
 
     fn read(table: &mut Table<'_>) -> Option<Self> {
-        let taps = table.maybe("taps", Names);
+        let taps = table.maybe("taps", NAMES);
         let input_tap = InputTap::read(table, BlockTaps::AllResids);
         if let Some(taps) = taps? {
             refuse_input_tap(table, "`taps` names them");

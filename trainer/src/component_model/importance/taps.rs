@@ -2,9 +2,8 @@
 
 use serde::Serialize;
 use spd_configs::reader::Table;
-use spd_configs::values::{Kind, NUMBERED, OneOf};
+use spd_configs::values::{List, NUMBERED, OneOf, Text};
 use spd_configs::words;
-use toml::de::DeValue;
 
 use crate::networks::{Block, Tap, TapKind};
 use crate::sites::Site;
@@ -35,8 +34,8 @@ words! {
 
 /// The residual stream before some blocks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename = "residual_boundaries")]
 pub struct Boundaries {
-    kind: &'static str,
     /// Numbers of blocks from the first of the group on.
     pub offsets: Vec<usize>,
 }
@@ -44,20 +43,15 @@ pub struct Boundaries {
 const BOUNDARIES: &str = "residual_boundaries";
 
 impl Boundaries {
-    /// The residual stream before the blocks of these numbers, from the first of a group on.
-    pub fn new(offsets: Vec<usize>) -> Self {
-        let kind = BOUNDARIES;
-        Self { kind, offsets }
-    }
-
     fn read(table: &mut Table<'_>) -> Option<Self> {
         let kind = table.need("kind", OneOf(&[(BOUNDARIES, ())]));
         let offsets = table.need("offsets", NUMBERED);
         kind?;
-        match offsets?[..] {
-            [] => table.refuse("offsets", "expected at least one boundary, found []"),
-            ref offsets => Some(Self::new(offsets.to_vec())),
+        let offsets = offsets?;
+        if offsets.is_empty() {
+            return table.refuse("offsets", "expected at least one boundary, found []");
         }
+        Some(Self { offsets })
     }
 }
 
@@ -102,7 +96,7 @@ impl InputTap {
                 TapKind::MlpIn,
                 TapKind::MlpHidden,
             ]),
-            Self::Boundaries(Boundaries { offsets, .. }) => {
+            Self::Boundaries(Boundaries { offsets }) => {
                 let offsets = offsets.iter();
                 offsets
                     .map(|offset| boundary(first.saturating_add(*offset), all))
@@ -136,23 +130,11 @@ fn boundary(block: usize, all: usize) -> String {
 }
 
 /// Names of taps, at least one.
-pub(super) struct Names;
-
-impl Kind for Names {
-    type Value = Vec<String>;
-
-    fn expected(&self) -> String {
-        "a list of taps, such as [\"resid_pre.0\", \"resid_mid.0\"]".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Vec<String>, String> {
-        let names = value.as_array().filter(|names| !names.is_empty());
-        let name = |name: &toml::Spanned<DeValue<'_>>| name.get_ref().as_str().map(str::to_owned);
-        names
-            .and_then(|names| names.iter().map(name).collect())
-            .ok_or_else(|| self.expected())
-    }
-}
+pub(super) const NAMES: List<Text> = List::new(
+    Text::ANY,
+    1,
+    "a list of taps, such as [\"resid_pre.0\", \"resid_mid.0\"]",
+);
 
 /// The blocks of the target, as a site in one of them says.
 ///
