@@ -306,20 +306,10 @@ fn read_scaling(table: &mut Table<'_>) -> Option<RopeScaling> {
     all_read! { RopeScaling: factor, low, high, n_ctx }
 }
 
-/// Differences of Hugging Face's Llama families that their files leave out.
-#[derive(Clone, Copy)]
-struct Family {
-    qkv_bias: bool,
-    qk_norm: bool,
-}
-
-const PLAIN: Family = Family {
-    qkv_bias: false,
-    qk_norm: false,
-};
-
 /// The keys of a Llama of Hugging Face.
-fn of_json(json: &mut ConfigJson, family: Family) {
+///
+/// - `qkv_bias`, `qk_norm`: whether its family has them, which files leave out
+fn of_json(json: &mut ConfigJson, [qkv_bias, qk_norm]: [bool; 2]) {
     json.size("vocab", &["vocab_size"]);
     json.size("n_ctx", &["max_position_embeddings"]);
     json.size("d_model", &["hidden_size"]);
@@ -330,13 +320,13 @@ fn of_json(json: &mut ConfigJson, family: Family) {
     json.size("d_mlp", &["intermediate_size"]);
     json.maybe("rope_base", &["rope_theta", "rope_parameters.rope_theta"]);
     json.rope_scaling("rope_scaling");
-    if family.qkv_bias {
+    if qkv_bias {
         json.say("qkv_bias", "true", "model_type");
     } else {
         json.maybe("qkv_bias", &["attention_bias"]);
         json.maybe("o_bias", &["attention_bias"]);
     }
-    if family.qk_norm {
+    if qk_norm {
         json.say("qk_norm", "true", "model_type");
     }
     json.maybe("tied_head", &["tie_word_embeddings"]);
@@ -349,22 +339,10 @@ fn of_json(json: &mut ConfigJson, family: Family) {
 
 pub(super) const LLAMA: Listed<Llama> = Listed {
     architectures: &[
-        ("llama", |json| of_json(json, PLAIN)),
-        ("mistral", |json| of_json(json, PLAIN)),
-        ("qwen2", |json| {
-            let family = Family {
-                qkv_bias: true,
-                ..PLAIN
-            };
-            of_json(json, family);
-        }),
-        ("qwen3", |json| {
-            let family = Family {
-                qk_norm: true,
-                ..PLAIN
-            };
-            of_json(json, family);
-        }),
+        ("llama", |json| of_json(json, [false, false])),
+        ("mistral", |json| of_json(json, [false, false])),
+        ("qwen2", |json| of_json(json, [true, false])),
+        ("qwen3", |json| of_json(json, [false, true])),
     ],
     export: Some(|llama| llama.of_transformers().map(Export::Transformers)),
     ..Listed::new(read, |sizes| Ok(Arc::new(sizes.decoder(&HUGGINGFACE))))
