@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Builder, Pool, Processor, Slot, Store, Type, Value};
+use spd_engine::{Arena, Builder, Executor, Pool, Processor, Slot, Store, Type, Value};
 
 pub use probe::{Place, Probe};
 pub use stream::{Loss, RandomStream};
@@ -35,7 +35,7 @@ use crate::networks::{Layer, LayerKind, Start, Target, TargetTensor};
 use crate::parameters;
 use crate::pass::Pass;
 use crate::rounded::drawn;
-use crate::target_values::target_values;
+use crate::target_values::{target_values, trained_tensors};
 
 /// Updates on the random stream.
 pub const STEPS: u64 = 300;
@@ -181,8 +181,12 @@ impl On<'_> {
         b
     }
 
-    fn check_memory(&self, bytes: usize) -> Result<(), Fault> {
-        (self.fits)(bytes).map_err(Fault::BadInput)
+    /// A program and the memory for it, if that fits with so many bytes beside it.
+    fn plan(&self, b: &Builder, beside: usize) -> Result<(Executor, Arena), Fault> {
+        let program = Executor::planned(b, self.processor);
+        let bytes = program.plan().arena_bytes();
+        (self.fits)(bytes.saturating_add(beside)).map_err(Fault::BadInput)?;
+        Ok((program, self.processor.arena(bytes)?))
     }
 }
 
@@ -221,15 +225,8 @@ impl Held<'_> {
 /// Whether ops of a network have causal masks, which can be left out.
 fn has_masks(network: &dyn Target, positions: usize) -> spd_engine::Result<bool> {
     let mut store = Store::of_shapes();
-    let tensors = network.tensors().into_iter();
-    let tensors = tensors.map(|tensor| {
-        let slot = store.zeros(&tensor.name, &tensor.dims);
-        (tensor, slot)
-    });
-    let held = Held {
-        tensors: tensors.collect(),
-        network,
-    };
+    let (tensors, _) = trained_tensors(network, &mut store);
+    let held = Held { network, tensors };
     let mut b = Builder::new();
     b.remove_masks();
     held.logits(&mut b, &store, [1, positions])?;

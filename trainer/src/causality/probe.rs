@@ -1,7 +1,7 @@
 //! The suffix probe: what stays of the logits when a token changes.
 
 use serde::Serialize;
-use spd_engine::{Executor, Store};
+use spd_engine::Store;
 
 use super::{Held, On, Progress, Subject, draw};
 use crate::fault::Fault;
@@ -64,12 +64,8 @@ pub(super) fn measure(
         let mut b = on.builder(masked);
         let logits = held.logits(&mut b, &store, shape)?;
         b.output("logits", logits);
-        let mut program = Executor::planned(&b, on.processor);
         // The logits are compared outside of it.
-        let logits = 8 * ROWS * positions * vocab;
-        let bytes = program.plan().arena_bytes();
-        on.check_memory(bytes.saturating_add(logits))?;
-        let mut arena = on.processor.arena(bytes)?;
+        let (mut program, mut arena) = on.plan(&b, 8 * ROWS * positions * vocab)?;
         let mut replay = |tokens: &[u32]| {
             program.input_u32("input").copy_from_slice(tokens);
             program.run_and_fetch(&mut store, &mut arena)?;

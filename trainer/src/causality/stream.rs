@@ -1,12 +1,13 @@
 //! The random stream: a loss that no causal network has.
 
 use serde::Serialize;
-use spd_engine::{Executor, Store, Type};
+use spd_engine::{Store, Type};
 
 use super::{Held, On, Progress, draw};
 use crate::fault::Fault;
 use crate::networks::{Input, Most, Target};
-use crate::parameters::{BETA2, Group, Parameters, Update, corrections, set_scalars};
+use crate::parameters::{BETA2, Update, corrections, set_scalars};
+use crate::target_values::trained_tensors;
 
 /// The sizes of the network that learns.
 const MOST: Most = Most {
@@ -86,88 +87,67 @@ pub(super) fn measure(
         )));
     };
     let symbols = vocab.min(MOST.vocab);
-    let lesson = Lesson {
-        network,
-        symbols,
-        positions: n_ctx.min(MOST.positions),
-        steps,
-    };
-    let mut learn = |masked, doing| {
+    let sizes = (symbols, n_ctx.min(MOST.positions));
+    let mut loss = |masked, doing| {
         let mut told = |step| progress(Progress { doing, step, steps });
-        lesson.learn(on, masked, &mut told)
+        learn(network, on, sizes, (steps, masked), &mut told)
     };
     Ok(RandomStream {
         network: network.describe(),
         symbols,
         floor: (symbols as f64).ln(),
         steps,
-        loss: learn(true, "random stream")?,
+        loss: loss(true, "random stream")?,
         control: has_masks
-            .then(|| learn(false, "random stream without mask"))
+            .then(|| loss(false, "random stream without mask"))
             .transpose()?,
     })
 }
 
-struct Lesson<'a> {
-    network: &'a dyn Target,
-    symbols: usize,
-    positions: usize,
-    steps: u64,
-}
-
-impl Lesson<'_> {
-    /// The loss at the end.
-    fn learn(&self, on: &On<'_>, masked: bool, told: &mut dyn FnMut(u64)) -> Result<Loss, Fault> {
-        let (mut store, mut parameters) = (Store::new(), Parameters::default());
-        let tensors = self.network.tensors().into_iter().map(|tensor| {
-            let (name, dims) = (&tensor.name, &tensor.dims);
-            let slot = match tensor.trained {
-                true => parameters.add(&mut store, name, dims, Group::Target).slot,
-                false => store.zeros(name, dims),
-            };
-            (tensor, slot)
-        });
-        let held = Held {
-            tensors: tensors.collect(),
-            network: self.network,
-        };
-        held.start(&mut store);
-        let shape = [ROWS, self.positions];
-        let mut b = on.builder(masked);
-        let logits = held.logits(&mut b, &store, shape)?;
-        let labels = b.input("labels", &Type::u32(&shape))?;
-        let loss = b.cross_entropy(logits, labels)?;
-        b.output("loss", loss);
-        parameters.update(&mut b, &store, loss, |_| Update::default())?;
-        let mut program = Executor::planned(&b, on.processor);
-        let bytes = program.plan().arena_bytes();
-        on.check_memory(bytes)?;
-        let mut arena = on.processor.arena(bytes)?;
-        let mut losses = Vec::new();
-        let mut row = vec![0; self.positions + 1];
-        for step in 0..self.steps {
-            told(step);
-            for number in 0..ROWS {
-                draw(step + 1, number, self.symbols, &mut row);
-                let at = number * self.positions..(number + 1) * self.positions;
-                program.input_u32("input")[at.clone()].copy_from_slice(&row[..self.positions]);
-                program.input_u32("labels")[at].copy_from_slice(&row[1..]);
-            }
-            set_scalars(&mut program, [("lr", LR)]);
-            set_scalars(&mut program, corrections(BETA2, step + 1));
-            program.run_and_fetch(&mut store, &mut arena)?;
-            let loss = f64::from(program.output("loss", &store, &arena)[0]);
-            if !loss.is_finite() {
-                return Err(Fault::NotFinite(format!(
-                    "{}: its loss on the random stream is {loss} after {step} steps",
-                    self.network.describe()
-                )));
-            }
-            losses.push(loss);
+/// The loss at the end.
+fn learn(
+    network: &dyn Target,
+    on: &On<'_>,
+    (symbols, positions): (usize, usize),
+    (steps, masked): (u64, bool),
+    told: &mut dyn FnMut(u64),
+) -> Result<Loss, Fault> {
+    let mut store = Store::new();
+    let (tensors, parameters) = trained_tensors(network, &mut store);
+    let held = Held { network, tensors };
+    held.start(&mut store);
+    let shape = [ROWS, positions];
+    let mut b = on.builder(masked);
+    let logits = held.logits(&mut b, &store, shape)?;
+    let labels = b.input("labels", &Type::u32(&shape))?;
+    let loss = b.cross_entropy(logits, labels)?;
+    b.output("loss", loss);
+    parameters.update(&mut b, &store, loss, |_| Update::default())?;
+    let (mut program, mut arena) = on.plan(&b, 0)?;
+    let mut losses = Vec::new();
+    let mut row = vec![0; positions + 1];
+    for step in 0..steps {
+        told(step);
+        for number in 0..ROWS {
+            draw(step + 1, number, symbols, &mut row);
+            let at = number * positions..(number + 1) * positions;
+            program.input_u32("input")[at.clone()].copy_from_slice(&row[..positions]);
+            program.input_u32("labels")[at].copy_from_slice(&row[1..]);
         }
-        let last = losses.len() - LAST.min(losses.len().div_ceil(2));
-        Ok(Loss::of(&losses[last..]))
+        set_scalars(&mut program, [("lr", LR)]);
+        set_scalars(&mut program, corrections(BETA2, step + 1));
+        program.run_and_fetch(&mut store, &mut arena)?;
+        let loss = f64::from(program.output("loss", &store, &arena)[0]);
+        if !loss.is_finite() {
+            return Err(Fault::NotFinite(format!(
+                "{}: its loss on the random stream is {loss} after {step} steps",
+                network.describe()
+            )));
+        }
+        losses.push(loss);
     }
+    let last = losses.len() - LAST.min(losses.len().div_ceil(2));
+    Ok(Loss::of(&losses[last..]))
 }
 
 #[cfg(test)]
