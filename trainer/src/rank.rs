@@ -24,7 +24,7 @@ use crate::resume::{self, Continuation, Ingredient};
 use crate::run_file::Run;
 use crate::saver::{At, Place};
 use crate::supervision::Supervision;
-use crate::target::{self, On};
+use crate::target;
 use crate::task::Measured;
 use crate::train::train;
 
@@ -223,11 +223,8 @@ impl Job<'_> {
                 }
                 keep_record(processor, run_dir)?;
             }
-            let on = On {
-                processor,
-                threads: self.target_threads,
-            };
-            let weights = target::weights(run, network, run_dir, &sources, &on, supervision)?;
+            let on = (processor, self.target_threads);
+            let weights = target::weights(run, network, run_dir, &sources, on, supervision)?;
             Ok((sources, weights))
         })
     }

@@ -123,38 +123,16 @@ pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
     }
 }
 
-/// Processor that trains a target: a GPU, or so many threads.
-pub(crate) struct On<'a> {
-    pub(crate) processor: &'a Processor,
-    /// No fewer than its own: a target is often trained while others wait for it, and its bits are
-    /// the same for any number.
-    pub(crate) threads: usize,
-}
-
-impl On<'_> {
-    /// Does something with all threads.
-    fn enter<R: Send>(
-        &self,
-        work: impl FnOnce(&Processor) -> Result<R, Interrupt> + Send,
-    ) -> Result<R, Interrupt> {
-        match self.processor {
-            Processor::Cpu(pool) if pool.threads() < self.threads => {
-                let pool = Arc::new(Pool::new(self.threads)?);
-                let wide = Processor::Cpu(Arc::clone(&pool));
-                pool.enter(|| work(&wide))
-            }
-            own => work(own),
-        }
-    }
-}
-
 /// The weights of the run's target, trained first where they must be, and what that took in memory.
+///
+/// - `on`: the processor that trains it, a GPU or threads, of these no fewer than so many: a target
+///   is often trained while others wait for it, and its bits are the same for any number
 pub(crate) fn weights(
     run: &Run,
     network: &Network,
     run_dir: &Path,
     sources: &Sources,
-    on: &On<'_>,
+    on: (&Processor, usize),
     supervision: &Supervision,
 ) -> Result<(Weights, Memory), Interrupt> {
     let mut memory = Memory::default();
@@ -211,16 +189,28 @@ pub(crate) fn weights(
                     network,
                     settings,
                 };
-                let entry = Entry {
-                    dir: &dir,
-                    lock: &lock,
-                };
-                memory = on.enter(|processor| {
+                memory = with_threads(on, |processor| {
+                    let entry = (&*dir, &lock);
                     train_target(lessons, entry, run_dir, sources, processor, supervision)
                 })?;
                 is_made = true;
             }
         }
+    }
+}
+
+/// Does something on a processor, with no fewer than so many threads.
+fn with_threads<R: Send>(
+    (processor, threads): (&Processor, usize),
+    work: impl FnOnce(&Processor) -> Result<R, Interrupt> + Send,
+) -> Result<R, Interrupt> {
+    match processor {
+        Processor::Cpu(pool) if pool.threads() < threads => {
+            let pool = Arc::new(Pool::new(threads)?);
+            let wide = Processor::Cpu(Arc::clone(&pool));
+            pool.enter(|| work(&wide))
+        }
+        own => work(own),
     }
 }
 
@@ -438,15 +428,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 const FILE: &str = "target.safetensors";
 
-/// A directory of the cache, and the lock of who fills it.
-struct Entry<'a> {
-    dir: &'a Path,
-    lock: &'a Lock,
-}
-
+/// - `dir`, `lock`: the directory of the cache, and the lock of who fills it
 fn train_target(
     lessons: Lessons<'_>,
-    Entry { dir, lock }: Entry<'_>,
+    (dir, lock): (&Path, &Lock),
     run_dir: &Path,
     sources: &Sources,
     processor: &Processor,
