@@ -45,7 +45,7 @@ pub(crate) fn ablate(asked: &AblateArgs) -> Result<Exit, Fault> {
         fits: &|need| fits("ablation", need, memory::available()),
         told: &|made, all| lines.say(|| format!("the ablation: run {made} of {all}")),
     })?;
-    tell_damaged(&found.damaged, found.step);
+    tell_damaged(&found.state.damaged, found.state.step);
     if asked.look.json {
         screen::object(&found)?;
     } else {
@@ -60,7 +60,7 @@ fn text(found: &Ablated) -> String {
     for set in &found.components {
         sets.row([found.edit.to_owned(), set.site.clone(), set.ranges()]);
     }
-    let (run, step) = (found.run.display(), found.step);
+    let (run, step) = (found.state.run.display(), found.state.step);
     let change = match &found.change {
         Change::Prompt(found) => on_prompt(found),
         Change::HeldOut(found) => on_held_out(found),
@@ -149,6 +149,7 @@ fn on_prompt(found: &OnPrompt) -> String {
 
 #[cfg(test)]
 mod tests {
+    use spd_trainer::RunState;
     use spd_trainer::ablate::{Next, OnToken};
     use spd_trainer::component_set::SiteSet;
     use spd_trainer::prompt::Token;
@@ -157,9 +158,11 @@ mod tests {
 
     fn ablated(change: Change) -> Ablated {
         Ablated {
-            run: "runs/x".into(),
-            step: 12,
-            damaged: Vec::new(),
+            state: RunState {
+                run: "runs/x".into(),
+                step: 12,
+                damaged: Vec::new(),
+            },
             edit: "removed",
             components: vec![SiteSet {
                 site: "linear1".into(),

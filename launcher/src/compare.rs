@@ -134,7 +134,8 @@ fn cosine(cosine: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use spd_trainer::compare::{Match, Mean, RunState, SitePair};
+    use spd_trainer::RunState;
+    use spd_trainer::compare::{Match, Mean, SitePair};
 
     use super::*;
 

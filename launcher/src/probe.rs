@@ -56,7 +56,7 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
             lines.say(|| format!("the smallest set: {passes} runs of the prompt made"));
         },
     })?;
-    tell_damaged(&found.damaged, found.step);
+    tell_damaged(&found.state.damaged, found.state.step);
     if let Some((path, dir)) = saved {
         let line = serde_json::to_string(&found).context("the probe")?;
         let made = make_dir(&dir).and_then(|()| write_shared(&path, &[line.as_bytes(), b"\n"]));
@@ -80,7 +80,7 @@ fn text(found: &Probed, top: usize) -> String {
         1 => "1 feature".to_owned(),
         features => format!("{features} features"),
     };
-    let (run, step) = (found.run.display(), found.step);
+    let (run, step) = (found.state.run.display(), found.state.step);
     format!(
         "{run}, step {step}: {rows}\n\n{}\n{}\n{}",
         sites(found),
@@ -221,6 +221,7 @@ fn smallest(found: &Probed) -> String {
 
 #[cfg(test)]
 mod tests {
+    use spd_trainer::RunState;
     use spd_trainer::component_set::SiteSet;
     use spd_trainer::prompt::Token;
 
@@ -245,9 +246,11 @@ mod tests {
             components,
         };
         Probed {
-            run: "runs/x".into(),
-            step: 12,
-            damaged: Vec::new(),
+            state: RunState {
+                run: "runs/x".into(),
+                step: 12,
+                damaged: Vec::new(),
+            },
             alive_threshold: 0.1,
             tokens: vec![token(1, " the"), token(10, "\n"), token(2, "cat")],
             features: Vec::new(),

@@ -11,13 +11,13 @@
 //! toy.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use spd_dataloader::{Batch, Source, TokenTexts};
 use spd_engine::{Builder, Store, Type, Value};
 
-use crate::again::{Again, State};
+use crate::again::{Again, RunState, State};
 use crate::component_set::{self, SiteSet, named};
 use crate::data::{eval_feed, fill};
 use crate::decomposition_task::DecompositionTask;
@@ -73,13 +73,9 @@ pub struct Ablate<'a> {
 /// The effect of an ablation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ablated {
-    /// The run directory.
-    pub run: PathBuf,
-    /// The step of its newest good checkpoint.
-    pub step: u64,
-    /// Newer checkpoints that do not hold: where each lies, and what is wrong with it.
-    #[serde(skip)]
-    pub damaged: Vec<(PathBuf, String)>,
+    /// The state of the run.
+    #[serde(flatten)]
+    pub state: RunState,
     /// `removed`, or `kept`.
     pub edit: &'static str,
     /// The components that are removed, or kept.
@@ -169,8 +165,7 @@ pub struct OnFeature {
 /// target's.
 pub fn ablate(asked: &Ablate<'_>) -> Result<Ablated, Fault> {
     let State {
-        step,
-        damaged,
+        state,
         pool,
         mut store,
         task,
@@ -211,9 +206,7 @@ pub fn ablate(asked: &Ablate<'_>) -> Result<Ablated, Fault> {
         },
     };
     Ok(Ablated {
-        run: asked.run_dir.to_owned(),
-        step,
-        damaged,
+        state,
         edit: masks.edit,
         components: named(&task.decomposition.sites, &masks.components),
         change,

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
+use serde::Serialize;
 use serde_json::json;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{Lock, Snapshot, read_newest};
@@ -113,12 +114,12 @@ pub fn redraw(again: &Again<'_>) -> Result<Seen, Fault> {
 ///
 /// As [`redraw`].
 pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
-    let state = State::of(again)?;
-    let place = state.place(again);
-    let (step, settings) = (state.step, state.settings.clone());
+    let of = State::of(again)?;
+    let place = of.place(again);
+    let (step, settings) = (of.state.step, of.settings.clone());
     let climbs = again.climbs;
     let mut found = None;
-    let seen = state.look(again, place, |task, store, place| {
+    let seen = of.look(again, place, |task, store, place| {
         let mut check_stop = || Ok(());
         let mut last = task.evaluate(store, true, &mut check_stop)?;
         last.extend(task.climb(store, &mut |made, all| {
@@ -146,14 +147,25 @@ pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
     Ok((seen, found.context("an evaluation has a row")?))
 }
 
+/// The state of a run that is looked at.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunState {
+    /// Its directory.
+    pub run: PathBuf,
+    /// The step of its newest good checkpoint.
+    pub step: u64,
+    /// Newer checkpoints that do not hold: where each lies, and what is wrong with it.
+    #[serde(skip)]
+    pub damaged: Vec<(PathBuf, String)>,
+}
+
 /// A state of a run, ready to be looked at.
 pub(crate) struct State {
     run: Run,
     /// Settings that are not those of the run, a line each.
     settings: Vec<String>,
     is_as_in_the_run: bool,
-    pub(crate) step: u64,
-    pub(crate) damaged: Vec<(PathBuf, String)>,
+    pub(crate) state: RunState,
     pub(crate) pool: Arc<Pool>,
     pub(crate) store: Store,
     pub(crate) task: DecompositionTask,
@@ -193,8 +205,11 @@ impl State {
             settings: run.differences(&stored),
             is_as_in_the_run: run == stored,
             run,
-            step,
-            damaged,
+            state: RunState {
+                run: again.run_dir.to_owned(),
+                step,
+                damaged,
+            },
             pool,
             store,
             task,
@@ -206,7 +221,7 @@ impl State {
         if let Some(out) = again.out {
             return out.to_owned();
         }
-        let mut name = format!("step-{:08}", self.step);
+        let mut name = format!("step-{:08}", self.state.step);
         if !self.is_as_in_the_run {
             name += &format!("-{:016x}", xxh3_64(self.run.to_toml().as_bytes()));
         }
@@ -224,13 +239,13 @@ impl State {
         let Self {
             run,
             settings,
-            step,
-            damaged,
+            state,
             pool,
             mut store,
             mut task,
             ..
         } = self;
+        let step = state.step;
         let is_own = place == again.run_dir;
         if !is_own {
             let tried = spd_files::try_dir(&place);
@@ -256,7 +271,7 @@ impl State {
             step,
             figures: figures::directory(&place, step),
             place,
-            damaged,
+            damaged: state.damaged,
         })
     }
 }

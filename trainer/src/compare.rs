@@ -18,7 +18,7 @@ use spd_engine::{Alone, Builder, Processor, Store, Type};
 use spd_files::atomic::make_dir;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::again::{Again, State};
+use crate::again::{Again, RunState, State};
 use crate::assignment::assignment;
 use crate::component_model::transposed;
 use crate::decomposition::Decomposition;
@@ -56,18 +56,6 @@ pub struct Comparison {
     pub pairs: Vec<Pair>,
     /// Means over the pairs: of each site, and of all of them.
     pub means: Vec<Mean>,
-}
-
-/// The state of a run that is compared.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RunState {
-    /// Its directory.
-    pub run: PathBuf,
-    /// The step of its newest good checkpoint.
-    pub step: u64,
-    /// Newer checkpoints that do not hold: where each lies, and what is wrong with it.
-    #[serde(skip)]
-    pub damaged: Vec<(PathBuf, String)>,
 }
 
 /// Two runs.
@@ -233,8 +221,7 @@ impl Opened {
         // Contexts of components are not looked at.
         let set = [asked.set, &["eval.components=0".to_owned()]].concat();
         let State {
-            step,
-            damaged,
+            state,
             pool,
             mut store,
             mut task,
@@ -254,11 +241,7 @@ impl Opened {
         let of = &task.decomposition;
         let sites = active.iter().enumerate();
         Ok(Self {
-            state: RunState {
-                run: run_dir.to_owned(),
-                step,
-                damaged,
-            },
+            state,
             target: target(&store),
             sites: sites
                 .map(|(index, active)| Side::of(of, &store, index, active))

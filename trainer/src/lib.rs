@@ -77,7 +77,7 @@ mod train;
 mod training;
 mod world;
 
-pub use again::{Again, Seen, evaluate, redraw};
+pub use again::{Again, RunState, Seen, evaluate, redraw};
 pub use cache::cache_dir;
 pub use fault::{Fault, FaultKind, Outcome};
 pub use heartbeat::{Beat, Heartbeat};

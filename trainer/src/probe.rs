@@ -16,12 +16,12 @@
 //! mean over rows.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use spd_engine::Store;
 
-use crate::again::{Again, State};
+use crate::again::{Again, RunState, State};
 use crate::component_model::RowsOf;
 use crate::component_set::{SiteSet, named};
 use crate::decomposition::Decomposition;
@@ -58,13 +58,9 @@ pub struct Probe<'a> {
 /// The components of a run on a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Probed {
-    /// The run directory.
-    pub run: PathBuf,
-    /// The step of its newest good checkpoint.
-    pub step: u64,
-    /// Newer checkpoints that do not hold: where each lies, and what is wrong with it.
-    #[serde(skip)]
-    pub damaged: Vec<(PathBuf, String)>,
+    /// The state of the run.
+    #[serde(flatten)]
+    pub state: RunState,
     /// A component is active above this importance.
     pub alive_threshold: f64,
     /// The tokens of a language model's prompt.
@@ -125,8 +121,7 @@ pub struct Smallest {
 /// Bad input, when there is no checkpoint, or the prompt is none of the target's.
 pub fn probe(asked: &Probe<'_>) -> Result<Probed, Fault> {
     let State {
-        step,
-        damaged,
+        state,
         pool,
         mut store,
         task,
@@ -152,9 +147,7 @@ pub fn probe(asked: &Probe<'_>) -> Result<Probed, Fault> {
     };
     let sites = of.sites.iter().zip(answers);
     Ok(Probed {
-        run: asked.run_dir.to_owned(),
-        step,
-        damaged,
+        state,
         alive_threshold: of.run.eval.metrics.active.alive_threshold,
         tokens: tokens.iter().map(|&id| token(&mut texts, id)).collect(),
         features,
