@@ -1,33 +1,25 @@
 //! Which module paths a pattern means.
 
+use glob::{MatchOptions, Pattern};
+
 /// Whether `pattern` means the module `path`, by the rules of Python's `fnmatch`.
 ///
 /// `*` is any run of characters, dots included, `?` any one character, `[abc]` and `[a-z]` one of a
 /// set, `[!abc]` one outside of it. A bracket that is never closed is a bracket.
 pub fn pattern_matches(pattern: &str, path: &str) -> bool {
-    let pieces = pieces(pattern);
-    let path: Vec<char> = path.chars().collect();
-    let (mut piece, mut at) = (0, 0);
-    // State to retry from when the last `*` has to take one more character.
-    let mut retry = None;
+    const AS_FNMATCH: MatchOptions = MatchOptions {
+        case_sensitive: true,
+        require_literal_separator: false,
+        require_literal_leading_dot: false,
+    };
+    // `**` is no other than `*` here.
+    let mut text: Vec<char> = pattern.chars().collect();
+    text.dedup_by(|a, b| [*a, *b] == ['*'; 2]);
     loop {
-        match (pieces.get(piece), path.get(at)) {
-            (None, None) => return true,
-            (Some(Piece::Run), _) => {
-                retry = Some((piece + 1, at));
-                piece += 1;
-            }
-            (Some(Piece::One(set)), Some(c)) if set.holds(*c) => {
-                piece += 1;
-                at += 1;
-            }
-            _ => match retry {
-                Some((after_run, taken_to)) if taken_to < path.len() => {
-                    retry = Some((after_run, taken_to + 1));
-                    (piece, at) = (after_run, taken_to + 1);
-                }
-                _ => return false,
-            },
+        match Pattern::new(&String::from_iter(&text)) {
+            Ok(pattern) => return pattern.matches_with(path, AS_FNMATCH),
+            // A bracket that is never closed: all that may be wrong.
+            Err(fault) => drop(text.splice(fault.pos..=fault.pos, ['[', '[', ']'])),
         }
     }
 }
@@ -35,72 +27,6 @@ pub fn pattern_matches(pattern: &str, path: &str) -> bool {
 /// Whether `pattern` can mean no path but itself.
 pub(crate) fn is_literal(pattern: &str) -> bool {
     !pattern.contains(['*', '?', '['])
-}
-
-enum Piece {
-    Run,
-    One(Set),
-}
-
-/// Characters inside any of `ranges`, ends included; with `outside`, all the others.
-struct Set {
-    outside: bool,
-    ranges: Vec<(char, char)>,
-}
-
-impl Set {
-    fn holds(&self, c: char) -> bool {
-        self.ranges
-            .iter()
-            .any(|(first, last)| (*first..=*last).contains(&c))
-            != self.outside
-    }
-}
-
-fn pieces(pattern: &str) -> Vec<Piece> {
-    let pattern: Vec<char> = pattern.chars().collect();
-    let mut pieces = Vec::new();
-    let mut rest = pattern.as_slice();
-    while let [first, after @ ..] = rest {
-        rest = after;
-        pieces.push(match first {
-            '*' => Piece::Run,
-            '?' => Piece::One(Set {
-                outside: true,
-                ranges: Vec::new(),
-            }),
-            '[' if let Some((set, after_set)) = set(after) => {
-                rest = after_set;
-                Piece::One(set)
-            }
-            c => Piece::One(Set {
-                outside: false,
-                ranges: vec![(*c, *c)],
-            }),
-        });
-    }
-    pieces
-}
-
-/// The set that opens before `text`, and what follows its `]`; `None` when nothing closes it.
-fn set(text: &[char]) -> Option<(Set, &[char])> {
-    let (outside, members) = match text {
-        ['!', members @ ..] => (true, members),
-        members => (false, members),
-    };
-    // A `]` in the first place is a member.
-    let end = members.iter().skip(1).position(|c| *c == ']')? + 1;
-    let (mut members, after) = (&members[..end], &members[end + 1..]);
-    let mut ranges = Vec::new();
-    while let [first, rest @ ..] = members {
-        let (last, rest) = match rest {
-            ['-', last, rest @ ..] => (last, rest),
-            rest => (first, rest),
-        };
-        ranges.push((*first, *last));
-        members = rest;
-    }
-    Some((Set { outside, ranges }, after))
 }
 
 #[cfg(test)]
