@@ -1,6 +1,6 @@
 //! Types of values: how the value of a key is read, and what is said of a wrong one.
 
-use std::path::PathBuf;
+use std::{marker::PhantomData, path::PathBuf};
 
 use toml::de::DeValue;
 
@@ -17,56 +17,36 @@ pub trait Kind {
 }
 
 /// A whole number from `least` to `most`.
-pub struct Whole {
+pub struct Bounded<N> {
     least: u64,
     most: u64,
+    of: PhantomData<N>,
+}
+
+/// A whole number.
+pub type Whole = Bounded<u64>;
+
+/// The length of something in memory.
+pub type Size = Bounded<usize>;
+
+impl<N> Bounded<N> {
+    const fn new(least: u64, most: u64) -> Self {
+        Self {
+            least,
+            most,
+            of: PhantomData,
+        }
+    }
 }
 
 impl Whole {
     /// Counts of steps: they key 32-bit counters of the random draws.
     pub const fn at_least(least: u64) -> Self {
-        Self {
-            least,
-            most: u32::MAX as u64,
-        }
+        Self::new(least, u32::MAX as u64)
     }
 
     /// Any that TOML can say.
-    pub const ANY: Self = Self {
-        least: 0,
-        most: i64::MAX as u64,
-    };
-}
-
-impl Kind for Whole {
-    type Value = u64;
-
-    fn expected(&self) -> String {
-        match self.least {
-            0 => "a whole number".to_owned(),
-            least => format!("a whole number of at least {least}"),
-        }
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<u64, String> {
-        let DeValue::Integer(digits) = value else {
-            return Err(self.expected());
-        };
-        let number = i128::from_str_radix(digits.as_str(), digits.radix()).unwrap_or(i128::MAX);
-        if number > i128::from(self.most) {
-            return Err(format!("a whole number of at most {}", self.most));
-        }
-        match u64::try_from(number) {
-            Ok(number) if number >= self.least => Ok(number),
-            _ => Err(self.expected()),
-        }
-    }
-}
-
-/// The length of something in memory, from `least` to `most`.
-pub struct Size {
-    least: usize,
-    most: usize,
+    pub const ANY: Self = Self::new(0, i64::MAX as u64);
 }
 
 impl Size {
@@ -80,27 +60,31 @@ impl Size {
 
     /// From `least` to `most`.
     pub const fn between(least: usize, most: usize) -> Self {
-        Self { least, most }
-    }
-
-    fn whole(&self) -> Whole {
-        Whole {
-            least: self.least as u64,
-            most: self.most as u64,
-        }
+        Self::new(least as u64, most as u64)
     }
 }
 
-impl Kind for Size {
-    type Value = usize;
+impl<N: TryFrom<u64>> Kind for Bounded<N> {
+    type Value = N;
 
     fn expected(&self) -> String {
-        self.whole().expected()
+        match self.least {
+            0 => "a whole number".to_owned(),
+            least => format!("a whole number of at least {least}"),
+        }
     }
 
-    fn read(&self, value: &DeValue<'_>) -> Result<usize, String> {
-        let number = self.whole().read(value)?;
-        usize::try_from(number).map_err(|_| self.expected())
+    fn read(&self, value: &DeValue<'_>) -> Result<N, String> {
+        let DeValue::Integer(digits) = value else {
+            return Err(self.expected());
+        };
+        let number = i128::from_str_radix(digits.as_str(), digits.radix()).unwrap_or(i128::MAX);
+        if number > i128::from(self.most) {
+            return Err(format!("a whole number of at most {}", self.most));
+        }
+        let number = u64::try_from(number).ok().filter(|n| *n >= self.least);
+        let number = number.and_then(|number| N::try_from(number).ok());
+        number.ok_or_else(|| self.expected())
     }
 }
 
@@ -152,11 +136,6 @@ impl Number {
         expected: "a number in [0, 1)",
         holds: |x| (0.0..1.0).contains(&x),
     };
-    /// 0 or more, where a table would do too.
-    pub const LEARNING_RATE: Self = Self {
-        expected: "a number of at least 0, or a table such as { start = 1e-3, shape = \"cosine\" }",
-        holds: |x| x >= 0.0,
-    };
 }
 
 impl Kind for Number {
@@ -203,6 +182,21 @@ impl Kind for Clip {
                 .map(Some)
                 .map_err(|_| self.expected()),
         }
+    }
+}
+
+/// A kind in whose place something else would do too, which the caller reads.
+pub struct Or<K>(pub K, pub &'static str);
+
+impl<K: Kind> Kind for Or<K> {
+    type Value = K::Value;
+
+    fn expected(&self) -> String {
+        format!("{}, or {}", self.0.expected(), self.1)
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<K::Value, String> {
+        self.0.read(value).map_err(|_| self.expected())
     }
 }
 

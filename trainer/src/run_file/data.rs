@@ -24,10 +24,9 @@ use serde::Serialize;
 use spd_configs::{
     all_read,
     reader::Table,
-    values::{Flag, GROUPS, Kind, Location, Number, OneOf, Size, Text, brief},
+    values::{Flag, GROUPS, Location, Number, OneOf, Or, Size, Text, brief},
     words,
 };
-use toml::de::DeValue;
 
 use crate::run_file::target::Facts;
 
@@ -220,7 +219,9 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
         let part = table.table("eval", |eval| eval.need("held_out", Number::PART));
         part.map(|held_out| EvalData::HeldOut { held_out })
     } else {
-        table.need("eval", DatasetOrPart).map(EvalData::Dataset)
+        let part = "{ held_out = PART } for the end of the training data";
+        let eval = table.need("eval", Or(Location, part));
+        eval.map(EvalData::Dataset)
     };
     let seq_len = table.need("seq_len", Size::at_least(1));
     let dtype = table.maybe("dtype", Ids::WORDS);
@@ -245,20 +246,5 @@ pub(crate) fn check_length(table: &mut Table<'_>, seq_len: Option<usize>, target
         let message =
             format!("expected at most the target's {n_ctx} positions (n_ctx), found {seq_len}");
         table.refuse::<()>("seq_len", message);
-    }
-}
-
-/// A path, where a table would do too.
-struct DatasetOrPart;
-
-impl Kind for DatasetOrPart {
-    type Value = PathBuf;
-
-    fn expected(&self) -> String {
-        "a path, or { held_out = PART } for the end of the training data".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<PathBuf, String> {
-        Location.read(value).map_err(|_| self.expected())
     }
 }

@@ -19,9 +19,8 @@
 use std::fmt;
 
 use serde::Serialize;
-use spd_configs::values::{Kind, Number, brief};
+use spd_configs::values::{Number, Or, brief};
 use spd_configs::{all_read, reader::Table, words};
-use toml::de::DeValue;
 
 /// A number over the course of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -96,22 +95,6 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// A number where knots would do too.
-struct OrKnots(Number);
-
-impl Kind for OrKnots {
-    type Value = f64;
-
-    fn expected(&self) -> String {
-        let number = self.0.expected();
-        format!("{number}, or knots such as [{{ at = 0, value = 1 }}, {{ at = 1, value = 0.1 }}]")
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<f64, String> {
-        self.0.read(value).map_err(|_| self.expected())
-    }
-}
-
 /// Reads a number or knots.
 ///
 /// - `number`: the kind of all its values
@@ -119,7 +102,8 @@ pub(crate) fn read(table: &mut Table<'_>, key: &'static str, number: Number) -> 
     if table.has_list(key) {
         return read_knots(table, key, number);
     }
-    table.need(key, OrKnots(number)).map(Schedule::Constant)
+    let knots = "knots such as [{ at = 0, value = 1 }, { at = 1, value = 0.1 }]";
+    table.need(key, Or(number, knots)).map(Schedule::Constant)
 }
 
 /// Reads a learning rate: a number, a table, or knots.
@@ -130,7 +114,9 @@ pub(crate) fn read_rate(table: &mut Table<'_>, key: &'static str) -> Option<Sche
     let decay = if table.has_table(key) {
         table.table(key, read_decay)
     } else {
-        table.need(key, Number::LEARNING_RATE).map(Decay::constant)
+        let rate = "a table such as { start = 1e-3, shape = \"cosine\" }";
+        let rate = table.need(key, Or(Number::NOT_NEGATIVE, rate));
+        rate.map(Decay::constant)
     };
     decay.map(Schedule::Decay)
 }

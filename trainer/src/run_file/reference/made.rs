@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use toml::de::DeValue;
+use toml::{
+    Spanned,
+    de::{DeString, DeValue},
+};
 
 use spd_configs::{
     reader::Table,
@@ -101,6 +104,32 @@ impl Kind for Anything {
 
     fn read(&self, value: &DeValue<'_>) -> Result<Node, String> {
         Ok(Node::of_toml(value, 0))
+    }
+}
+
+/// A table of at least `least` names, where something holds of each name with its value.
+pub(super) struct ByName<F> {
+    pub(super) least: usize,
+    pub(super) expected: String,
+    pub(super) holds: F,
+}
+
+impl<F: Fn(&str, &DeValue<'_>) -> bool> Kind for ByName<F> {
+    type Value = Vec<(String, Node)>;
+
+    fn expected(&self) -> String {
+        self.expected.clone()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
+        let table = value.as_table().filter(|table| table.len() >= self.least);
+        let read = |(name, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+            let (offset, name, value) = (name.span().start, name.get_ref(), value.get_ref());
+            (self.holds)(name, value).then(|| (name.to_string(), Node::of_toml(value, offset)))
+        };
+        table
+            .and_then(|table| table.iter().map(read).collect())
+            .ok_or_else(|| self.expected())
     }
 }
 

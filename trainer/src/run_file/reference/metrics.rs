@@ -7,11 +7,11 @@ use toml::de::DeValue;
 use spd_configs::{
     reader::Table,
     values::{Kind, OneOf, PATTERNS, Text},
-    yaml::{Node, Value},
+    yaml::Value,
 };
 
 use super::found::Found;
-use super::made::{Anything, Made};
+use super::made::{Anything, ByName, Made};
 use crate::component_model::Sites;
 use crate::losses::{self, CLASSES};
 
@@ -138,12 +138,18 @@ impl Rows {
 
     /// Reads groups of sites by name; those of `groups` are not masked.
     pub(super) fn read_groups(&mut self, row: &mut Table<'_>, theirs: &'static str, ours: &str) {
-        let groups = row.maybe(theirs, Groups).flatten();
+        let expected = "names, each with a list of patterns of sites".to_owned();
+        let groups = ByName {
+            least: 0,
+            expected,
+            holds: |_: &str, value: &DeValue<'_>| PATTERNS.read(value).is_ok(),
+        };
+        let groups = row.maybe(theirs, groups).flatten();
         for (name, patterns) in groups.into_iter().flatten() {
             let mut made = Made::default();
             let place = row.place(theirs);
             made.text("name", place, &name);
-            made.put(ours, place, patterns);
+            made.put(ours, place, patterns.value);
             made.put("masked", place, Value::Flag(theirs != "groups"));
             self.subsets.push(made);
         }
@@ -259,27 +265,4 @@ impl Eval {
 /// Patterns of attention are measured against those of all components there.
 fn components() -> Value {
     Value::Text("components".to_owned())
-}
-
-/// Lists of patterns by name.
-struct Groups;
-
-impl Kind for Groups {
-    type Value = Vec<(String, Value)>;
-
-    fn expected(&self) -> String {
-        "names, each with a list of patterns of sites".to_owned()
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
-        let groups = value.as_table().ok_or_else(|| self.expected())?;
-        let groups = groups.iter().map(|(name, patterns)| {
-            PATTERNS
-                .read(patterns.get_ref())
-                .map_err(|_| self.expected())?;
-            let list = Node::of_toml(patterns.get_ref(), name.span().start);
-            Ok((name.get_ref().to_string(), list.value))
-        });
-        groups.collect()
-    }
 }

@@ -1,17 +1,15 @@
 //! `decomposition.sites`: sites by name, or a number of components for each kind of matrix, in all
 //! blocks or some of them.
 
-use std::collections::BTreeMap;
-
 use toml::de::DeValue;
 
 use spd_configs::{
     reader::Table,
-    values::{Kind, NUMBERED, OneOf, Size, Text},
+    values::{NUMBERED, OneOf, Size, Text},
     yaml::{Node, Value},
 };
 
-use super::super::made::Made;
+use super::super::made::{ByName, Made};
 
 /// The path of a matrix, with a star for its block, by its name there.
 type Matrices = &'static [(&'static str, &'static str)];
@@ -73,12 +71,19 @@ pub(super) fn read(said: &mut Table<'_>) -> Made {
 /// The sites of some kinds of matrices in some blocks.
 fn of_kinds(of: &mut Table<'_>, matrices: Matrices) -> Option<Vec<Made>> {
     let blocks = of.table("layers", blocks);
-    let components = of.need("cs", Components(matrices));
+    let names: Vec<&str> = matrices.iter().map(|(name, _)| *name).collect();
+    let expected = format!("numbers of components of {}", names.join(", "));
+    let components = ByName {
+        least: 1,
+        expected,
+        holds: |name: &str, _: &DeValue<'_>| names.contains(&name),
+    };
+    let components = of.need("cs", components);
     let place = of.place("cs");
     let mut rows = Vec::new();
     let (blocks, components) = (blocks?, components?);
     for (matrix, path) in matrices {
-        let Some(components) = components.get(*matrix) else {
+        let Some((_, components)) = components.iter().find(|(name, _)| name == matrix) else {
             continue;
         };
         let mut add = |pattern: String| {
@@ -126,31 +131,3 @@ fn blocks(of: &mut Table<'_>) -> Option<Vec<usize>> {
 
 /// More are no network's.
 const MOST_BLOCKS: usize = 10_000;
-
-/// Numbers of components by the name of a matrix.
-struct Components(Matrices);
-
-impl Kind for Components {
-    type Value = BTreeMap<String, Node>;
-
-    fn expected(&self) -> String {
-        let names: Vec<&str> = self.0.iter().map(|(name, _)| *name).collect();
-        format!("numbers of components of {}", names.join(", "))
-    }
-
-    fn read(&self, value: &DeValue<'_>) -> Result<Self::Value, String> {
-        let table = value.as_table().filter(|table| !table.is_empty());
-        let table = table.ok_or_else(|| self.expected())?;
-        let components = table.iter().map(|(name, components)| {
-            let is_known = self.0.iter().any(|(known, _)| *known == &**name.get_ref());
-            match is_known {
-                true => Ok((
-                    name.get_ref().to_string(),
-                    Node::of_toml(components.get_ref(), name.span().start),
-                )),
-                false => Err(self.expected()),
-            }
-        });
-        components.collect()
-    }
-}
