@@ -27,7 +27,6 @@
 //! measured; and a line of `OF_TOYS` or `OF_ALL`.
 
 mod activation_density;
-mod activation_frequency;
 mod active_components;
 mod axes;
 mod bars;
@@ -37,9 +36,9 @@ mod components;
 mod histogram;
 mod importance_histograms;
 mod matrix;
-mod mean_importance;
 mod measured;
 mod panel;
+mod ranked;
 mod uv_matrices;
 
 use std::io::ErrorKind;
@@ -72,8 +71,8 @@ const OF_ALL: &[Figure<Sums>] = &[
     active_components::FIGURE,
     importance_histograms::FIGURE,
     activation_density::FIGURE,
-    activation_frequency::FIGURE,
-    mean_importance::FIGURE,
+    ranked::ACTIVATION_FREQUENCY,
+    ranked::MEAN_IMPORTANCE,
 ];
 
 /// Number of figures of a toy.
