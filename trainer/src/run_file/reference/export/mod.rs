@@ -11,7 +11,7 @@ mod yaml;
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::networks::Model;
 use crate::run_file::{Active, ComponentStart, Data, Decay, Precision, Run, Schedule};
@@ -48,21 +48,18 @@ impl Run {
     ) -> Result<Written, String> {
         let target = target::of(self)?;
         let mut left_out = Vec::new();
-        let mut config = Map::new();
+        let mut config = Vec::new();
         self.put_general(&mut config, &mut left_out);
         let patterns = |all: &[(&str, usize)]| -> Value {
             let row = |(path, c): &(&str, usize)| json!({ "module_pattern": path, "C": c });
             all.iter().map(row).collect()
         };
-        put(
-            &mut config,
-            json!({
-                "module_info": patterns(sites),
-                "identity_module_info": if identity.is_empty() { Value::Null } else { patterns(identity) },
-                "use_delta_component": self.decomposition.delta,
-                "loss_metric_configs": metrics::losses(&self.losses, &mut left_out),
-            }),
-        );
+        config.push(json!({
+            "module_info": patterns(sites),
+            "identity_module_info": if identity.is_empty() { Value::Null } else { patterns(identity) },
+            "use_delta_component": self.decomposition.delta,
+            "loss_metric_configs": metrics::losses(&self.losses, &mut left_out),
+        }));
         self.put_training(&mut config, &mut left_out);
         self.put_evaluation(&mut config, &mut left_out);
         let place = target_dir.join(target.named);
@@ -71,17 +68,14 @@ impl Run {
             false => (json!(place), Value::Null),
             true => (Value::Null, json!(place)),
         };
-        put(
-            &mut config,
-            json!({
-                "pretrained_model_class": target.class,
-                "pretrained_model_path": path,
-                "pretrained_model_name": name,
-                "pretrained_model_output_attr": target.output,
-                "tokenizer_name": null,
-                "task_config": self.task(target.class, &mut left_out),
-            }),
-        );
+        config.push(json!({
+            "pretrained_model_class": target.class,
+            "pretrained_model_path": path,
+            "pretrained_model_name": name,
+            "pretrained_model_output_attr": target.output,
+            "tokenizer_name": null,
+            "task_config": self.task(target.class, &mut left_out),
+        }));
         Ok(Written {
             config: yaml::text(&config),
             target: target.files,
@@ -89,7 +83,7 @@ impl Run {
         })
     }
 
-    fn put_general(&self, config: &mut Map<String, Value>, left_out: &mut Vec<String>) {
+    fn put_general(&self, config: &mut Vec<Value>, left_out: &mut Vec<String>) {
         if self.precision == Precision::Tf32 {
             left_out.push("precision".into());
         }
@@ -103,31 +97,25 @@ impl Run {
             left_out.push("train.muon".into());
         }
         let importance = &self.importance;
-        put(
-            config,
-            json!({
-                "wandb_project": null,
-                "wandb_run_name": self.name,
-                "wandb_run_name_prefix": "",
-                "seed": self.seed,
-                "autocast_bf16": self.precision == Precision::Bf16,
-                "n_mask_samples": self.train.mask_samples,
-            }),
-        );
+        config.push(json!({
+            "wandb_project": null,
+            "wandb_run_name": self.name,
+            "wandb_run_name_prefix": "",
+            "seed": self.seed,
+            "autocast_bf16": self.precision == Precision::Bf16,
+            "n_mask_samples": self.train.mask_samples,
+        }));
         match importance.kind.to_reference() {
             Value::Null => left_out.push("importance.kind".into()),
-            keys => put(config, keys),
+            keys => config.push(keys),
         }
         if importance.conditioning.is_some() {
             left_out.push("importance.conditioning".into());
         }
-        put(
-            config,
-            json!({ "sampling": importance.sampling, "sigmoid_type": importance.sigmoid }),
-        );
+        config.push(json!({ "sampling": importance.sampling, "sigmoid_type": importance.sigmoid }));
     }
 
-    fn put_training(&self, config: &mut Map<String, Value>, left_out: &mut Vec<String>) {
+    fn put_training(&self, config: &mut Vec<Value>, left_out: &mut Vec<String>) {
         let train = &self.train;
         if matches!(train.lr, Schedule::Knots(_)) {
             left_out.push("train.lr".into());
@@ -136,23 +124,20 @@ impl Run {
             left_out.push("train.lr_importance".into());
         }
         let warmup = &train.faithfulness_warmup;
-        put(
-            config,
-            json!({
-                "output_loss_type": train.output_loss,
-                "lr_schedule": schedule(&train.lr),
-                "steps": train.steps,
-                "batch_size": train.batch_size,
-                "grad_clip_norm_components": train.clip_components,
-                "grad_clip_norm_ci_fns": train.clip_importance,
-                "faithfulness_warmup_steps": warmup.steps,
-                "faithfulness_warmup_lr": warmup.lr,
-                "faithfulness_warmup_weight_decay": warmup.weight_decay,
-            }),
-        );
+        config.push(json!({
+            "output_loss_type": train.output_loss,
+            "lr_schedule": schedule(&train.lr),
+            "steps": train.steps,
+            "batch_size": train.batch_size,
+            "grad_clip_norm_components": train.clip_components,
+            "grad_clip_norm_ci_fns": train.clip_importance,
+            "faithfulness_warmup_steps": warmup.steps,
+            "faithfulness_warmup_lr": warmup.lr,
+            "faithfulness_warmup_weight_decay": warmup.weight_decay,
+        }));
     }
 
-    fn put_evaluation(&self, config: &mut Map<String, Value>, left_out: &mut Vec<String>) {
+    fn put_evaluation(&self, config: &mut Vec<Value>, left_out: &mut Vec<String>) {
         let eval = &self.eval;
         // The reference has no interval 0: evaluations of the ends alone are every `steps` steps.
         let whole = self.train.steps.max(1);
@@ -162,19 +147,16 @@ impl Run {
         } else {
             eval.slow_every
         };
-        put(
-            config,
-            json!({
-                "train_log_freq": self.log.every,
-                "eval_freq": every,
-                "eval_batch_size": eval.batch_size,
-                "slow_eval_freq": slow.div_ceil(every).saturating_mul(every),
-                "n_eval_steps": eval.batches,
-                "save_freq": self.checkpoint.every,
-                "ci_alive_threshold": eval.metrics.active.alive_threshold,
-                "eval_metric_configs": metrics::evals(self, left_out),
-            }),
-        );
+        config.push(json!({
+            "train_log_freq": self.log.every,
+            "eval_freq": every,
+            "eval_batch_size": eval.batch_size,
+            "slow_eval_freq": slow.div_ceil(every).saturating_mul(every),
+            "n_eval_steps": eval.batches,
+            "save_freq": self.checkpoint.every,
+            "ci_alive_threshold": eval.metrics.active.alive_threshold,
+            "eval_metric_configs": metrics::evals(self, left_out),
+        }));
     }
 
     fn task(&self, class: &str, left_out: &mut Vec<String>) -> Value {
@@ -241,11 +223,4 @@ pub(crate) fn schedule(lr: &Schedule) -> Value {
         "final_val_frac": lr.final_fraction,
         "fn_type": lr.shape,
     })
-}
-
-/// Puts the keys of one table behind those of another.
-fn put(table: &mut Map<String, Value>, keys: Value) {
-    if let Value::Object(keys) = keys {
-        table.extend(keys);
-    }
 }

@@ -71,7 +71,7 @@ fn simple(class: &'static str, sizes: Value) -> Opened {
             // How it was trained is asked for as a file and not read.
             texts: vec![
                 ("final_config.yaml", "{}\n".to_owned()),
-                ("model_config.yaml", text(sizes)),
+                ("model_config.yaml", yaml::text(&[sizes])),
             ],
             weights: WeightsFile::Torch("checkpoints/model_step_0.pt".to_owned()),
         },
@@ -87,7 +87,7 @@ fn toy(run: &Run, class: &'static str, found: OfToy) -> Opened {
     let (probability, generation) = features(run, &mut Vec::new());
     let train = run.target.train.as_ref();
     let constant = Schedule::Constant(1e-3);
-    let mut config = json!({
+    let config = json!({
         format!("{}_model_config", found.kind): found.sizes,
         "feature_probability": probability,
         "data_generation_type": generation,
@@ -106,10 +106,7 @@ fn toy(run: &Run, class: &'static str, found: OfToy) -> Opened {
             "fixed_random_embedding": true,
         }),
     };
-    if let (Value::Object(config), Value::Object(more)) = (&mut config, more) {
-        config.extend(more);
-    }
-    let mut text = text(config);
+    let mut text = yaml::text(&[config, more]);
     if train.is_none() {
         text.insert_str(
             0,
@@ -133,12 +130,5 @@ fn toy(run: &Run, class: &'static str, found: OfToy) -> Opened {
             texts,
             weights: WeightsFile::Torch(named.to_owned()),
         },
-    }
-}
-
-fn text(table: Value) -> String {
-    match table {
-        Value::Object(table) => yaml::text(&table),
-        _ => String::new(),
     }
 }

@@ -4,10 +4,12 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-/// The text of a file of these keys.
-pub(super) fn text(table: &Map<String, Value>) -> String {
+/// The text of a file of the keys of these tables, no two of which share one.
+pub(super) fn text(tables: &[Value]) -> String {
     let mut out = String::new();
-    map(table, 0, &mut out);
+    for table in tables.iter().filter_map(Value::as_object) {
+        map(table, 0, &mut out);
+    }
     out
 }
 
@@ -75,14 +77,12 @@ mod tests {
 
     #[test]
     fn numbers_and_keys_survive_the_round_trip() {
-        let Value::Object(table) = json!({
+        let table = json!({
             "steps": 5, "lr": 1e-12, "big": 1e30, "none": null, "empty": [],
             "groups": { "no": ["h.*", "a \"b\"\n"], "layer_0": [[1, 2.5]] },
-        }) else {
-            unreachable!("an object is written above")
-        };
+        });
         let expected = "steps: 5\nlr: 1.0e-12\nbig: 1.0e+30\nnone: null\nempty: []\ngroups:\n  \"no\":\n    - \"h.*\"\n    \
                         - \"a \\\"b\\\"\\n\"\n  \"layer_0\":\n    -\n      - 1\n      - 2.5\n";
-        assert_eq!(text(&table), expected);
+        assert_eq!(text(&[table]), expected);
     }
 }
