@@ -70,11 +70,33 @@ struct Stated {
     version: u32,
 }
 
+/// A number of a tensor.
+trait Element: Pod {
+    const DTYPE: Dtype;
+}
+
+macro_rules! elements {
+    ($($of:ty: $DTYPE:ident,)*) => {
+        $(impl Element for $of {
+            const DTYPE: Dtype = Dtype::$DTYPE;
+        })*
+    };
+}
+
+elements! { u8: U8, u16: U16, u32: U32, u64: U64, i64: I64, f32: F32, }
+
 /// A tensor to be written.
 struct Tensor {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
+}
+
+/// The tensors of a file, by name: of one that is written, those so far; of one that is read, those
+/// that are not taken yet.
+enum Tensors<'b> {
+    To(&'b mut BTreeMap<String, Tensor>),
+    From(BTreeMap<String, TensorView<'b>>),
 }
 
 /// Writes the counts, whole or not at all.
@@ -86,7 +108,9 @@ struct Tensor {
 /// When the disk refuses.
 pub fn save(path: &Path, counts: &mut Counts, about: &Value) -> Result<(), StateError> {
     counts.settle();
-    let tensors = tensors(counts);
+    let refused = |error: String| StateError::io(path, io::Error::other(error));
+    let mut tensors = BTreeMap::new();
+    Tensors::To(&mut tensors).counts(counts).map_err(refused)?;
     let mut hash = Xxh3::new();
     for (name, tensor) in &tensors {
         hash.update(name.as_bytes());
@@ -99,7 +123,6 @@ pub fn save(path: &Path, counts: &mut Counts, about: &Value) -> Result<(), State
         positions: counts.positions,
         xxh3: format!("{:016x}", hash.digest()),
     };
-    let refused = |error: String| StateError::io(path, io::Error::other(error));
     let meta = serde_json::to_string(&meta).map_err(|error| refused(error.to_string()))?;
     let views = tensors.iter().map(|(name, tensor)| {
         let view = TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes);
@@ -111,139 +134,6 @@ pub fn save(path: &Path, counts: &mut Counts, about: &Value) -> Result<(), State
     let bytes = safetensors::serialize(views, Some(meta.into()));
     let bytes = bytes.map_err(|error| refused(error.to_string()))?;
     spd_files::atomic::write_file(path, &[&bytes]).map_err(|error| StateError::io(path, error))
-}
-
-fn tensors(counts: &Counts) -> BTreeMap<String, Tensor> {
-    let mut all = BTreeMap::new();
-    let parts = counts.parts.iter();
-    let parts: Vec<u64> = parts
-        .flat_map(|&(source, part)| [source.into(), part])
-        .collect();
-    put(&mut all, "parts".into(), (Dtype::U64, 2), &parts);
-    put(&mut all, "input".into(), (Dtype::U64, 1), &counts.all_input);
-    put(&mut all, "next".into(), (Dtype::U64, 1), &counts.all_next);
-    let mut first = 0;
-    for (site, of) in counts.setup.sites.iter().zip(&counts.sites) {
-        let name = |what: &str| format!("{what}/{}", site.name);
-        put(&mut all, name("active"), (Dtype::U64, 1), &of.active);
-        put(
-            &mut all,
-            name("importance"),
-            (Dtype::I64, 1),
-            &of.importance,
-        );
-        let [importances, activations] = &of.histograms;
-        put(
-            &mut all,
-            name("importance_histogram"),
-            (Dtype::U64, IMPORTANCE_BINS),
-            importances,
-        );
-        if site.activations {
-            put(
-                &mut all,
-                name("activation_histogram"),
-                (Dtype::U64, ACTIVATION_BINS),
-                activations,
-            );
-            for (what, sums) in ["activation", "activation_active"]
-                .iter()
-                .zip(&of.activation)
-            {
-                let halves: Vec<u64> = sums.iter().copied().flat_map(halves).collect();
-                put(&mut all, name(what), (Dtype::U64, 2), &halves);
-            }
-        }
-        let components = first..first + site.components;
-        for (what, rows) in [
-            ("input", &counts.input),
-            ("next", &counts.next),
-            ("pairs", &counts.pairs),
-        ] {
-            put_rows(&mut all, &name(what), &rows[components.clone()]);
-        }
-        for (what, examples) in [("sample", &of.sample), ("strongest", &of.strongest)] {
-            put_examples(&mut all, &name(what), (examples, site.components));
-        }
-        first = components.end;
-    }
-    all
-}
-
-/// The halves of a number, the lower one first.
-fn halves(number: u128) -> [u64; 2] {
-    #[expect(clippy::cast_possible_truncation, reason = "the halves of a number")]
-    let halves = [number as u64, (number >> 64) as u64];
-    halves
-}
-
-fn put<T: Pod>(
-    all: &mut BTreeMap<String, Tensor>,
-    name: String,
-    (dtype, columns): (Dtype, usize),
-    values: &[T],
-) {
-    let rows = values.len() / columns;
-    let tensor = Tensor {
-        dtype,
-        shape: if columns == 1 {
-            vec![rows]
-        } else {
-            vec![rows, columns]
-        },
-        bytes: bytemuck::cast_slice(values).to_vec(),
-    };
-    all.insert(name, tensor);
-}
-
-fn ends(lengths: impl Iterator<Item = usize>) -> Vec<u64> {
-    let mut end = 0;
-    let ends = lengths.map(|length| {
-        end += length as u64;
-        end
-    });
-    ends.collect()
-}
-
-fn put_rows(all: &mut BTreeMap<String, Tensor>, name: &str, rows: &[Row]) {
-    let keys: Vec<u32> = rows.iter().flat_map(|row| &row.keys).copied().collect();
-    let counts: Vec<u64> = rows.iter().flat_map(|row| &row.counts).copied().collect();
-    let ends = ends(rows.iter().map(|row| row.keys.len()));
-    put(all, format!("{name}/ends"), (Dtype::U64, 1), &ends);
-    put(all, format!("{name}/keys"), (Dtype::U32, 1), &keys);
-    put(all, format!("{name}/counts"), (Dtype::U64, 1), &counts);
-}
-
-fn put_examples(
-    all: &mut BTreeMap<String, Tensor>,
-    name: &str,
-    (examples, components): (&Examples, usize),
-) {
-    let ends = ends((0..components).map(|component| examples.of(component).len()));
-    put(all, format!("{name}/ends"), (Dtype::U64, 1), &ends);
-    let each: Vec<&Example> = (0..components).flat_map(|c| examples.of(c)).collect();
-    let of = |field: fn(&Example) -> f32| each.iter().map(|e| field(e)).collect::<Vec<f32>>();
-    let sources: Vec<u16> = each.iter().map(|example| example.source).collect();
-    let rows: Vec<u64> = each.iter().map(|example| example.row).collect();
-    let positions: Vec<u32> = each.iter().map(|example| example.position).collect();
-    let windows: Vec<u8> = each.iter().flat_map(|example| example.window).collect();
-    put(all, format!("{name}/source"), (Dtype::U16, 1), &sources);
-    put(all, format!("{name}/row"), (Dtype::U64, 1), &rows);
-    put(all, format!("{name}/position"), (Dtype::U32, 1), &positions);
-    put(all, format!("{name}/lot"), (Dtype::F32, 1), &of(|e| e.lot));
-    put(
-        all,
-        format!("{name}/logit"),
-        (Dtype::F32, 1),
-        &of(|e| e.logit),
-    );
-    put(
-        all,
-        format!("{name}/importance"),
-        (Dtype::F32, 1),
-        &of(|e| e.importance),
-    );
-    put(all, format!("{name}/window"), (Dtype::U8, WINDOW), &windows);
 }
 
 /// Reads counts, and what they are of.
@@ -273,7 +163,7 @@ fn parsed(bytes: &[u8]) -> Result<(Counts, Value), String> {
     }
     let meta: Meta = serde_json::from_str(meta).map_err(unknown)?;
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    let mut by_name: BTreeMap<String, TensorView<'_>> = tensors.tensors().into_iter().collect();
+    let by_name: BTreeMap<String, TensorView<'_>> = tensors.tensors().into_iter().collect();
     let mut hash = Xxh3::new();
     for (name, tensor) in &by_name {
         hash.update(name.as_bytes());
@@ -290,137 +180,170 @@ fn parsed(bytes: &[u8]) -> Result<(Counts, Value), String> {
     }
     let mut counts = Counts::new(meta.setup.clone());
     counts.positions = meta.positions;
-    let mut from = Reader { of: &mut by_name };
-    let parts: Vec<u64> = from.values("parts", Dtype::U64, None)?;
-    let parts = parts.as_chunks::<2>().0.iter();
-    let parts = parts.map(|&[source, part]| Ok((u16::try_from(source)?, part)));
-    let parts: Result<BTreeSet<_>, std::num::TryFromIntError> = parts.collect();
-    counts.parts = parts.map_err(|_| "parts of a dataset that is not there".to_owned())?;
-    let vocab = meta.setup.vocab;
-    counts.all_input = from.values("input", Dtype::U64, Some(vocab))?;
-    counts.all_next = from.values("next", Dtype::U64, Some(vocab))?;
-    let mut first = 0;
-    for (index, site) in meta.setup.sites.iter().enumerate() {
-        let (name, c) = (
-            |what: &str| format!("{what}/{}", site.name),
-            site.components,
-        );
-        let of = &mut counts.sites[index];
-        of.active = from.values(&name("active"), Dtype::U64, Some(c))?;
-        of.importance = from.values(&name("importance"), Dtype::I64, Some(c))?;
-        let bins = c * IMPORTANCE_BINS;
-        of.histograms[0] = from.values(&name("importance_histogram"), Dtype::U64, Some(bins))?;
-        if site.activations {
-            let bins = c * ACTIVATION_BINS;
-            of.histograms[1] =
-                from.values(&name("activation_histogram"), Dtype::U64, Some(bins))?;
-            for (what, sums) in ["activation", "activation_active"]
-                .iter()
-                .zip(&mut of.activation)
-            {
-                let halves: Vec<u64> = from.values(&name(what), Dtype::U64, Some(2 * c))?;
-                let halves = halves.as_chunks::<2>().0.iter();
-                *sums = halves
-                    .map(|&[low, high]| u128::from(low) | u128::from(high) << 64)
-                    .collect();
-            }
-        }
-        for (what, examples) in [("sample", &mut of.sample), ("strongest", &mut of.strongest)] {
-            let all = from.examples(&name(what), c, meta.setup.positions)?;
-            for (component, all) in all.into_iter().enumerate() {
-                examples.set(component, all);
-            }
-        }
-        for (what, rows, width) in [
-            ("input", &mut counts.input, vocab),
-            ("next", &mut counts.next, vocab),
-            ("pairs", &mut counts.pairs, components),
-        ] {
-            let read = from.rows(&name(what), c, width)?;
-            rows[first..first + c].clone_from_slice(&read);
-        }
-        first += c;
-    }
+    Tensors::From(by_name).counts(&mut counts)?;
     Ok((counts, meta.about))
 }
 
-/// Takes tensors out of a file.
-struct Reader<'r, 'b> {
-    of: &'r mut BTreeMap<String, TensorView<'b>>,
-}
+impl Tensors<'_> {
+    /// Writes all numbers of counts, or reads them.
+    fn counts(&mut self, counts: &mut Counts) -> Result<(), String> {
+        let setup = counts.setup.clone();
+        let (components, vocab) = (setup.components(), setup.vocab);
+        let parts = counts.parts.iter();
+        let mut parts: Vec<u64> = parts
+            .flat_map(|&(source, part)| [source.into(), part])
+            .collect();
+        self.values("parts", 2, None, &mut parts)?;
+        let parts = parts.as_chunks::<2>().0.iter();
+        let parts = parts.map(|&[source, part]| Ok((u16::try_from(source)?, part)));
+        let parts: Result<BTreeSet<_>, std::num::TryFromIntError> = parts.collect();
+        counts.parts = parts.map_err(|_| "parts of a dataset that is not there".to_owned())?;
+        self.values("input", 1, Some(vocab), &mut counts.all_input)?;
+        self.values("next", 1, Some(vocab), &mut counts.all_next)?;
+        let mut first = 0;
+        for (site, of) in setup.sites.iter().zip(&mut counts.sites) {
+            let (name, c) = (
+                |what: &str| format!("{what}/{}", site.name),
+                site.components,
+            );
+            self.values(&name("active"), 1, Some(c), &mut of.active)?;
+            self.values(&name("importance"), 1, Some(c), &mut of.importance)?;
+            let [importances, activations] = &mut of.histograms;
+            let bins = IMPORTANCE_BINS;
+            self.values(&name("importance_histogram"), bins, Some(c), importances)?;
+            if site.activations {
+                let bins = ACTIVATION_BINS;
+                self.values(&name("activation_histogram"), bins, Some(c), activations)?;
+                for (what, sums) in ["activation", "activation_active"]
+                    .iter()
+                    .zip(&mut of.activation)
+                {
+                    let mut halves: Vec<u64> = sums.iter().copied().flat_map(halves).collect();
+                    self.values(&name(what), 2, Some(c), &mut halves)?;
+                    let halves = halves.as_chunks::<2>().0.iter();
+                    *sums = halves
+                        .map(|&[low, high]| u128::from(low) | u128::from(high) << 64)
+                        .collect();
+                }
+            }
+            for (what, examples) in [("sample", &mut of.sample), ("strongest", &mut of.strongest)] {
+                self.examples(&name(what), examples, (c, setup.positions))?;
+            }
+            for (what, rows, width) in [
+                ("input", &mut counts.input, vocab),
+                ("next", &mut counts.next, vocab),
+                ("pairs", &mut counts.pairs, components),
+            ] {
+                self.rows(&name(what), &mut rows[first..first + c], width)?;
+            }
+            first += c;
+        }
+        Ok(())
+    }
 
-impl Reader<'_, '_> {
-    fn values<T: Pod>(
+    /// Writes the values of a tensor, or reads them.
+    ///
+    /// - `len`: rows of so many columns, where that is known
+    fn values<T: Element>(
         &mut self,
         name: &str,
-        dtype: Dtype,
+        columns: usize,
         len: Option<usize>,
-    ) -> Result<Vec<T>, String> {
-        let tensor = self.of.remove(name).ok_or_else(|| format!("no `{name}`"))?;
-        let values = tensor.data().chunks_exact(size_of::<T>());
-        let values: Vec<T> = values.map(bytemuck::pod_read_unaligned).collect();
-        if tensor.dtype() != dtype || len.is_some_and(|len| len != values.len()) {
+        values: &mut Vec<T>,
+    ) -> Result<(), String> {
+        let all = match self {
+            Self::To(all) => {
+                let rows = values.len() / columns;
+                let tensor = Tensor {
+                    dtype: T::DTYPE,
+                    shape: if columns == 1 {
+                        vec![rows]
+                    } else {
+                        vec![rows, columns]
+                    },
+                    bytes: bytemuck::cast_slice(values).to_vec(),
+                };
+                all.insert(name.to_owned(), tensor);
+                return Ok(());
+            }
+            Self::From(all) => all,
+        };
+        let tensor = all.remove(name).ok_or_else(|| format!("no `{name}`"))?;
+        let found = tensor.data().chunks_exact(size_of::<T>());
+        *values = found.map(bytemuck::pod_read_unaligned).collect();
+        if tensor.dtype() != T::DTYPE || len.is_some_and(|len| len * columns != values.len()) {
             return Err(format!(
                 "`{name}` of {:?} {:?}",
                 tensor.dtype(),
                 tensor.shape()
             ));
         }
-        Ok(values)
+        Ok(())
     }
 
-    /// The ends of the values of each component, and all of them cut there.
-    fn cut<T: Clone>(ends: &[u64], all: &[T], name: &str) -> Result<Vec<Vec<T>>, String> {
-        let mut start = 0;
-        let cut = ends.iter().map(|&end| {
-            let end = usize::try_from(end).ok();
-            let of = end.and_then(|end| Some((end, all.get(start..end)?)));
-            let (end, of) = of.ok_or_else(|| format!("`{name}` with other ends"))?;
-            start = end;
-            Ok(of.to_vec())
-        });
-        cut.collect()
-    }
-
-    fn rows(&mut self, name: &str, components: usize, width: usize) -> Result<Vec<Row>, String> {
-        let ends: Vec<u64> = self.values(&format!("{name}/ends"), Dtype::U64, Some(components))?;
-        let keys: Vec<u32> = self.values(&format!("{name}/keys"), Dtype::U32, None)?;
-        let len = Some(keys.len());
-        let counts: Vec<u64> = self.values(&format!("{name}/counts"), Dtype::U64, len)?;
-        let keys = Self::cut(&ends, &keys, name)?;
-        let counts = Self::cut(&ends, &counts, name)?;
-        let rows = keys.into_iter().zip(counts).map(|(keys, counts)| {
+    /// Writes rows of counts by key, or reads them.
+    ///
+    /// - `width`: above every key
+    fn rows(&mut self, name: &str, rows: &mut [Row], width: usize) -> Result<(), String> {
+        let mut ends = ends(rows.iter().map(|row| row.keys.len()));
+        let mut keys: Vec<u32> = rows.iter().flat_map(|row| &row.keys).copied().collect();
+        let mut counts: Vec<u64> = rows.iter().flat_map(|row| &row.counts).copied().collect();
+        self.values(&format!("{name}/ends"), 1, Some(rows.len()), &mut ends)?;
+        self.values(&format!("{name}/keys"), 1, None, &mut keys)?;
+        self.values(&format!("{name}/counts"), 1, Some(keys.len()), &mut counts)?;
+        if matches!(self, Self::To(_)) {
+            return Ok(());
+        }
+        let keys = cut(&ends, &keys, name)?;
+        let counts = cut(&ends, &counts, name)?;
+        for ((row, keys), counts) in rows.iter_mut().zip(keys).zip(counts) {
             let is_sorted = keys.is_sorted_by(|a, b| a < b);
             let fits = keys.last().is_none_or(|&last| (last as usize) < width);
             if !is_sorted || !fits {
                 return Err(format!("`{name}` with other keys"));
             }
-            Ok(Row { keys, counts })
-        });
-        rows.collect()
+            *row = Row { keys, counts };
+        }
+        Ok(())
     }
 
+    /// Writes the examples of each component, or reads them.
+    ///
+    /// - `positions`: of a row
     fn examples(
         &mut self,
         name: &str,
-        components: usize,
-        positions: usize,
-    ) -> Result<Vec<Vec<Example>>, String> {
-        let ends: Vec<u64> = self.values(&format!("{name}/ends"), Dtype::U64, Some(components))?;
-        let rows: Vec<u64> = self.values(&format!("{name}/row"), Dtype::U64, None)?;
+        examples: &mut Examples,
+        (components, positions): (usize, usize),
+    ) -> Result<(), String> {
+        let mut ends = ends((0..components).map(|component| examples.of(component).len()));
+        let each: Vec<&Example> = (0..components).flat_map(|c| examples.of(c)).collect();
+        let of = |field: fn(&Example) -> f32| each.iter().map(|&e| field(e)).collect::<Vec<f32>>();
+        let mut sources: Vec<u16> = each.iter().map(|example| example.source).collect();
+        let mut rows: Vec<u64> = each.iter().map(|example| example.row).collect();
+        let mut places: Vec<u32> = each.iter().map(|example| example.position).collect();
+        let mut windows: Vec<u8> = each.iter().flat_map(|example| example.window).collect();
+        let mut lots = of(|example| example.lot);
+        let mut logits = of(|example| example.logit);
+        let mut importances = of(|example| example.importance);
+        let name_of = |what: &str| format!("{name}/{what}");
+        self.values(&name_of("ends"), 1, Some(components), &mut ends)?;
+        self.values(&name_of("row"), 1, None, &mut rows)?;
         let len = Some(rows.len());
-        let sources: Vec<u16> = self.values(&format!("{name}/source"), Dtype::U16, len)?;
-        let places: Vec<u32> = self.values(&format!("{name}/position"), Dtype::U32, len)?;
-        let [lots, logits, importances] = ["lot", "logit", "importance"]
-            .map(|what| self.values::<f32>(&format!("{name}/{what}"), Dtype::F32, len));
-        let (lots, logits, importances) = (lots?, logits?, importances?);
-        let windows = Some(rows.len() * WINDOW);
-        let windows: Vec<u8> = self.values(&format!("{name}/window"), Dtype::U8, windows)?;
+        self.values(&name_of("source"), 1, len, &mut sources)?;
+        self.values(&name_of("position"), 1, len, &mut places)?;
+        self.values(&name_of("lot"), 1, len, &mut lots)?;
+        self.values(&name_of("logit"), 1, len, &mut logits)?;
+        self.values(&name_of("importance"), 1, len, &mut importances)?;
+        self.values(&name_of("window"), WINDOW, len, &mut windows)?;
+        if matches!(self, Self::To(_)) {
+            return Ok(());
+        }
         let windows = windows.as_chunks::<WINDOW>().0;
         if places.iter().any(|&place| place as usize >= positions) {
             return Err(format!("`{name}` with other positions"));
         }
-        let examples: Vec<Example> = (0..rows.len())
+        let all: Vec<Example> = (0..rows.len())
             .map(|at| Example {
                 source: sources[at],
                 row: rows[at],
@@ -431,6 +354,38 @@ impl Reader<'_, '_> {
                 window: windows[at],
             })
             .collect();
-        Self::cut(&ends, &examples, name)
+        for (component, all) in cut(&ends, &all, name)?.into_iter().enumerate() {
+            examples.set(component, all);
+        }
+        Ok(())
     }
+}
+
+/// The halves of a number, the lower one first.
+fn halves(number: u128) -> [u64; 2] {
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a number")]
+    let halves = [number as u64, (number >> 64) as u64];
+    halves
+}
+
+fn ends(lengths: impl Iterator<Item = usize>) -> Vec<u64> {
+    let mut end = 0;
+    let ends = lengths.map(|length| {
+        end += length as u64;
+        end
+    });
+    ends.collect()
+}
+
+/// The values of each component, of all of them and the ends of each.
+fn cut<T: Clone>(ends: &[u64], all: &[T], name: &str) -> Result<Vec<Vec<T>>, String> {
+    let mut start = 0;
+    let cut = ends.iter().map(|&end| {
+        let end = usize::try_from(end).ok();
+        let of = end.and_then(|end| Some((end, all.get(start..end)?)));
+        let (end, of) = of.ok_or_else(|| format!("`{name}` with other ends"))?;
+        start = end;
+        Ok(of.to_vec())
+    });
+    cut.collect()
 }
