@@ -22,21 +22,14 @@ pub struct Table<'t> {
     asked: Vec<&'static str>,
     /// Keys that are left out, and are read only where they are there.
     heard_of: Vec<&'static str>,
-    missing: Vec<Missing>,
+    /// Keys that are left out and have to be there, each with what is said of it.
+    missing: Vec<(&'static str, String)>,
     notes: Vec<Note>,
     keys_known: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Entry<'t> {
-    offset: usize,
-    value: &'t Spanned<DeValue<'t>>,
-}
-
-struct Missing {
-    key: &'static str,
-    message: String,
-}
+/// The place of a key, and its value.
+type Entry<'t> = (usize, &'t Spanned<DeValue<'t>>);
 
 /// A struct, or a variant of an enum, of variables with the names of its fields, each an option:
 /// `None` if one of them is, of which a fault is noted.
@@ -72,18 +65,8 @@ pub fn read_file<T>(
 
 impl<'t> Table<'t> {
     fn new(path: String, offset: usize, table: Option<&'t DeTable<'t>>) -> Self {
-        let entries = table
-            .into_iter()
-            .flat_map(DeTable::iter)
-            .map(|(key, value)| {
-                (
-                    &**key.get_ref(),
-                    Entry {
-                        offset: key.span().start,
-                        value,
-                    },
-                )
-            });
+        let entries = table.into_iter().flat_map(DeTable::iter);
+        let entries = entries.map(|(key, value)| (&**key.get_ref(), (key.span().start, value)));
         Self {
             path,
             offset,
@@ -111,10 +94,7 @@ impl<'t> Table<'t> {
         kind: K,
         default: K::Value,
     ) -> Option<K::Value> {
-        match self.take(key) {
-            Some(entry) => self.read(key, entry, &kind),
-            None => Some(default),
-        }
+        Some(self.maybe(key, kind)?.unwrap_or(default))
     }
 
     /// The value of a key that has no default, `Some(None)` where it is left out.
@@ -143,7 +123,7 @@ impl<'t> Table<'t> {
             Some(entry) => self.read_table(key, "a table", entry, read),
             None => {
                 let message = format!("missing table [{}]", self.child(key));
-                self.missing.push(Missing { key, message });
+                self.missing.push((key, message));
                 None
             }
         }
@@ -217,8 +197,8 @@ impl<'t> Table<'t> {
 
     /// The value of a key unchecked, and the place of the key; `None` if it is absent.
     pub fn raw(&mut self, key: &'static str) -> Option<(usize, &'t DeValue<'t>)> {
-        let entry = self.take(key)?;
-        Some((entry.offset, entry.value.get_ref()))
+        let (offset, value) = self.take(key)?;
+        Some((offset, value.get_ref()))
     }
 
     /// Calls no key of this table unknown: what it is, is refused as a whole or does not matter.
@@ -230,7 +210,7 @@ impl<'t> Table<'t> {
     pub fn place(&self, key: &str) -> usize {
         self.entries
             .get(key)
-            .map_or(self.offset, |entry| entry.offset)
+            .map_or(self.offset, |(offset, _)| *offset)
     }
 
     /// Whether the key is there, whatever it holds. A misspelt key may mean one that is not.
@@ -246,14 +226,14 @@ impl<'t> Table<'t> {
     pub fn has_table(&self, key: &str) -> bool {
         self.entries
             .get(key)
-            .is_some_and(|entry| entry.value.get_ref().is_table())
+            .is_some_and(|(_, value)| value.get_ref().is_table())
     }
 
     /// Whether the key is there and holds a list.
     pub fn has_list(&self, key: &str) -> bool {
         self.entries
             .get(key)
-            .is_some_and(|entry| entry.value.get_ref().is_array())
+            .is_some_and(|(_, value)| value.get_ref().is_array())
     }
 
     /// Refuses a number that does not divide another one, `of`, where both were read.
@@ -320,11 +300,10 @@ impl<'t> Table<'t> {
         self.entries.get(key).copied()
     }
 
-    fn read<K: Kind>(&mut self, key: &str, entry: Entry<'t>, kind: &K) -> Option<K::Value> {
-        let value = entry.value.get_ref();
-        match kind.read(value) {
+    fn read<K: Kind>(&mut self, key: &str, (_, value): Entry<'t>, kind: &K) -> Option<K::Value> {
+        match kind.read(value.get_ref()) {
             Ok(value) => Some(value),
-            Err(expected) => self.unexpected(key, &expected, value),
+            Err(expected) => self.unexpected(key, &expected, value.get_ref()),
         }
     }
 
@@ -332,12 +311,12 @@ impl<'t> Table<'t> {
         &mut self,
         key: &str,
         expected: &str,
-        entry: Entry<'t>,
+        (_, value): Entry<'t>,
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
     ) -> Option<T> {
-        match entry.value.get_ref() {
+        match value.get_ref() {
             DeValue::Table(table) => {
-                let offset = entry.value.span().start;
+                let offset = value.span().start;
                 self.enter(Table::new(self.child(key), offset, Some(table)), read)
             }
             other => self.unexpected(key, expected, other),
@@ -347,16 +326,16 @@ impl<'t> Table<'t> {
     fn read_rows<T>(
         &mut self,
         key: &str,
-        entry: Entry<'t>,
+        (_, value): Entry<'t>,
         mut read: impl FnMut(&mut Table<'t>) -> Option<T>,
     ) -> Option<Vec<T>> {
-        let DeValue::Array(rows) = entry.value.get_ref() else {
-            return self.unexpected(key, &self.list(key), entry.value.get_ref());
+        let DeValue::Array(rows) = value.get_ref() else {
+            return self.unexpected(key, &self.list(key), value.get_ref());
         };
         let mut values = Vec::new();
         for (index, row) in rows.iter().enumerate() {
             let DeValue::Table(table) = row.get_ref() else {
-                return self.unexpected(key, &self.list(key), entry.value.get_ref());
+                return self.unexpected(key, &self.list(key), value.get_ref());
             };
             let path = format!("{}.{index}", self.child(key));
             values.push(self.enter(Table::new(path, row.span().start, Some(table)), &mut read));
@@ -380,7 +359,7 @@ impl<'t> Table<'t> {
 
     fn lack<T>(&mut self, key: &'static str, expected: &str) -> Option<T> {
         let message = format!("missing key `{key}`{}; expected {expected}", self.within());
-        self.missing.push(Missing { key, message });
+        self.missing.push((key, message));
         None
     }
 
@@ -410,12 +389,12 @@ impl<'t> Table<'t> {
             .entries
             .iter()
             .filter(|(key, _)| !self.asked.contains(key));
-        for (key, entry) in unknown.filter(|_| self.keys_known) {
+        for (key, (offset, _)) in unknown.filter(|_| self.keys_known) {
             let known = [&self.asked[..], &self.heard_of].concat();
             let advice = match nearest(key, &known) {
                 Some(near) => {
                     // A misspelled key is one fault, not an unknown key and a missing one.
-                    self.missing.retain(|missing| missing.key != near);
+                    self.missing.retain(|(key, _)| *key != near);
                     format!("did you mean `{near}`?")
                 }
                 None => format!("known keys: `{}`", self.asked.join("`, `")),
@@ -426,16 +405,15 @@ impl<'t> Table<'t> {
                 self.within()
             );
             self.notes.push(Note {
-                offset: entry.offset,
+                offset: *offset,
                 message,
             });
         }
         let missing = self.missing.into_iter();
-        self.notes
-            .extend(missing.map(|Missing { message, .. }| Note {
-                offset: self.offset,
-                message,
-            }));
+        self.notes.extend(missing.map(|(_, message)| Note {
+            offset: self.offset,
+            message,
+        }));
         self.notes
     }
 }

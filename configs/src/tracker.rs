@@ -16,6 +16,7 @@
 use serde::Serialize;
 
 use crate::{
+    all_read,
     reader::Table,
     values::{Text, WORDS},
     words,
@@ -101,14 +102,5 @@ pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
     let tags = table.or("tags", WORDS, Vec::new());
     let notes = table.maybe("notes", Text::ANY);
     let on_rollback = table.or("on_rollback", OnRollback::WORDS, OnRollback::default());
-    Some(Tracker {
-        to: to?,
-        project: project?,
-        entity: entity?,
-        group: group?,
-        name: name?,
-        tags: tags?,
-        notes: notes?,
-        on_rollback: on_rollback?,
-    })
+    all_read! { Tracker: to, project, entity, group, name, tags, notes, on_rollback }
 }
