@@ -28,7 +28,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use spd_engine::blocks::ALL_REDUCE;
 use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor, Ranks, Sum};
@@ -153,25 +153,21 @@ fn time_on(
         };
         let memory = (workload.planned_bytes(), held);
         let mut line = line(preset, &workload, settings, &clock, build_s);
-        let in_mib = |bytes: usize| rounded(bytes as f64 / MIB, 1);
-        line.extend([
-            ("planned_mb".to_owned(), in_mib(memory.0)),
-            ("memory_mb".to_owned(), held.map_or(Value::Null, in_mib)),
-        ]);
+        line["planned_mb"] = in_mib(memory.0);
+        line["memory_mb"] = held.map_or(Value::Null, in_mib);
         if let Step::Network(_) = preset.step {
             let stages = phases::stages(&mut workload, settings.steps)?;
             let [forward, both] = [0, 1].map(|stage: usize| rounded(stages[stage].1, 4));
-            let fields = [
-                // A program of the forward pass alone keeps nothing for gradients.
-                ("inference_median_ms", forward.clone()),
-                ("forward_median_ms", forward),
-                ("forward_backward_median_ms", both),
-                ("params_target", json!(workload.parameters(Group::Target))),
-            ];
-            line.extend(fields.map(|(name, value)| (name.to_owned(), value)));
+            // A program of the forward pass alone keeps nothing for gradients.
+            line["inference_median_ms"] = forward.clone();
+            line["forward_median_ms"] = forward;
+            line["forward_backward_median_ms"] = both;
+            line["params_target"] = json!(workload.parameters(Group::Target));
         }
         if let Some(ranks) = world.ranks() {
-            line.extend(all_reduces(&mut workload, &*ranks, world.size(), settings)?);
+            for (name, value) in all_reduces(&mut workload, &*ranks, world.size(), settings)? {
+                line[name] = value;
+            }
         }
         let phases = settings
             .phases
@@ -181,7 +177,7 @@ fn time_on(
             })
             .transpose()?;
         Ok(Report {
-            line: Value::Object(line).to_string(),
+            line: line.to_string(),
             median_ms: clock.median(),
             phases,
             memory,
@@ -195,7 +191,7 @@ fn all_reduces(
     ranks: &dyn Ranks,
     size: usize,
     settings: &Settings,
-) -> Result<[(String, Value); 4], Fault> {
+) -> Result<[(&'static str, Value); 4], Fault> {
     let elements = workload.program.own.all_reduced_elements;
     workload.program.start_profile();
     for step in 0..settings.steps {
@@ -223,8 +219,7 @@ fn all_reduces(
         ("all_reduce_mb", rounded(4.0 * elements as f64 / MIB, 3)),
         ("all_reduce_ms", of_step(in_steps)),
         ("all_reduce_alone_ms", of_step(alone)),
-    ]
-    .map(|(name, value)| (name.to_owned(), value)))
+    ])
 }
 
 /// Bytes that a GPU has free; nothing on the processor.
@@ -239,68 +234,48 @@ fn line(
     settings: &Settings,
     clock: &Clock,
     build_s: f64,
-) -> Map<String, Value> {
+) -> Value {
     let shape = workload.shape();
     let losses = workload.losses();
     let positions = shape.examples() as f64;
     let (median, pipelined) = (clock.median(), clock.pipelined_ms);
     let finite = losses.iter().all(|(_, value)| value.is_finite());
-    let fields = [
-        ("workload", json!(preset.name)),
-        ("impl", json!("spd")),
-        ("mode", json!("static")),
-        ("precision", json!(presets::spelled(preset.run.precision))),
-        ("batch", json!(shape.rows)),
+    json!({
+        "workload": preset.name,
+        "impl": "spd",
+        "mode": "static",
+        "precision": presets::spelled(preset.run.precision),
+        "batch": shape.rows,
         // Nothing where rows are no sequences.
-        ("seq", json!(Some(shape.positions).filter(|&t| t > 1))),
-        (
-            "device",
-            json!(if settings.gpu.is_some() {
-                "cuda"
-            } else {
-                "cpu"
-            }),
-        ),
-        ("threads", json!(settings.threads)),
-        ("spd", json!(spd_tracker::version())),
-        (
-            "params_components",
-            json!(workload.parameters(Group::Components)),
-        ),
-        ("params_ci", json!(workload.parameters(Group::Importance))),
-        ("ops", json!(workload.program.plan().ops())),
-        (
-            "arena_mb",
-            rounded(workload.program.plan().arena_bytes() as f64 / MIB, 1),
-        ),
-        ("build_s", rounded(build_s, 3)),
-        ("warmup_steps", json!(settings.warmup)),
-        ("timed_steps", json!(settings.steps)),
-        ("first_step_s", rounded(clock.first_s, 3)),
-        ("warmup_s", rounded(clock.warmup_s, 3)),
-        ("clock", json!("wall")),
-        ("median_ms", rounded(median, 4)),
-        ("p10_ms", rounded(clock.quantile(0.1), 4)),
-        ("p90_ms", rounded(clock.quantile(0.9), 4)),
-        ("p99_ms", rounded(clock.quantile(0.99), 4)),
-        ("mean_ms", rounded(clock.mean(), 4)),
-        ("min_ms", rounded(clock.quantile(0.0), 4)),
-        ("pipelined_ms", rounded(pipelined, 4)),
-        ("losses", losses.into_iter().collect()),
-        ("finite", json!(finite)),
-        ("positions_per_step", json!(shape.examples())),
-        ("tokens_per_s", rounded(positions / median * 1e3, 1)),
-        (
-            "tokens_per_s_pipelined",
-            rounded(positions / pipelined * 1e3, 1),
-        ),
-        ("peak_rss_mb", peak_memory_mb()),
-        ("host", json!(host())),
-    ];
-    fields
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
+        "seq": Some(shape.positions).filter(|&t| t > 1),
+        "device": if settings.gpu.is_some() { "cuda" } else { "cpu" },
+        "threads": settings.threads,
+        "spd": spd_tracker::version(),
+        "params_components": workload.parameters(Group::Components),
+        "params_ci": workload.parameters(Group::Importance),
+        "ops": workload.program.plan().ops(),
+        "arena_mb": in_mib(workload.program.plan().arena_bytes()),
+        "build_s": rounded(build_s, 3),
+        "warmup_steps": settings.warmup,
+        "timed_steps": settings.steps,
+        "first_step_s": rounded(clock.first_s, 3),
+        "warmup_s": rounded(clock.warmup_s, 3),
+        "clock": "wall",
+        "median_ms": rounded(median, 4),
+        "p10_ms": rounded(clock.quantile(0.1), 4),
+        "p90_ms": rounded(clock.quantile(0.9), 4),
+        "p99_ms": rounded(clock.quantile(0.99), 4),
+        "mean_ms": rounded(clock.mean(), 4),
+        "min_ms": rounded(clock.quantile(0.0), 4),
+        "pipelined_ms": rounded(pipelined, 4),
+        "losses": losses.into_iter().collect::<Value>(),
+        "finite": finite,
+        "positions_per_step": shape.examples(),
+        "tokens_per_s": rounded(positions / median * 1e3, 1),
+        "tokens_per_s_pipelined": rounded(positions / pipelined * 1e3, 1),
+        "peak_rss_mb": peak_memory_mb(),
+        "host": host(),
+    })
 }
 
 const MIB: f64 = (1 << 20) as f64;
@@ -310,6 +285,10 @@ fn rounded(value: f64, digits: i32) -> Value {
     json!((value * scale).round() / scale)
 }
 
+fn in_mib(bytes: usize) -> Value {
+    rounded(bytes as f64 / MIB, 1)
+}
+
 fn host() -> String {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     format!("{} {cpus} cpus", std::env::consts::ARCH)
@@ -317,7 +296,7 @@ fn host() -> String {
 
 /// The largest resident size since [`forget_peak_memory`]; null where the system does not say.
 fn peak_memory_mb() -> Value {
-    peak().map_or(Value::Null, |bytes| rounded(bytes as f64 / MIB, 1))
+    peak().map_or(Value::Null, in_mib)
 }
 
 /// Workloads of one process follow each other, and a line must not report the peak of the one
@@ -331,6 +310,8 @@ fn forget_peak_memory() {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Map;
+
     use super::*;
 
     // The names that the peers' lines share: harness.py, and `run_one` in torch_step.py and
