@@ -79,7 +79,7 @@ struct ShownComponent<'a> {
 
 #[derive(Serialize)]
 struct ShownContext<'a> {
-    tokens: Tokens<'a>,
+    tokens: Vec<Token<'a>>,
     importances: &'a [f32],
     position: usize,
     logit: f32,
@@ -102,19 +102,6 @@ struct ShownRemoval<'a> {
 struct Change<'a> {
     token: Token<'a>,
     change: f64,
-}
-
-/// Tokens, which are written as their texts.
-struct Tokens<'a> {
-    ids: &'a [u32],
-    texts: &'a RefCell<TokenTexts>,
-}
-
-impl Serialize for Tokens<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { ids, texts } = self;
-        serializer.collect_seq(ids.iter().map(|&id| Token { id, texts }))
-    }
 }
 
 /// A token, which is written as its text.
@@ -149,7 +136,9 @@ pub(super) fn write(
     let effects = effects(task, store, &asked(task, sums, &orders, &rows), check_stop)?;
     check_stop()?;
     let texts = RefCell::new(windows.dataset().token_texts()?);
-    let places = Places::new(task, &windows);
+    let feed = eval_feed(task.decomposition.run.seed, 1);
+    let samples = Order::new(feed.seed, windows.samples());
+    let data = (&rows, &samples, &windows);
     let shown = Shown {
         step,
         sites: sums
@@ -163,7 +152,7 @@ pub(super) fn write(
                     .iter()
                     .map(|&component| {
                         let effect = effects.get(&(number, component));
-                        shown_component((site, component), effect, (&rows, &places), &texts)
+                        shown_component((site, component), effect, data, &texts)
                     })
                     .collect(),
             })
@@ -172,22 +161,6 @@ pub(super) fn write(
     let json = serde_json::to_vec(&shown).context("the components")?;
     write_file(&to.join(FILE), &json)?;
     Ok(())
-}
-
-/// The places of rows in the dataset.
-struct Places<'w> {
-    order: Order,
-    windows: &'w Windows,
-}
-
-impl<'w> Places<'w> {
-    fn new(task: &DecompositionTask, windows: &'w Windows) -> Self {
-        let feed = eval_feed(task.decomposition.run.seed, 1);
-        Self {
-            order: Order::new(feed.seed, windows.samples()),
-            windows,
-        }
-    }
 }
 
 /// The components of a site that are shown, of largest mean first; of equal means the lower number.
@@ -284,22 +257,22 @@ fn effects(
 fn shown_component<'a>(
     (site, index): (&'a SiteSums, usize),
     effect: Option<&Effect>,
-    (rows, places): (&'a Rows, &Places<'_>),
+    (rows, samples, windows): (&'a Rows, &Order, &Windows),
     texts: &'a RefCell<TokenTexts>,
 ) -> ShownComponent<'a> {
     let rows_read = site.rows as f64;
     let token = |id| Token { id, texts };
     let contexts = site.contexts(index).iter().map(|context| {
         let tokens = &rows.0[&context.row][context.first..][..context.len];
-        let sample = places.order.at(context.row);
+        let sample = samples.at(context.row);
         ShownContext {
-            tokens: Tokens { ids: tokens, texts },
+            tokens: tokens.iter().copied().map(token).collect(),
             importances: context.importances(),
             position: context.peak - context.first,
             logit: context.logit,
-            sample: places.windows.number(sample),
+            sample: windows.number(sample),
             sample_position: context.peak,
-            token: places.windows.first_token(sample) + context.peak as u64,
+            token: windows.first_token(sample) + context.peak as u64,
         }
     });
     let changes = |moved: &[(u32, f64)]| {

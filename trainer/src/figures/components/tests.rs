@@ -177,11 +177,11 @@ fn check_contexts(
     let Source::Tokens(windows) = task.held_out() else {
         panic!("rows of tokens");
     };
-    let places = Places::new(task, windows);
-    let of_row = |row: u64| (windows.number(places.order.at(row)), row);
+    let feed = eval_feed(task.decomposition.run.seed, 1);
+    let order = Order::new(feed.seed, windows.samples());
+    let of_row = |row: u64| (windows.number(order.at(row)), row);
     let mut samples: BTreeMap<u64, u64> = (0..7).map(of_row).collect();
     let contexts = shown["contexts"].as_array().unwrap();
-    let feed = eval_feed(task.decomposition.run.seed, 1);
     let mut batch = Batch::default();
     for (logit, context) in peaks.iter().zip(contexts) {
         let number = |key: &str| context[key].as_u64().unwrap();
@@ -253,9 +253,11 @@ fn components_of_equal_means_are_in_the_order_of_their_numbers_and_no_number_com
     let Source::Tokens(windows) = task.held_out() else {
         panic!("rows of tokens");
     };
-    let (rows, places) = (Rows(BTreeMap::new()), Places::new(&task, windows));
+    let feed = eval_feed(task.decomposition.run.seed, 1);
+    let samples = Order::new(feed.seed, windows.samples());
+    let data = (&Rows(BTreeMap::new()), &samples, windows);
     let texts = RefCell::new(windows.dataset().token_texts().unwrap());
-    let shown = shown_component((&site, 1), None, (&rows, &places), &texts);
+    let shown = shown_component((&site, 1), None, data, &texts);
     let json = serde_json::to_value(shown).unwrap();
     assert_eq!(
         (&json["mean_importance"], &json["density"]),
