@@ -152,22 +152,14 @@ impl Node {
 
 /// A list or a map that is not closed yet.
 struct Open {
-    offset: usize,
+    /// What it is so far.
+    whole: Whole,
     anchor: usize,
-    items: Vec<Node>,
-    entries: Vec<Entry>,
-    is_map: bool,
     /// A key that waits for its value.
     key: Option<(String, usize)>,
-    /// Of all nodes inside.
-    nodes: usize,
-    /// Of all scalars inside.
-    bytes: usize,
-    /// Of the deepest node inside.
-    depth: usize,
 }
 
-/// A finished node, how many nodes it is, how many bytes its scalars have, and how deep.
+/// A node, how many nodes it is, how many bytes its scalars have, and how deep.
 #[derive(Clone)]
 struct Whole {
     node: Node,
@@ -211,32 +203,15 @@ impl Reader {
             }
             Event::SequenceStart(_, anchor, tag) => {
                 known_tag(tag.as_deref()).map_err(|tag| note(&tag))?;
-                self.open(offset, anchor, false)
+                self.open(offset, anchor, Value::List(Vec::new()))
             }
             Event::MappingStart(_, anchor, tag) => {
                 known_tag(tag.as_deref()).map_err(|tag| note(&tag))?;
-                self.open(offset, anchor, true)
+                self.open(offset, anchor, Value::Map(Vec::new()))
             }
             Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
                 None => Ok(()),
-                Some(done) => {
-                    let value = if done.is_map {
-                        Value::Map(done.entries)
-                    } else {
-                        Value::List(done.items)
-                    };
-                    let node = Node {
-                        offset: done.offset,
-                        value,
-                    };
-                    let whole = Whole {
-                        node,
-                        nodes: done.nodes + 1,
-                        bytes: done.bytes,
-                        depth: done.depth + 1,
-                    };
-                    self.close(whole, (1, 0), done.anchor)
-                }
+                Some(done) => self.close(done.whole, (1, 0), done.anchor),
             },
             Event::Alias(anchor) => match self.anchored.get(&anchor) {
                 // Counted before it is copied.
@@ -257,20 +232,19 @@ impl Reader {
         }
     }
 
-    fn open(&mut self, offset: usize, anchor: usize, is_map: bool) -> Result<(), Note> {
+    fn open(&mut self, offset: usize, anchor: usize, value: Value) -> Result<(), Note> {
         if self.open.len() >= DEEPEST {
             return Err(too_deep(offset));
         }
         self.open.push(Open {
-            offset,
+            whole: Whole {
+                node: Node { offset, value },
+                nodes: 1,
+                bytes: 0,
+                depth: 1,
+            },
             anchor,
-            items: Vec::new(),
-            entries: Vec::new(),
-            is_map,
             key: None,
-            nodes: 0,
-            bytes: 0,
-            depth: 0,
         });
         Ok(())
     }
@@ -305,32 +279,34 @@ impl Reader {
             self.count(whole.nodes, whole.bytes, offset)?;
             self.anchored.insert(anchor, whole.clone());
         }
-        let Some(parent) = self.open.last_mut() else {
+        let Some(Open {
+            whole: parent, key, ..
+        }) = self.open.last_mut()
+        else {
             self.root = Some(whole.node);
             return Ok(());
         };
         parent.nodes += whole.nodes;
         parent.bytes += whole.bytes;
-        parent.depth = parent.depth.max(whole.depth);
-        if !parent.is_map {
-            parent.items.push(whole.node);
-            return Ok(());
-        }
-        match parent.key.take() {
-            Some((key, key_offset)) => {
-                let (offset, node) = (key_offset, whole.node);
-                parent.entries.push(Entry { key, offset, node });
+        parent.depth = parent.depth.max(whole.depth + 1);
+        match (&mut parent.node.value, key.take()) {
+            (Value::Map(entries), Some((key, offset))) => {
+                let node = whole.node;
+                entries.push(Entry { key, offset, node });
             }
-            None => {
-                let key = key_of(whole.node)?;
-                if parent.entries.iter().any(|entry| entry.key == key) {
+            (Value::Map(entries), None) => {
+                let name = key_of(whole.node)?;
+                if entries.iter().any(|entry| entry.key == name) {
                     return Err(Note {
                         offset,
-                        message: format!("found the key `{}` twice", key.escape_debug()),
+                        message: format!("found the key `{}` twice", name.escape_debug()),
                     });
                 }
-                parent.key = Some((key, offset));
+                *key = Some((name, offset));
             }
+            (Value::List(items), _) => items.push(whole.node),
+            // Nothing else is opened.
+            _ => {}
         }
         Ok(())
     }
