@@ -135,12 +135,12 @@ pub(crate) fn text(
     if let Some(rungs) = &metrics.ladder.ladder {
         tables.push(ladder_table(rungs, &shown));
     }
-    let mut lines: Vec<(String, String)> = Vec::new();
+    let mut lines: Vec<(&str, String)> = Vec::new();
     if let Input::Tokens { vocab, .. } = run.target.model.input()
         && let Some(bigram) = bigram_cross_entropy(&task.sources, vocab, check_stop)?
     {
         values.insert("bigram_ce".into(), bigram);
-        lines.push(("CE of a bigram model".into(), number(bigram)));
+        lines.push(("CE of a bigram model", number(bigram)));
     }
     check_stop()?;
     tables.push(sites_table(task, &shown));
@@ -151,36 +151,31 @@ pub(crate) fn text(
     }
     for (name, value) in known_values(&known) {
         let total = TOTALS.iter().find(|(total, _)| *total == name);
-        lines.extend(total.map(|(_, label)| ((*label).to_owned(), number(value))));
+        lines.extend(total.map(|(_, label)| (*label, number(value))));
         values.insert(name, value);
     }
     if let Some(faithfulness) = shown.last.get("eval/faithfulness") {
         lines.push((
-            "faithfulness (mean squared weight delta)".into(),
+            "faithfulness (mean squared weight delta)",
             number(*faithfulness),
         ));
     }
     if let Of::End(spent) = when {
         let seconds = spent.time.as_secs_f64();
         values.insert("seconds".into(), seconds);
-        lines.push(("time of this start".into(), format!("{seconds:.1} s")));
+        lines.push(("time of this start", format!("{seconds:.1} s")));
         values.insert("memory/planned_bytes".into(), spent.planned as f64);
         if let Some(most) = spent.peak.most() {
             values.insert("memory/most_bytes".into(), most as f64);
             let (most, planned) = (mebibytes(most), mebibytes(spent.planned));
             lines.push((
-                "memory".into(),
+                "memory",
                 format!("{most} MiB at most, {planned} MiB planned"),
             ));
         }
     }
-    lines.push((
-        "target".into(),
-        target_place(&run, &*task.decomposition.target),
-    ));
-    let mut line = |label: &str, place: &Path| {
-        lines.push((label.to_owned(), place.display().to_string()));
-    };
+    lines.push(("target", target_place(&run, &*task.decomposition.target)));
+    let mut line = |label, place: &Path| lines.push((label, place.display().to_string()));
     let name = match task.decomposition.target.leaks() {
         true => format!("{} {LEAKY}", run.name),
         false => run.name.clone(),
@@ -205,10 +200,6 @@ pub(crate) fn text(
         }
     };
     line("run directory", run_dir);
-    let tables: Vec<Value> = tables
-        .into_iter()
-        .map(|(title, columns, rows)| json!({"title": title, "columns": columns, "rows": rows}))
-        .collect();
     let mut summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
     if let Some((found, means)) = solved(&values, &*task.decomposition.target) {
         summary["solved"] = json!({"found": found, "means": means});
@@ -242,13 +233,16 @@ fn mebibytes(bytes: usize) -> String {
     format!("{:.2}", bytes as f64 / f64::from(1 << 20))
 }
 
-type Table = (String, Vec<String>, Vec<Vec<String>>);
+/// A table, ready to print.
+fn table(title: &str, columns: &[String], rows: impl Iterator<Item = Vec<String>>) -> Value {
+    json!({"title": title, "columns": columns, "rows": rows.collect::<Vec<_>>()})
+}
 
 /// A warning of cross-entropies under importances that are not causal.
 const GIVEN_AWAY: &str = "importances see later tokens and may give them away: compare KL, not CE";
 
 /// Every kind of mask against the target.
-fn masks_table(decomposition: &Decomposition, shown: &Shown) -> Table {
+fn masks_table(decomposition: &Decomposition, shown: &Shown) -> Value {
     let measures: Vec<&str> = ["ce", "kl", "mse"]
         .into_iter()
         .filter(|kind| shown.last.contains_key(&format!("eval/{kind}/ci_masked")))
@@ -276,17 +270,17 @@ fn masks_table(decomposition: &Decomposition, shown: &Shown) -> Table {
         let label = format!("stochastic, {name} alone");
         row(label, &|kind| format!("eval/subset/{name}/{kind}"))
     });
-    let rows = masks.chain(subsets).collect();
     let title = match decomposition.sees_later_tokens() {
         true => format!("held-out rows, means; {GIVEN_AWAY}"),
         false => "held-out rows, means".to_owned(),
     };
-    (title, columns, rows)
+    table(&title, &columns, masks.chain(subsets))
 }
 
 /// The terms that are only measured.
-fn terms_table(measures: &[Measure], shown: &Shown) -> Table {
-    let columns = ["term".to_owned()].into_iter().chain(shown.titles(""));
+fn terms_table(measures: &[Measure], shown: &Shown) -> Value {
+    let mut columns = vec!["term".to_owned()];
+    columns.extend(shown.titles(""));
     let rows = measures.iter().map(|Measure { name, term, .. }| {
         let label = if name == term.name() {
             term.to_string()
@@ -296,33 +290,23 @@ fn terms_table(measures: &[Measure], shown: &Shown) -> Table {
         let cells = shown.cells(&format!("eval/loss/{name}"), number);
         [label].into_iter().chain(cells).collect()
     });
-    (
-        "held-out rows, reconstruction".into(),
-        columns.collect(),
-        rows.collect(),
-    )
+    table("held-out rows, reconstruction", &columns, rows)
 }
 
 /// The loss of the output under adversaries of more and more steps.
-fn ladder_table(rungs: &Rungs, shown: &Shown) -> Table {
-    let columns = ["adversary", "loss of the output"]
-        .map(str::to_owned)
-        .to_vec();
+fn ladder_table(rungs: &Rungs, shown: &Shown) -> Value {
+    let columns = ["adversary", "loss of the output"].map(str::to_owned);
     let rows = rungs.steps.iter().map(|steps| {
         let loss = shown.last.get(&format!("eval/ladder/{steps}"));
         let loss = loss.map_or("-".to_owned(), |&loss| number(loss));
         vec![format!("{steps} steps of {}", brief(rungs.step_size)), loss]
     });
-    (
-        "held-out rows, patient adversaries".into(),
-        columns,
-        rows.collect(),
-    )
+    table("held-out rows, patient adversaries", &columns, rows)
 }
 
-fn sites_table(task: &DecompositionTask, shown: &Shown) -> Table {
-    let columns = ["site", "C"].map(str::to_owned);
-    let columns = columns.into_iter().chain(shown.titles("L0")).collect();
+fn sites_table(task: &DecompositionTask, shown: &Shown) -> Value {
+    let mut columns = ["site", "C"].map(str::to_owned).to_vec();
+    columns.extend(shown.titles("L0"));
     let row = |name: &str, components: usize| {
         let l0 = shown.cells(&format!("eval/l0/{name}"), |l0| format!("{l0:.2}"));
         let cells = [name.to_owned(), components.to_string()].into_iter();
@@ -336,12 +320,12 @@ fn sites_table(task: &DecompositionTask, shown: &Shown) -> Table {
     let of_sites = sites.iter().map(|site| row(site.path(), site.components));
     let subsets = &task.decomposition.run.eval.metrics.subsets;
     let of_subsets = subsets.rows.iter().map(of_subset);
-    let rows = of_sites.chain(of_subsets).collect();
-    ("active components (L0)".into(), columns, rows)
+    let rows = of_sites.chain(of_subsets);
+    table("active components (L0)", &columns, rows)
 }
 
 /// Each site of a toy against the solution that is known.
-fn known_table(sites: &[KnownSite]) -> Table {
+fn known_table(sites: &[KnownSite]) -> Value {
     let columns = [
         "site", "solution", "errors", "at 0.2", "matched", "at 0.2", "MMCS", "ML2R",
     ];
@@ -369,11 +353,7 @@ fn known_table(sites: &[KnownSite]) -> Table {
             row
         });
     let title = "known solutions, on rows with one feature of 0.75 (tolerance 0.1, then 0.2)";
-    (
-        title.into(),
-        columns.map(str::to_owned).to_vec(),
-        rows.collect(),
-    )
+    table(title, &columns.map(str::to_owned), rows)
 }
 
 /// The evaluation of the starting values, before any training, from the spool; empty where it
