@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `cursor`, `feed`,
-//! `driver`, `trackers`, `shipper`, `picture`, `system_row`, then a folder for each tracker, and
-//! `machine`, which measures.
+//! `driver`, `trackers`, `shipper`, `picture`, `messages`, `system_row`, then a folder for each
+//! tracker, and `machine`, which measures.
 
 mod credentials;
 mod cursor;
@@ -16,6 +16,7 @@ mod driver;
 mod feed;
 mod http;
 pub mod machine;
+mod messages;
 mod mlflow;
 mod netrc;
 mod picture;

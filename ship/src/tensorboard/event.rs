@@ -4,6 +4,7 @@
 use prost::Message;
 use spd_tracker::{Histogram, Value};
 
+use crate::messages::messages;
 use crate::picture;
 use crate::run::RunInfo;
 
@@ -16,40 +17,64 @@ const START: i32 = 1;
 /// `DT_STRING`.
 const STRINGS: i32 = 7;
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
-    #[prost(double, tag = "1")]
-    pub(super) wall_time: f64,
-    #[prost(int64, tag = "2")]
-    pub(super) step: i64,
-    #[prost(string, optional, tag = "3")]
-    pub(super) file_version: Option<String>,
-    #[prost(message, optional, tag = "5")]
-    pub(super) summary: Option<Summary>,
-    #[prost(message, optional, tag = "7")]
-    pub(super) session_log: Option<SessionLog>,
-}
+messages! {
+    Event {
+        wall_time: f64 = [double, tag = "1"],
+        step: i64 = [int64, tag = "2"],
+        file_version: Option<String> = [string, optional, tag = "3"],
+        summary: Option<Summary> = [message, optional, tag = "5"],
+        session_log: Option<SessionLog> = [message, optional, tag = "7"],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct SessionLog {
-    #[prost(int32, tag = "1")]
-    pub(super) status: i32,
-}
+    SessionLog {
+        status: i32 = [int32, tag = "1"],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Summary {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) values: Vec<Tagged>,
-}
+    Summary {
+        values: Vec<Tagged> = [message, repeated, tag = "1"],
+    }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Tagged {
-    #[prost(string, tag = "1")]
-    pub(super) tag: String,
-    #[prost(message, optional, tag = "9")]
-    pub(super) metadata: Option<Metadata>,
-    #[prost(oneof = "Held", tags = "2, 4, 5, 8")]
-    pub(super) held: Option<Held>,
+    Tagged {
+        tag: String = [string, tag = "1"],
+        metadata: Option<Metadata> = [message, optional, tag = "9"],
+        held: Option<Held> = [oneof = "Held", tags = "2, 4, 5, 8"],
+    }
+
+    Metadata {
+        plugin: Option<Plugin> = [message, optional, tag = "1"],
+    }
+
+    Plugin {
+        name: String = [string, tag = "1"],
+    }
+
+    Image {
+        height: u32 = [uint32, tag = "1"],
+        width: u32 = [uint32, tag = "2"],
+        /// Channels: 4, RGBA.
+        colorspace: i32 = [int32, tag = "3"],
+        encoded: Vec<u8> = [bytes = "vec", tag = "4"],
+    }
+
+    Bins {
+        min: f64 = [double, tag = "1"],
+        max: f64 = [double, tag = "2"],
+        num: f64 = [double, tag = "3"],
+        sum: f64 = [double, tag = "4"],
+        sum_squares: f64 = [double, tag = "5"],
+        /// The upper edge of each bin.
+        limits: Vec<f64> = [double, repeated, tag = "6"],
+        counts: Vec<f64> = [double, repeated, tag = "7"],
+    }
+
+    Strings {
+        dtype: i32 = [int32, tag = "1"],
+        shape: Option<Shape> = [message, optional, tag = "2"],
+        strings: Vec<String> = [string, repeated, tag = "8"],
+    }
+
+    /// The shape of a single string, which has no axes; a list of one is shown as a table.
+    Shape {}
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
@@ -63,64 +88,6 @@ pub(super) enum Held {
     #[prost(message, tag = "8")]
     Tensor(Strings),
 }
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Metadata {
-    #[prost(message, optional, tag = "1")]
-    pub(super) plugin: Option<Plugin>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Plugin {
-    #[prost(string, tag = "1")]
-    pub(super) name: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Image {
-    #[prost(uint32, tag = "1")]
-    pub(super) height: u32,
-    #[prost(uint32, tag = "2")]
-    pub(super) width: u32,
-    /// Channels: 4, RGBA.
-    #[prost(int32, tag = "3")]
-    pub(super) colorspace: i32,
-    #[prost(bytes = "vec", tag = "4")]
-    pub(super) encoded: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Bins {
-    #[prost(double, tag = "1")]
-    pub(super) min: f64,
-    #[prost(double, tag = "2")]
-    pub(super) max: f64,
-    #[prost(double, tag = "3")]
-    pub(super) num: f64,
-    #[prost(double, tag = "4")]
-    pub(super) sum: f64,
-    #[prost(double, tag = "5")]
-    pub(super) sum_squares: f64,
-    /// The upper edge of each bin.
-    #[prost(double, repeated, tag = "6")]
-    pub(super) limits: Vec<f64>,
-    #[prost(double, repeated, tag = "7")]
-    pub(super) counts: Vec<f64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Strings {
-    #[prost(int32, tag = "1")]
-    pub(super) dtype: i32,
-    #[prost(message, optional, tag = "2")]
-    pub(super) shape: Option<Shape>,
-    #[prost(string, repeated, tag = "8")]
-    pub(super) strings: Vec<String>,
-}
-
-/// The shape of a single string, which has no axes; a list of one is shown as a table.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Shape {}
 
 /// The first records of a file. They void everything in older files, which is of step 0 and later
 /// ones.
