@@ -23,7 +23,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, fadvise};
-use spd_dataloader::{Ahead, Batch, Dataset, Dtype, Feed, Loader, Shard, Source};
+use spd_dataloader::{
+    Ahead, Batch, Dataset, Documents, Dtype, Feed, Loader, Rows, Shard, Source, Windows,
+};
 
 const SEQ_LEN: usize = 512;
 const FEED: Feed = Feed {
@@ -57,7 +59,12 @@ fn main() {
 /// Opens the file again; the page cache keeps mapped pages.
 fn opened(path: &Path) -> Source {
     let dataset = Dataset::open_as(path, Some(Dtype::U16)).unwrap();
-    Source::tokens(Arc::new(dataset), SEQ_LEN, 50_257).unwrap()
+    let rows = Rows {
+        seq_len: SEQ_LEN,
+        vocab: 50_257,
+        documents: Documents::Joined,
+    };
+    Source::Tokens(Windows::new(Arc::new(dataset), rows).unwrap())
 }
 
 /// Ids below 50,257, without order.

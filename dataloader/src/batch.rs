@@ -1,9 +1,8 @@
 //! A batch: the rows at a position, a function of seed and position.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use crate::{CheckedFiles, DataError, Dataset, Documents, Features, Rows, Windows};
+use crate::{CheckedFiles, DataError, Features, Windows};
 
 /// The origin of rows.
 #[derive(Debug, Clone)]
@@ -56,35 +55,6 @@ pub struct Batch {
 }
 
 impl Source {
-    /// Windows of a dataset that ignore its documents; see [`Windows::new`].
-    ///
-    /// # Errors
-    ///
-    /// When no window fits.
-    pub fn tokens(dataset: Arc<Dataset>, seq_len: usize, vocab: u32) -> Result<Self, DataError> {
-        let documents = Documents::Joined;
-        let rows = Rows {
-            seq_len,
-            vocab,
-            documents,
-        };
-        Windows::new(dataset, rows).map(Self::Tokens)
-    }
-
-    /// Generated features; see [`Features::new`].
-    ///
-    /// # Errors
-    ///
-    /// When the numbers describe no distribution.
-    pub fn features(
-        features: usize,
-        probability: f64,
-        low: f64,
-        high: f64,
-    ) -> Result<Self, DataError> {
-        Features::new(features, probability, low, high).map(Self::Features)
-    }
-
     /// Number of different rows; `None` for generated rows, which have no end.
     pub fn samples(&self) -> Option<u64> {
         match self {
@@ -94,7 +64,7 @@ impl Source {
     }
 
     /// Checks all the data of the source, so that a damaged file is found before anything starts;
-    /// see [`Dataset::check`].
+    /// see [`Dataset::check`](crate::Dataset::check).
     ///
     /// # Errors
     ///
@@ -166,7 +136,7 @@ mod tests {
             text(feed(3, 0, 4)),
             "a batch of 3 rows leaves some of 4 ranks without a row; use a larger batch or fewer ranks"
         );
-        let source = Source::features(1 << 20, 0.5, 0.0, 1.0).unwrap();
+        let source = Source::Features(Features::new(1 << 20, 0.5, 0.0, 1.0).unwrap());
         let fill = |rows, position| {
             source
                 .fill(&feed(rows, 0, 1), position, &mut Batch::default())

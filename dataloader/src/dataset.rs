@@ -22,15 +22,6 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens the dataset at a path: see [`Dataset::open_as`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Dataset::open_as`].
-    pub fn open(path: &Path) -> Result<Self, DataError> {
-        Self::open_as(path, None)
-    }
-
     /// Opens the dataset at a path, and checks every header and length. The tokens are read when
     /// they are used, or by [`Dataset::check`].
     ///

@@ -44,5 +44,5 @@ pub use features::Features;
 pub use index::TokenizerId;
 pub use order::{Epoch, Order};
 pub use prefetch::{Ahead, Loader};
-pub use tokenize::{Report, Tokenize, TokenizerChoice, Watch, tokenize, tokenize_watched};
+pub use tokenize::{Report, Tokenize, TokenizerChoice, Watch, tokenize};
 pub use windows::{Documents, Rows, Windows};

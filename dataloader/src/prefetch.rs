@@ -167,7 +167,7 @@ fn fill_ahead(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Shard;
+    use crate::{Features, Shard};
     use std::time::{Duration, Instant};
 
     const FEED: Feed = Feed {
@@ -177,7 +177,7 @@ mod tests {
     };
 
     fn source() -> Source {
-        Source::features(6, 0.5, 0.0, 1.0).unwrap()
+        Source::Features(Features::new(6, 0.5, 0.0, 1.0).unwrap())
     }
 
     fn ahead(batches: usize, threads: usize) -> Ahead {

@@ -35,7 +35,7 @@ pub(crate) fn tokenize(asked: &TokenizeArgs) -> Result<Exit, Fault> {
     let made = thread::scope(|scope| {
         let watch = &watch;
         scope.spawn(move || show(watch, &is_over));
-        let made = spd_dataloader::tokenize_watched(&options, watch);
+        let made = spd_dataloader::tokenize(&options, watch);
         drop(ended);
         made
     });

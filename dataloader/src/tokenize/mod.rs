@@ -134,16 +134,8 @@ pub struct Watch {
 ///
 /// When an input or the tokenizer cannot be read, the tokenizer cannot encode a text, `out` is not
 /// empty or cannot be written, or a split would be empty. `out` is then unchanged.
-pub fn tokenize(options: &Tokenize) -> Result<Report, DataError> {
-    tokenize_watched(options, &Watch::default())
-}
-
-/// As [`tokenize`], with progress and a stop.
-///
-/// # Errors
-///
-/// As [`tokenize`], and [`DataError::Asked`] after a stop, from which the same call continues.
-pub fn tokenize_watched(options: &Tokenize, watch: &Watch) -> Result<Report, DataError> {
+/// [`DataError::Asked`] after a stop of `watch`, from which the same call continues.
+pub fn tokenize(options: &Tokenize, watch: &Watch) -> Result<Report, DataError> {
     let start = Instant::now();
     check(options)?;
     let encoder = Encoder::load(&options.tokenizer, options.eos.as_deref())?;

@@ -4,16 +4,17 @@ use std::fs::OpenOptions;
 use std::sync::Arc;
 
 use spd_dataloader::{
-    Ahead, Batch, CheckedFiles, DataError, Dataset, Dtype, Feed, Loader, Shard, Source,
+    Ahead, Batch, CheckedFiles, DataError, Dataset, Dtype, Features, Feed, Loader, Shard, Source,
 };
 
-use crate::{alone, counting_dataset, fresh, put};
+use crate::{alone, counting_dataset, fresh, put, token_source};
 
 fn counting_source(tokens: usize, shard_tokens: usize, seq_len: usize) -> Source {
     let dir = fresh();
-    let dataset = Dataset::open(&counting_dataset(dir.path(), tokens, shard_tokens)).unwrap();
+    let dataset =
+        Dataset::open_as(&counting_dataset(dir.path(), tokens, shard_tokens), None).unwrap();
     // Open files stay readable after the directory is removed.
-    Source::tokens(Arc::new(dataset), seq_len, 256).unwrap()
+    token_source(Arc::new(dataset), seq_len, 256).unwrap()
 }
 
 fn ahead(batches: usize, threads: usize) -> Ahead {
@@ -23,7 +24,7 @@ fn ahead(batches: usize, threads: usize) -> Ahead {
 fn both_sources() -> [Source; 2] {
     [
         counting_source(1000, 300, 7),
-        Source::features(5, 0.3, -1.0, 1.0).unwrap(),
+        Source::Features(Features::new(5, 0.3, -1.0, 1.0).unwrap()),
     ]
 }
 
@@ -157,7 +158,7 @@ fn plain_files_are_read_as_the_dtype_that_was_given() {
         dataset
             .check(u32::MAX, &mut CheckedFiles::default())
             .unwrap();
-        let source = Source::tokens(Arc::new(dataset), 20, 121).unwrap();
+        let source = token_source(Arc::new(dataset), 20, 121).unwrap();
         let batch = fill(&source, &alone(0, 1), 0);
         assert_eq!(
             batch.tokens,
@@ -172,7 +173,7 @@ fn plain_files_are_read_as_the_dtype_that_was_given() {
 fn an_id_equal_to_the_vocabulary_is_refused_with_its_place() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 200, 120);
-    let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 79, 199).unwrap();
+    let source = token_source(Arc::new(Dataset::open_as(&data, None).unwrap()), 79, 199).unwrap();
     let mut batch = Batch::default();
     // Two windows: the second shard has tokens 120 to 199.
     let error = source.fill(&alone(0, 2), 0, &mut batch).unwrap_err();
@@ -193,7 +194,7 @@ fn u16_read_as_u32_is_refused_by_its_first_batch() {
         .flat_map(u16::to_le_bytes)
         .collect();
     let path = put(&dir.path().join("train.bin"), &words);
-    let source = Source::tokens(
+    let source = token_source(
         Arc::new(Dataset::open_as(&path, Some(Dtype::U32)).unwrap()),
         2499,
         50_257,
@@ -216,7 +217,7 @@ fn u16_read_as_u32_is_refused_by_its_first_batch() {
 fn a_shard_that_shrinks_while_it_is_read_is_an_error_and_no_signal() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 100_000, 100_000);
-    let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 64, 256).unwrap();
+    let source = token_source(Arc::new(Dataset::open_as(&data, None).unwrap()), 64, 256).unwrap();
     let mut loader = Loader::spawn(source, alone(0, 4), 0, ahead(1, 1)).unwrap();
     loader.next().unwrap();
     let shard = data.join("tokens-00000.safetensors");
@@ -247,7 +248,7 @@ fn a_shard_that_is_cut_at_any_moment_is_an_error_or_gives_the_right_rows() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 200_000, 200_000);
     let shard = data.join("tokens-00000.safetensors");
-    let open = || Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 64, 256).unwrap();
+    let open = || token_source(Arc::new(Dataset::open_as(&data, None).unwrap()), 64, 256).unwrap();
     let whole = std::fs::read(&shard).unwrap();
     let expected: Vec<_> = (0..200)
         .map(|n| fill(&open(), &alone(0, 4), 4 * n))
@@ -302,7 +303,8 @@ fn a_shard_that_is_cut_at_any_byte_is_an_error_for_every_thread_that_reads_it() 
     );
     let pages = (0..whole.len()).step_by(4096);
     for end in (1..whole.len()).step_by(397).chain(pages) {
-        let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 64, 256).unwrap();
+        let source =
+            token_source(Arc::new(Dataset::open_as(&data, None).unwrap()), 64, 256).unwrap();
         // Pages that are in memory before the cut, and pages that are not.
         if end % 2 == 0 {
             fill(&source, &alone(0, 200), 0);
@@ -334,7 +336,7 @@ fn a_shard_that_is_cut_at_any_byte_is_an_error_for_every_thread_that_reads_it() 
 fn a_shard_whose_name_another_file_takes_is_read_to_the_end() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 1000, 1000);
-    let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 9, 256).unwrap();
+    let source = token_source(Arc::new(Dataset::open_as(&data, None).unwrap()), 9, 256).unwrap();
     let before = fill(&source, &alone(0, 100), 0);
     let shard = data.join("tokens-00000.safetensors");
     let other = put(&data.join("other"), &[0; 3000]);
@@ -346,9 +348,9 @@ fn a_shard_whose_name_another_file_takes_is_read_to_the_end() {
 fn a_window_longer_than_every_shard_is_refused() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 30, 10);
-    let dataset = Arc::new(Dataset::open(&data).unwrap());
+    let dataset = Arc::new(Dataset::open_as(&data, None).unwrap());
     assert_eq!(
-        Source::tokens(Arc::clone(&dataset), 10, 256)
+        token_source(Arc::clone(&dataset), 10, 256)
             .unwrap_err()
             .to_string(),
         format!(
@@ -358,7 +360,7 @@ fn a_window_longer_than_every_shard_is_refused() {
         )
     );
     assert_eq!(
-        Source::tokens(dataset, 0, 256).unwrap_err().to_string(),
+        token_source(dataset, 0, 256).unwrap_err().to_string(),
         "windows of 0 tokens were asked for; seq_len is at least 1"
     );
 }

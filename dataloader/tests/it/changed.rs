@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use spd_dataloader::{Tokenize, Watch, tokenize, tokenize_watched};
+use spd_dataloader::{Tokenize, Watch};
 use spd_testing::mutation::{Dice, rounds};
 
 use crate::inputs::much;
 use crate::spoiled::{FORMATS, all_rows};
 use crate::tokenizing::contents;
-use crate::{fresh, put};
+use crate::{fresh, put, tokenize};
 
 /// Changes the files of a format many times, their headers more often than their ids.
 #[expect(clippy::print_stdout, reason = "with --nocapture the counts are seen")]
@@ -105,7 +105,7 @@ fn a_changed_journal_changes_no_byte_of_a_dataset() {
             }
             watch.stop.store(true, Ordering::Relaxed);
         });
-        tokenize_watched(&options, &watch)
+        spd_dataloader::tokenize(&options, &watch)
     });
     if ended.is_ok() {
         return;

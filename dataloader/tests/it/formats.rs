@@ -133,7 +133,7 @@ fn rows_do_not_cross_documents_where_that_is_asked_for() {
     // and twice.
     let name = megatron(dir.path(), &[3, 6, 5]);
     let expected = [[0, 1, 2], [3, 4, 5], [5, 6, 7], [9, 10, 11], [11, 12, 13]];
-    let apart = windows(Dataset::open(&name).unwrap(), 2, Documents::Apart).unwrap();
+    let apart = windows(Dataset::open_as(&name, None).unwrap(), 2, Documents::Apart).unwrap();
     assert_eq!(rows(&apart), expected);
     // The same documents by the id that ends them.
     for (dtype, size) in [(Dtype::U16, 2), (Dtype::U32, 4)] {
@@ -173,7 +173,7 @@ fn rows_do_not_cross_documents_where_that_is_asked_for() {
 fn the_end_is_held_out_and_each_part_has_an_order_of_its_own() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 201, 1000);
-    let whole = windows(Dataset::open(&data).unwrap(), 2, Documents::Joined).unwrap();
+    let whole = windows(Dataset::open_as(&data, None).unwrap(), 2, Documents::Joined).unwrap();
     let [train, eval] = whole.split(0.1).unwrap();
     assert_eq!((train.samples().get(), eval.samples().get()), (90, 10));
     assert_eq!(rows(&eval)[0], [180, 181, 182]);
@@ -203,7 +203,7 @@ fn a_document_is_not_in_both_parts() {
     let dir = fresh();
     // 10, 10, 20 and 10 windows of one token and a label.
     let name = megatron(dir.path(), &[11, 11, 21, 11]);
-    let whole = windows(Dataset::open(&name).unwrap(), 1, Documents::Apart).unwrap();
+    let whole = windows(Dataset::open_as(&name, None).unwrap(), 1, Documents::Apart).unwrap();
     for (held_out, train) in [(0.95, 10), (0.8, 10), (0.77, 20), (0.3, 40), (0.1, 40)] {
         let [before, after] = whole.split(held_out).unwrap();
         assert_eq!(before.samples().get(), train, "{held_out}");
@@ -211,7 +211,7 @@ fn a_document_is_not_in_both_parts() {
     }
     // The only document is in both parts.
     let name = megatron(dir.path(), &[11]);
-    let whole = windows(Dataset::open(&name).unwrap(), 1, Documents::Apart).unwrap();
+    let whole = windows(Dataset::open_as(&name, None).unwrap(), 1, Documents::Apart).unwrap();
     assert_eq!(whole.split(0.3).unwrap()[0].samples().get(), 7);
 }
 

@@ -17,12 +17,10 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
-use spd_dataloader::{
-    CheckedFiles, DataError, Dataset, Tokenize, Watch, tokenize, tokenize_watched,
-};
+use spd_dataloader::{CheckedFiles, DataError, Dataset, Tokenize, Watch};
 
 use crate::tokenizing::{contents, ids};
-use crate::{fresh, put};
+use crate::{fresh, put, tokenize};
 
 fn gz(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
@@ -109,7 +107,7 @@ fn made(inputs: Vec<PathBuf>, dir: &Path) -> (String, u64) {
         .into_iter()
         .map(|id| u8::try_from(id).unwrap())
         .collect();
-    let dataset = Dataset::open(&train).unwrap();
+    let dataset = Dataset::open_as(&train, None).unwrap();
     dataset.check(256, &mut CheckedFiles::default()).unwrap();
     (
         String::from_utf8(bytes).unwrap(),
@@ -170,7 +168,9 @@ fn text_lines_and_parquet_packed_or_not_are_documents() {
     tokenize(&options).unwrap();
     assert_eq!(ids(&at("out/train")), b"one".map(u32::from));
     assert_eq!(
-        Dataset::open(&at("out/train")).unwrap().documents(),
+        Dataset::open_as(&at("out/train"), None)
+            .unwrap()
+            .documents(),
         Some(2)
     );
 }
@@ -360,7 +360,7 @@ fn stopped_tokenization_continues_and_gives_the_same_bytes() {
                 }
                 watch.stop.store(true, Ordering::Relaxed);
             });
-            tokenize_watched(
+            spd_dataloader::tokenize(
                 &Tokenize {
                     threads: Some(1),
                     ..options.clone()
@@ -408,7 +408,7 @@ fn tokenization_of_other_options_is_not_continued() {
             }
             watch.stop.store(true, Ordering::Relaxed);
         });
-        drop(tokenize_watched(&options, &watch));
+        drop(spd_dataloader::tokenize(&options, &watch));
     });
     let other = Tokenize {
         held_out: 0.0,
@@ -447,7 +447,7 @@ fn stop_is_noticed_at_the_next_shard() {
             }
             watch.stop.store(true, Ordering::Relaxed);
         });
-        tokenize_watched(&options, &watch)
+        spd_dataloader::tokenize(&options, &watch)
     });
     assert!(matches!(ended, Err(DataError::Asked)), "{ended:?}");
     assert!(
@@ -458,7 +458,7 @@ fn stop_is_noticed_at_the_next_shard() {
     let before = inode(".partial/train");
     tokenize(&options).unwrap();
     assert_eq!(inode("train"), before, "was written again");
-    let dataset = Dataset::open(&options.out.join("train")).unwrap();
+    let dataset = Dataset::open_as(&options.out.join("train"), None).unwrap();
     dataset.check(256, &mut CheckedFiles::default()).unwrap();
     assert_eq!(dataset.tokens(), 1000);
 }

@@ -26,7 +26,7 @@ fn names(error: &str, path: &Path) -> bool {
 }
 
 fn refusal(data: &Path) -> String {
-    Dataset::open(data).unwrap_err().to_string()
+    Dataset::open_as(data, None).unwrap_err().to_string()
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_bit_flipped_anywhere_in_a_header_is_refused_by_name() {
 }
 
 fn check(data: &Path, vocab: u32, known: &mut CheckedFiles) -> Result<(), String> {
-    let checked = Dataset::open(data).unwrap().check(vocab, known);
+    let checked = Dataset::open_as(data, None).unwrap().check(vocab, known);
     checked.map_err(|error: DataError| error.to_string())
 }
 
@@ -283,7 +283,7 @@ proptest! {
         }
         put(&data.join("index.json"), &bytes);
         // Some damage changes nothing, or is found only by `check`.
-        if let Ok(dataset) = Dataset::open(&data) {
+        if let Ok(dataset) = Dataset::open_as(&data, None) {
             let _ = dataset.check(256, &mut CheckedFiles::default());
         }
     }
@@ -313,7 +313,7 @@ proptest! {
         }
         let path = put(&dir.path().join("x.idx"), &idx);
         put(&dir.path().join("x.bin"), &vec![1; ids]);
-        match Dataset::open(&path) {
+        match Dataset::open_as(&path, None) {
             Err(error) => prop_assert!(error.to_string().starts_with(&dir.path().join("x.").display().to_string())),
             Ok(dataset) => {
                 let rows = Rows { seq_len: 1, vocab: 258, documents: Documents::Apart };
@@ -347,6 +347,6 @@ fn small_dataset() -> (TempDir, PathBuf, PathBuf) {
     let index = r#"{"format_version": 1, "tokenizer": {"kind": "bytes"}, "vocab_size": 256, "dtype": "u16",
         "tokens": 4, "shards": [{"file": "a", "tokens": 4, "documents": 0, "xxh3": "00"}]}"#;
     put(&data.join("index.json"), index.as_bytes());
-    assert_eq!(Dataset::open(&data).unwrap().tokens(), 4);
+    assert_eq!(Dataset::open_as(&data, None).unwrap().tokens(), 4);
     (dir, data, shard)
 }

@@ -13,8 +13,11 @@ mod spoiled;
 mod tokenizing;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use spd_dataloader::{Feed, Shard, Tokenize, tokenize};
+use spd_dataloader::{
+    DataError, Dataset, Documents, Feed, Report, Rows, Shard, Source, Tokenize, Watch, Windows,
+};
 use tempfile::TempDir;
 
 /// A new directory, removed when it goes out of scope.
@@ -50,4 +53,19 @@ fn alone(seed: u64, rows: usize) -> Feed {
         rows,
         shard: Shard::ALONE,
     }
+}
+
+/// Tokenizes without a stop.
+fn tokenize(options: &Tokenize) -> Result<Report, DataError> {
+    spd_dataloader::tokenize(options, &Watch::default())
+}
+
+/// Windows of a dataset that ignore its documents.
+fn token_source(dataset: Arc<Dataset>, seq_len: usize, vocab: u32) -> Result<Source, DataError> {
+    let rows = Rows {
+        seq_len,
+        vocab,
+        documents: Documents::Joined,
+    };
+    Windows::new(dataset, rows).map(Source::Tokens)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use spd_dataloader::{Batch, CheckedFiles, Dataset, Documents, Dtype, Rows, Source, Windows};
 
-use crate::{alone, counting_dataset, fresh, put};
+use crate::{alone, counting_dataset, fresh, put, token_source};
 
 /// Damages a file.
 type Spoil = fn(&Path);
@@ -369,7 +369,7 @@ fn a_file_that_goes_away_while_it_is_read_is_read_on_and_one_that_changes_is_nam
         let place = dir.path().join(format.data);
         let open = || {
             let dataset = Dataset::open_as(&path, format.dtype).unwrap();
-            Source::tokens(Arc::new(dataset), 9, VOCAB).unwrap()
+            token_source(Arc::new(dataset), 9, VOCAB).unwrap()
         };
         let fill = |source: &Source| {
             let mut batch = Batch::default();

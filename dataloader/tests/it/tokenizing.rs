@@ -10,13 +10,11 @@ use std::time::Duration;
 
 use safetensors::SafeTensors;
 use serde_json::json;
-use spd_dataloader::{
-    Batch, CheckedFiles, Dataset, Dtype, Source, Tokenize, TokenizerChoice, TokenizerId, tokenize,
-};
+use spd_dataloader::{Batch, CheckedFiles, Dataset, Dtype, Tokenize, TokenizerChoice, TokenizerId};
 use tokenizers::Tokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use crate::{alone, fresh, put};
+use crate::{alone, fresh, put, token_source, tokenize};
 
 /// A tokenizer as GPT-2's: all bytes, four merges, and an end-of-text token, number 260.
 fn small_gpt2(dropout: Option<f32>) -> serde_json::Value {
@@ -106,7 +104,7 @@ fn bytes_become_their_own_ids_and_the_tail_is_held_out() {
     assert_eq!((report.train_tokens, report.val_tokens), (18, 2));
     assert_eq!((report.vocab, report.bytes), (256, 20));
     assert_eq!(ids(&out.join("val")), b"gh".map(u32::from));
-    let train = Dataset::open(&out.join("train")).unwrap();
+    let train = Dataset::open_as(&out.join("train"), None).unwrap();
     train.check(u32::MAX, &mut CheckedFiles::default()).unwrap();
     assert_eq!(
         (train.tokens(), train.documents(), train.vocab_size()),
@@ -114,7 +112,7 @@ fn bytes_become_their_own_ids_and_the_tail_is_held_out() {
     );
     assert_eq!(train.tokenizer(), Some(&TokenizerId::Bytes));
     let mut batch = Batch::default();
-    let source = Source::tokens(Arc::new(train), 17, 256).unwrap();
+    let source = token_source(Arc::new(train), 17, 256).unwrap();
     source.fill(&alone(0, 1), 0, &mut batch).unwrap();
     assert_eq!(batch.tokens, b"0123456789\xff\x00abcdef".map(u32::from));
 }
@@ -154,7 +152,7 @@ fn documents_end_with_the_end_of_text_token() {
     assert_eq!(names(&out), ["train"]);
     let kept = fs::read(out.join("train/tokenizer.json")).unwrap();
     assert_eq!(kept, small_gpt2(None).to_string().into_bytes());
-    let train = Dataset::open(&out.join("train")).unwrap();
+    let train = Dataset::open_as(&out.join("train"), None).unwrap();
     assert_eq!(train.documents(), Some(3));
     assert!(
         matches!(train.tokenizer(), Some(TokenizerId::File { name, .. }) if name == "tokenizer.json")
@@ -199,7 +197,7 @@ fn a_text_is_encoded_by_the_tokenizer_of_a_dataset() {
         ..Tokenize::new(vec![put(&at("text"), text)], at("data"))
     };
     tokenize(&options).unwrap();
-    let dataset = Dataset::open(&at("data/train")).unwrap();
+    let dataset = Dataset::open_as(&at("data/train"), None).unwrap();
     let found = dataset.encode(text).unwrap();
     assert!(
         found.len() > 8 && found == ids(&at("data/train")),
@@ -221,7 +219,7 @@ fn a_text_is_encoded_by_the_tokenizer_of_a_dataset() {
     );
     let options = Tokenize::new(vec![at("text")], at("bytes"));
     tokenize(&options).unwrap();
-    let bytes = Dataset::open(&at("bytes/train")).unwrap();
+    let bytes = Dataset::open_as(&at("bytes/train"), None).unwrap();
     assert_eq!(bytes.encode(b"a\xff").unwrap(), [97, 255]);
 }
 
@@ -340,11 +338,11 @@ fn a_killed_tokenization_leaves_nothing_or_everything() {
         child.kill().unwrap();
         child.wait().unwrap();
         if out.join("train").try_exists().unwrap() {
-            Dataset::open(&out.join("train"))
+            Dataset::open_as(&out.join("train"), None)
                 .unwrap()
                 .check(u32::MAX, &mut CheckedFiles::default())
                 .unwrap();
-            Dataset::open(&out.join("val"))
+            Dataset::open_as(&out.join("val"), None)
                 .unwrap()
                 .check(u32::MAX, &mut CheckedFiles::default())
                 .unwrap();
