@@ -52,7 +52,7 @@ impl Dataset {
             let (index, opened, stored) = megatron::open(&idx)?;
             check_dtype(&idx, Some(stored), dtype)?;
             TokenFile {
-                token_bytes: 0..opened.len(),
+                token_bytes: 0..opened.bytes,
                 opened,
                 dtype: stored,
                 ends: Ends::Listed(index),

@@ -56,10 +56,10 @@ pub(crate) fn open(idx: &Path) -> Result<(SequenceIndex, Opened, Dtype), DataErr
     let damaged = |fault| DataError::damaged(idx, fault);
     let opened = Opened::open(idx)?;
     let mut header = [0; HEADER];
-    if opened.len() < HEADER_BYTES {
+    if opened.bytes < HEADER_BYTES {
         return Err(damaged(format!(
             "has {} bytes, too few for an index of Megatron's",
-            opened.len()
+            opened.bytes
         )));
     }
     opened.read(0, &mut header)?;
@@ -94,13 +94,13 @@ pub(crate) fn open(idx: &Path) -> Result<(SequenceIndex, Opened, Dtype), DataErr
         .and_then(|bytes| bytes.checked_add(marks.checked_mul(8)?))
         .and_then(|bytes| bytes.checked_add(HEADER_BYTES));
     let fits = lists.is_some_and(|bytes| {
-        bytes == opened.len() || bytes.checked_add(sequences) == Some(opened.len())
+        bytes == opened.bytes || bytes.checked_add(sequences) == Some(opened.bytes)
     });
     if !fits {
         return Err(damaged(format!(
             "promises {sequences} sequences and {marks} document marks, which {} bytes do not hold; was it \
              copied whole?",
-            opened.len()
+            opened.bytes
         )));
     }
     let index = SequenceIndex {
@@ -126,7 +126,7 @@ impl SequenceIndex {
 
     /// Checks every length, place and document against the ids.
     fn check(&self, bin: &Opened, dtype: Dtype) -> Result<(), DataError> {
-        let damaged = |fault| Err(DataError::damaged(self.opened.path(), fault));
+        let damaged = |fault| Err(DataError::damaged(&self.opened.path, fault));
         let (mut lengths, mut places) = (self.lengths(), self.places());
         let mut next = 0_u64;
         for sequence in 0..self.sequences {
@@ -145,11 +145,11 @@ impl SequenceIndex {
             // 12 bytes for each.
             next = next.saturating_add(tokens * dtype.bytes() as u64);
         }
-        if next != bin.len() {
+        if next != bin.bytes {
             return damaged(format!(
                 "promises {next} bytes of ids, {} has {}; was it copied whole?",
-                bin.path().display(),
-                bin.len()
+                bin.path.display(),
+                bin.bytes
             ));
         }
         let (mut marks, mut last) = (self.document_marks(), None);
@@ -198,7 +198,7 @@ impl SequenceIndex {
     /// xxh3-128 of the file, 32 hexadecimal digits.
     pub(crate) fn fingerprint(&self) -> Result<String, DataError> {
         let mut hash = Xxh3::new();
-        self.opened.read_pieces(0..self.opened.len(), |piece| {
+        self.opened.read_pieces(0..self.opened.bytes, |piece| {
             hash.update(piece);
             Ok(())
         })?;
@@ -239,7 +239,7 @@ impl<'o, const N: usize> List<'o, N> {
 
     fn next(&mut self) -> Result<[u8; N], DataError> {
         if self.at == self.buffer.len() {
-            let left = self.opened.len() - self.rest;
+            let left = self.opened.bytes - self.rest;
             #[expect(clippy::cast_possible_truncation, reason = "at most a piece")]
             let bytes = left.min(PIECE_BYTES as u64) as usize / N * N;
             // At least one number, so that a list that is too short is a read error.
@@ -305,7 +305,7 @@ mod tests {
             for file in [file, with_modes] {
                 let (_dir, found) = opened(&file, &vec![1; 9 * bytes]);
                 let (index, bin, dtype) = found.unwrap();
-                assert_eq!((dtype, bin.len()), (stored, 9 * bytes as u64));
+                assert_eq!((dtype, bin.bytes), (stored, 9 * bytes as u64));
                 assert_eq!(index.documents(), 3);
                 let mut ends = Vec::new();
                 index.each_document_end(|end| ends.push(end)).unwrap();

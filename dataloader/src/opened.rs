@@ -16,11 +16,12 @@ use crate::mapped::Mapped;
 /// An open file of known length.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     file: File,
     /// `None` if it cannot be mapped; it is then read.
     mapped: Option<Mapped>,
-    bytes: u64,
+    /// Length at the time of opening.
+    pub(crate) bytes: u64,
     /// Seconds and nanoseconds.
     modified: (i64, i64),
 }
@@ -43,15 +44,6 @@ impl Opened {
             bytes: found.len(),
             modified: modified(&found),
         })
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Length at the time of opening.
-    pub(crate) fn len(&self) -> u64 {
-        self.bytes
     }
 
     /// Metadata of the open file, whichever file its path names now.

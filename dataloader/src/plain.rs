@@ -18,7 +18,7 @@ const SAMPLE: usize = 1024;
 /// Opens a plain file. `dtype` is never guessed, but an obvious mistake is refused.
 pub(crate) fn open(path: &Path, dtype: Option<Dtype>) -> Result<TokenFile, DataError> {
     let opened = Opened::open(path)?;
-    let bytes = opened.len();
+    let bytes = opened.bytes;
     #[expect(clippy::cast_possible_truncation, reason = "at most the sample")]
     let mut head = vec![0; bytes.min(2 * SAMPLE as u64) as usize];
     opened.read(0, &mut head)?;

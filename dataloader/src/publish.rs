@@ -31,8 +31,8 @@ pub(crate) struct Staging {
     members: &'static [&'static str],
     /// Directories that were made for it, `out` first. They are removed if nothing is published.
     made: Vec<PathBuf>,
-    /// Whether `.partial` stays if nothing is published.
-    is_kept: bool,
+    /// Whether `.partial` stays for the next process if nothing is published.
+    pub(crate) is_kept: bool,
     /// Locked until this is dropped; `None` if directories cannot be locked, as on some network
     /// disks.
     _lock: Option<File>,
@@ -87,11 +87,6 @@ impl Staging {
     /// The partial directory.
     pub(crate) fn partial(&self) -> PathBuf {
         self.at(PARTIAL)
-    }
-
-    /// Sets whether `.partial` stays for the next process if nothing is published.
-    pub(crate) fn keep(&mut self, is_kept: bool) {
-        self.is_kept = is_kept;
     }
 
     /// Makes a directory in the partial one, unless it exists.

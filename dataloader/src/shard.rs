@@ -82,17 +82,17 @@ pub(crate) fn write(
 
 /// The offset of the data, and their description.
 fn read_header(opened: &Opened) -> Result<(u64, Metadata), DataError> {
-    let damaged = |fault| DataError::damaged(opened.path(), fault);
+    let damaged = |fault| DataError::damaged(&opened.path, fault);
     let mut prefix = [0; 8];
-    if opened.len() < 8 {
+    if opened.bytes < 8 {
         return Err(damaged(format!(
             "has {} bytes, too few for a safetensors file",
-            opened.len()
+            opened.bytes
         )));
     }
     opened.read(0, &mut prefix)?;
     let header_bytes = u64::from_le_bytes(prefix);
-    let rest = opened.len() - 8;
+    let rest = opened.bytes - 8;
     let Some(header) = usize::try_from(header_bytes)
         .ok()
         .filter(|_| header_bytes <= rest)
@@ -100,7 +100,7 @@ fn read_header(opened: &Opened) -> Result<(u64, Metadata), DataError> {
         return Err(damaged(format!(
             "a safetensors header of {header_bytes} bytes is promised, the file has {} bytes; was it \
              copied whole?",
-            opened.len()
+            opened.bytes
         )));
     };
     if header > MOST_HEADER_BYTES {

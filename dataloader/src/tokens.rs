@@ -35,7 +35,7 @@ pub(crate) enum Ends {
 
 impl TokenFile {
     pub(crate) fn path(&self) -> &Path {
-        self.opened.path()
+        &self.opened.path
     }
 
     /// Number of tokens.

@@ -230,7 +230,8 @@ fn whole(value: f64) -> u64 {
 /// Reads the two spool files of a run as they grow.
 pub(crate) struct SpoolReader {
     files: [Reader; 2],
-    progress: Progress,
+    /// The latest known state.
+    pub(crate) progress: Progress,
 }
 
 impl SpoolReader {
@@ -274,11 +275,6 @@ impl SpoolReader {
         }
         events
     }
-
-    /// The latest known state.
-    pub(crate) fn progress(&self) -> &Progress {
-        &self.progress
-    }
 }
 
 /// Follows a run's rows and shows them on its own thread, so that a stuck disk stops only the
@@ -309,7 +305,7 @@ impl Follower {
                 if is_last {
                     return;
                 }
-                display.show(spool.progress());
+                display.show(&spool.progress);
                 thread::park_timeout(READ);
             }
         })?;
@@ -550,7 +546,7 @@ mod tests {
         rank.sync().unwrap();
         let mut spool = SpoolReader::follow(&run_dir).unwrap();
         assert!(spool.read().is_empty());
-        assert_eq!(*spool.progress(), Progress::default());
+        assert_eq!(spool.progress, Progress::default());
         rank.append(Row::new(2, Kind::Event).with_note("new"));
         rank.sync().unwrap();
         assert_eq!(spool.read(), ["step 2: new"]);
@@ -565,7 +561,7 @@ mod tests {
             run.target.allow_leak = leaks;
             write_file(&run_dir.config(), run.to_toml().as_bytes()).unwrap();
             let spool = SpoolReader::follow(&run_dir).unwrap();
-            assert_eq!(spool.progress().leaks, leaks);
+            assert_eq!(spool.progress.leaks, leaks);
         }
     }
 }

@@ -145,7 +145,7 @@ impl Files {
     /// Rows that were lost because memory was full.
     pub(crate) fn dropped(&self) -> u64 {
         let metrics = self.metrics.as_ref();
-        metrics.map_or(0, |metrics| metrics.rows.dropped()) + self.system.dropped()
+        metrics.map_or(0, |metrics| metrics.rows.dropped) + self.system.dropped
     }
 
     /// The reason why rows wait; `None` if the last flush wrote all of them.

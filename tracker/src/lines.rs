@@ -25,7 +25,8 @@ pub(crate) struct Lines {
     waiting: Vec<u8>,
     /// Bytes of `waiting` that are in the file: part of a line after a short write.
     begun: usize,
-    dropped: u64,
+    /// Lines that are lost.
+    pub(crate) dropped: u64,
     trouble: Option<String>,
 }
 
@@ -130,10 +131,6 @@ impl Lines {
         self.written.offset
     }
 
-    pub(crate) fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
     pub(crate) fn trouble(&self) -> Option<String> {
         let trouble = self.trouble.as_ref()?;
         let (path, waiting, dropped) = (self.path.display(), self.waiting.len(), self.dropped);
@@ -212,7 +209,7 @@ mod tests {
         lines.file = disk;
         lines.flush();
         assert_eq!(
-            (lines.trouble(), lines.offset(), lines.dropped()),
+            (lines.trouble(), lines.offset(), lines.dropped),
             (None, 19, 0)
         );
         assert_eq!(fs::read(&path).unwrap(), b"first\nsecond\nthird\n");
@@ -228,14 +225,14 @@ mod tests {
         for _ in 0..20 {
             lines.append(&line);
         }
-        assert_eq!((lines.waiting.len(), lines.dropped()), (MOST_WAITING, 4));
+        assert_eq!((lines.waiting.len(), lines.dropped), (MOST_WAITING, 4));
         assert!(lines.trouble().unwrap().contains("4 rows are lost"));
 
         lines.file = disk;
         lines.append(b"again\n");
         lines.flush();
         assert_eq!(
-            (lines.offset(), lines.dropped()),
+            (lines.offset(), lines.dropped),
             (MOST_WAITING as u64 + 6, 4)
         );
     }

@@ -15,11 +15,13 @@ use crate::index::{self, TokenizerId};
 pub(super) struct Encoder {
     /// `None`: each byte is its id.
     tokenizer: Option<Tokenizer>,
-    id: TokenizerId,
-    /// The bytes of its file.
-    json: Option<Vec<u8>>,
-    vocab: u32,
-    eos: Vec<u32>,
+    pub(super) id: TokenizerId,
+    /// The file of the tokenizer, if there is one.
+    pub(super) json: Option<Vec<u8>>,
+    /// Ids are below this.
+    pub(super) vocab: u32,
+    /// The ids after a document: one or none.
+    pub(super) eos: Vec<u32>,
 }
 
 /// The reason why a chunk cannot be encoded.
@@ -135,24 +137,5 @@ impl Encoder {
     /// Whether text may be cut anywhere without changing ids.
     pub(super) fn any_boundary(&self) -> bool {
         self.tokenizer.is_none()
-    }
-
-    pub(super) fn id(&self) -> &TokenizerId {
-        &self.id
-    }
-
-    /// The file of the tokenizer, if there is one.
-    pub(super) fn json(&self) -> Option<&[u8]> {
-        self.json.as_deref()
-    }
-
-    /// Ids are below this.
-    pub(super) fn vocab(&self) -> u32 {
-        self.vocab
-    }
-
-    /// The ids after a document: one or none.
-    pub(super) fn eos(&self) -> &[u32] {
-        &self.eos
     }
 }

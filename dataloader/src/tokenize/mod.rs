@@ -140,7 +140,7 @@ pub fn tokenize(options: &Tokenize, watch: &Watch) -> Result<Report, DataError> 
     check(options)?;
     let encoder = Encoder::load(&options.tokenizer, options.eos.as_deref())?;
     let inputs = inputs::find(&options.inputs)?;
-    let key = journal::key(options, &inputs, encoder.id());
+    let key = journal::key(options, &inputs, &encoder.id);
     let mut journal = Journal::default();
     let mut staging = Staging::begin(&options.out, &[VAL, TRAIN], options.overwrite, |partial| {
         journal = Journal::read(partial, key);
@@ -163,13 +163,13 @@ pub fn tokenize(options: &Tokenize, watch: &Watch) -> Result<Report, DataError> 
         },
     };
     let made = work.make(&staging, &mut journal);
-    staging.keep(matches!(made, Err(DataError::Asked)) && !journal.is_empty());
+    staging.is_kept = matches!(made, Err(DataError::Asked)) && !journal.is_empty();
     let [train_tokens, val_tokens] = made?;
     staging.publish()?;
     Ok(Report {
         train_tokens,
         val_tokens,
-        vocab: encoder.vocab(),
+        vocab: encoder.vocab,
         seconds: start.elapsed().as_secs_f64(),
         bytes: watch.total.load(Ordering::Relaxed),
     })
@@ -224,7 +224,7 @@ impl Work<'_> {
             let done = journal.splits[split].clone();
             discard_others(&dir, &done)?;
             let shard_tokens = self.options.shard_tokens;
-            let mut writer = Writer::new(dir, self.encoder.vocab(), shard_tokens, done);
+            let mut writer = Writer::new(dir, self.encoder.vocab, shard_tokens, done);
             let parts: Vec<_> = cuts
                 .iter()
                 .map(|&(cut, end)| if name == TRAIN { (0, cut) } else { (cut, end) })
@@ -233,7 +233,7 @@ impl Work<'_> {
                 journal.splits[split].clone_from(done);
                 journal.write(&partial)
             })?;
-            let made = writer.finish(self.encoder.id(), self.encoder.json())?;
+            let made = writer.finish(&self.encoder.id, self.encoder.json.as_deref())?;
             tokens[split] = made.ok_or_else(|| {
                 DataError::Request(format!(
                     "{}: the {name} split would have no tokens with {} of the text held out; use more text or \
@@ -384,14 +384,14 @@ impl Work<'_> {
                 .map_err(|fault| damaged(fault.at, &fault.text))?,
             Piece::Ids(ids) => ids.clone(),
         };
-        let vocab = self.encoder.vocab();
+        let vocab = self.encoder.vocab;
         if let Some(id) = ids.iter().find(|&&id| id >= vocab) {
             let text =
                 format!("holds the id {id}, the tokenizer has {vocab}; is it of another one?");
             return Err(damaged(0, &text));
         }
         if chunk.ends_document {
-            ids.extend(self.encoder.eos());
+            ids.extend(&self.encoder.eos);
         }
         Ok(ids)
     }

@@ -121,7 +121,7 @@ impl Joining {
                 return Err(Fault::Failed(anyhow::anyhow!(
                     "{missing}: did not join within {} s; the same command starts a launcher on each node, and all of them share {}",
                     patience.as_secs(),
-                    self.posted.path().display()
+                    self.posted.path.display()
                 )));
             }
             let arriving = self.arriving.iter().filter_map(|(wire, _)| wire.fd());

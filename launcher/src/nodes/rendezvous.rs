@@ -27,7 +27,7 @@ pub(crate) struct Rendezvous {
 /// The file of the first launcher, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Posted {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     rendezvous: Rendezvous,
 }
 
@@ -81,13 +81,6 @@ impl Rendezvous {
     /// from `own`.
     pub(crate) fn network(&self, own: IpAddr) -> Option<IpAddr> {
         (self.addresses.len() == 1).then_some(own)
-    }
-}
-
-impl Posted {
-    /// The path of the file.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 }
 

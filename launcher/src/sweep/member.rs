@@ -163,7 +163,7 @@ impl Member {
     pub(crate) fn look(&mut self) -> Option<(&Progress, Vec<String>)> {
         let launch = self.launch.as_mut()?;
         let events = launch.spool.read();
-        Some((launch.spool.progress(), events))
+        Some((&launch.spool.progress, events))
     }
 
     /// Asks it to save and exit.
