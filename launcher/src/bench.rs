@@ -1,12 +1,12 @@
 //! `spd-launch bench`: times training steps. JSON lines on stdout, tables on stderr.
 
 use std::cmp::Reverse;
-use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::{env, slice};
 
 use anyhow::Context;
 use spd_trainer::bench::{
@@ -38,8 +38,8 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
         return compile_only(asked, arch);
     }
     let overrides = overrides(asked);
-    let presets: Vec<Vec<(Option<usize>, Preset)>> = asked
-        .names
+    let names = asked.only.as_ref().map_or(&*asked.names, slice::from_ref);
+    let presets: Vec<Vec<(Option<usize>, Preset)>> = names
         .iter()
         .map(|name| match &asked.vary {
             None => Ok(vec![(None, preset(name, &overrides)?)]),
@@ -53,7 +53,9 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
         preset.check_processor(asked.gpus > 0)?;
         preset.check_ranks(asked.cpus)?;
     }
-    let mut out = asked.out.as_deref().map(open).transpose()?;
+    let rank = asked.rank.unwrap_or(0);
+    let out = asked.out.as_deref().filter(|_| rank == 0);
+    let mut out = out.map(open).transpose()?;
     let settings = Settings {
         steps: asked.steps.unwrap_or(STEPS),
         warmup: asked.warmup.unwrap_or(WARMUP),
@@ -67,11 +69,11 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
     let world = match asked.memory_fd {
         Some(fd) => {
             let memory = inherited(fd).context("the memory that ranks share")?;
-            World::in_memory(asked.rank.unwrap_or(0), asked.cpus, memory, &Arc::default())?
+            World::in_memory(rank, asked.cpus, memory, &Arc::default())?
         }
         None => World::default(),
     };
-    for (name, presets) in asked.names.iter().zip(&presets) {
+    for (name, presets) in names.iter().zip(&presets) {
         let mut growth = Vec::new();
         for (value, preset) in presets {
             let report = time(preset, &settings, &world)?;
@@ -104,8 +106,12 @@ fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
         let mut ranks = Children::default();
         for rank in 0..asked.cpus {
             let mut command = command(&program);
-            command.args(words(asked, name, rank));
+            command.arg("bench");
             share_memory(&mut command, &memory);
+            command.args([format!("--rank={rank}"), format!("--only={name}")]);
+            // The same words, after the options: what comes after a `--` is a name.
+            let words = env::args_os().skip(1).skip_while(|word| word != "bench");
+            command.args(words.skip(1));
             if rank > 0 {
                 command.stdout(Stdio::null());
             }
@@ -115,51 +121,6 @@ fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
         ranks.wait().with_context(|| format!("bench {name}"))?;
     }
     Ok(Exit::Done)
-}
-
-/// The arguments of a rank: its workload, and the options that apply to ranks.
-fn words(asked: &BenchArgs, name: &str, rank: usize) -> Vec<OsString> {
-    let BenchArgs {
-        steps,
-        warmup,
-        threads,
-        cpus,
-        batch,
-        seq,
-        precision,
-        out,
-        names: _,
-        compile_only: _,
-        arch: _,
-        gpus: _,
-        rank: _,
-        memory_fd: _,
-        vary: _,
-        phases: _,
-    } = asked;
-    let mut words: Vec<OsString> = vec!["bench".into(), name.into()];
-    for (key, number) in [
-        ("cpus", Some(*cpus)),
-        ("rank", Some(rank)),
-        ("steps", *steps),
-        ("warmup", *warmup),
-        ("threads", *threads),
-        ("batch", *batch),
-        ("seq", *seq),
-    ] {
-        words.extend(number.map(|number| format!("--{key}={number}").into()));
-    }
-    words.extend(
-        precision
-            .as_ref()
-            .map(|p| format!("--precision={p}").into()),
-    );
-    if let (Some(out), 0) = (out, rank) {
-        let mut word = OsString::from("--out=");
-        word.push(out);
-        words.push(word);
-    }
-    words
 }
 
 fn overrides(asked: &BenchArgs) -> Overrides<'_> {

@@ -357,6 +357,9 @@ pub(crate) struct BenchArgs {
     /// The rank of a process that the first one started
     #[arg(long, value_name = "N", hide = true, requires = "memory_fd")]
     pub(crate) rank: Option<usize>,
+    /// The workload of that process
+    #[arg(long, value_name = "NAME", hide = true, requires = "rank")]
+    pub(crate) only: Option<String>,
     /// File descriptor of the memory that ranks share
     #[arg(long, value_name = "FD", hide = true)]
     pub(crate) memory_fd: Option<i32>,
