@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
+use spd_report::State;
 use spd_trainer::Threads;
 use spd_trainer::run_file::Run;
 
@@ -22,34 +23,6 @@ use crate::ranks::{Process, command, own_program};
 use crate::run_dir::RunDir;
 use crate::{stop, summary};
 
-/// The state of a run of a sweep.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum MemberState {
-    /// Not started by this launch.
-    Waiting,
-    /// Started.
-    Running,
-    /// Finished.
-    Done,
-    /// Saved and stopped on request; the same command goes on.
-    Stopped,
-    /// Ended early, for this reason.
-    Failed(String),
-}
-
-impl MemberState {
-    /// Its name in `sweep.json`.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::Stopped => "stopped",
-            Self::Failed(_) => "failed",
-        }
-    }
-}
-
 /// A run of a sweep.
 pub(crate) struct Member {
     /// Swept keys and their values.
@@ -60,8 +33,10 @@ pub(crate) struct Member {
     pub(crate) run: Run,
     /// Its directory.
     pub(crate) dir: RunDir,
-    /// Its state.
-    pub(crate) state: MemberState,
+    /// Its state; waiting means not started by this launch.
+    pub(crate) state: State,
+    /// Why it ended early, if it has failed.
+    pub(crate) failure: Option<String>,
     /// `values` of its summary, once it is done.
     pub(crate) results: Map<String, Value>,
     /// Whether it found the known solution, and what that means, from its summary.
@@ -87,7 +62,8 @@ impl Member {
             values,
             name,
             run,
-            state: MemberState::Waiting,
+            state: State::Waiting,
+            failure: None,
             results: Map::new(),
             solved: None,
             launch: None,
@@ -104,7 +80,7 @@ impl Member {
         let spool = SpoolReader::follow(&self.dir)?;
         let (output, writer) = Output::to_log(log).with_context(|| log.display().to_string())?;
         let process = self.process(asked, threads, writer)?;
-        self.state = MemberState::Running;
+        self.state = State::Running;
         self.launch = Some(Launch {
             process,
             output,
@@ -177,7 +153,7 @@ impl Member {
     pub(crate) fn kill(&mut self) {
         if let Some(launch) = &mut self.launch {
             launch.process.kill();
-            self.state = MemberState::Stopped;
+            self.state = State::Stopped;
         }
         self.launch = None;
     }
@@ -200,15 +176,20 @@ impl Member {
         let ran = launch.started.elapsed();
         let events = launch.spool.read();
         let lines = self.launch.take().map(|launch| launch.output.last_lines());
-        self.state = match status.code() {
-            Some(0) => MemberState::Done,
-            Some(3) => MemberState::Stopped,
-            _ => MemberState::Failed(self.cause(status, &lines.unwrap_or_default())),
-        };
-        if self.state == MemberState::Done {
-            self.read_results()?;
+        match status.code() {
+            Some(0) => {
+                self.state = State::Done;
+                self.read_results()?;
+            }
+            Some(3) => self.state = State::Stopped,
+            _ => self.fail(self.cause(status, &lines.unwrap_or_default())),
         }
         Ok(Some((ran, events)))
+    }
+
+    /// Notes that it has failed, and why.
+    pub(crate) fn fail(&mut self, cause: String) {
+        (self.state, self.failure) = (State::Failed, Some(cause));
     }
 
     /// Reads the summary of a finished run.

@@ -25,12 +25,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use spd_checkpoint::atomic::write_file;
 use spd_configs::Place;
-use spd_report::PAGE;
+use spd_report::{PAGE, State};
 use spd_trainer::run_file::Run;
 use spd_trainer::{Fault, RunPlan, Threads, World};
 
 use self::axes::{Axis, Combination, axes, combinations};
-use self::member::{Member, MemberState};
+use self::member::Member;
 use self::rows::SweepRows;
 use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
@@ -144,7 +144,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     ));
     for (member, found) in members.iter_mut().zip(&found) {
         if *found == DirState::Finished {
-            member.state = MemberState::Done;
+            member.state = State::Done;
             member.read_results()?;
         }
     }
@@ -168,9 +168,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let written = sweep.write(&members);
     // All rows are in their files before trackers are told that the sweep is over.
     drop(sweep.rows.take());
-    let has_failed = members
-        .iter()
-        .any(|m| matches!(m.state, MemberState::Failed(_)));
+    let has_failed = members.iter().any(|m| m.state == State::Failed);
     let ended = ended.map_err(Fault::Failed).map(|exit| match exit {
         Exit::Done if has_failed => (Exit::Failed, String::new()),
         exit => (exit, String::new()),
@@ -402,10 +400,7 @@ impl Sweep<'_> {
             if !stop.asked() {
                 self.start(members, found);
             }
-            if !members
-                .iter()
-                .any(|member| member.state == MemberState::Running)
-            {
+            if !members.iter().any(|member| member.state == State::Running) {
                 break;
             }
             match stop.request() {
@@ -446,8 +441,7 @@ impl Sweep<'_> {
             }
             stop.wait(members.iter().filter_map(Member::fd), READ);
         }
-        let left =
-            |member: &Member| matches!(member.state, MemberState::Waiting | MemberState::Stopped);
+        let left = |member: &Member| matches!(member.state, State::Waiting | State::Stopped);
         Ok(if members.iter().any(left) {
             Exit::Stopped
         } else {
@@ -457,22 +451,19 @@ impl Sweep<'_> {
 
     /// Starts as many members as there is room for; one that cannot start has failed.
     fn start(&self, members: &mut [Member], found: &[DirState]) {
-        let mut running = members
-            .iter()
-            .filter(|m| m.state == MemberState::Running)
-            .count();
+        let mut running = members.iter().filter(|m| m.state == State::Running).count();
         for (member, found) in members.iter_mut().zip(found) {
             if running >= self.jobs {
                 return;
             }
-            if member.state != MemberState::Waiting {
+            if member.state != State::Waiting {
                 continue;
             }
             match self.start_one(member, found) {
                 Ok(()) => running += 1,
                 Err(cause) => {
                     screen::note(&format!("{}  failed: {cause}", member.name));
-                    member.state = MemberState::Failed(cause);
+                    member.fail(cause);
                 }
             }
         }
@@ -492,12 +483,8 @@ impl Sweep<'_> {
     }
 
     fn show(&self, members: &mut [Member], status: &mut StatusLines) {
-        let states = || members.iter().map(|member| &member.state);
-        let done = states()
-            .filter(|state| **state == MemberState::Done)
-            .count();
-        let failed = states().filter(|state| matches!(state, MemberState::Failed(_)));
-        let failed = failed.count();
+        let count = |state| members.iter().filter(|m| m.state == state).count();
+        let (done, failed) = (count(State::Done), count(State::Failed));
         let (mut running, mut events) = (Vec::new(), Vec::new());
         for member in members.iter_mut() {
             let name = member.name.clone();
@@ -526,9 +513,9 @@ impl Sweep<'_> {
 }
 
 fn said_at_end(member: &Member, ran: Duration) -> String {
-    let state = match &member.state {
-        MemberState::Failed(cause) => format!("failed: {}", screen::plain(cause)),
-        state => state.name().to_owned(),
+    let state = match &member.failure {
+        Some(cause) => format!("failed: {}", screen::plain(cause)),
+        None => member.state.name().to_owned(),
     };
     format!("{}  {state}, after {:.0} s", member.name, ran.as_secs_f64())
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use spd_trainer::metrics::number;
 use spd_trainer::networks::LEAKY;
 
-use super::member::{Member, MemberState};
+use super::member::Member;
 use crate::screen::plain;
 use crate::table::{Align, Table};
 
@@ -89,9 +89,9 @@ fn table(members: &[Member]) -> Table {
             true => format!(", {LEAKY}"),
             false => String::new(),
         };
-        row.push(match &member.state {
-            MemberState::Failed(cause) => format!("failed: {}", plain(cause)),
-            state => state.name().to_owned() + &leaky,
+        row.push(match &member.failure {
+            Some(cause) => format!("failed: {}", plain(cause)),
+            None => member.state.name().to_owned() + &leaky,
         });
         table.row(row);
     }
@@ -118,15 +118,11 @@ pub(crate) fn json(name: &str, members: &[Member]) -> String {
                 .iter()
                 .map(|(key, value)| (key.clone(), parsed(value)))
                 .collect();
-            let cause = match &member.state {
-                MemberState::Failed(cause) => Some(cause),
-                _ => None,
-            };
             json!({
                 "values": values,
                 "directory": member.name,
                 "state": member.state.name(),
-                "cause": cause,
+                "cause": member.failure,
                 "solved": member.solved.as_ref().map(|(found, _)| found),
                 "results": member.results,
             })

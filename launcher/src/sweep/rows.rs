@@ -9,11 +9,12 @@ use std::path::Path;
 use serde_json::{Map, Value as Json, json};
 use spd_checkpoint::atomic::write_file;
 use spd_configs::Tracker;
+use spd_report::State;
 use spd_ship::About;
 use spd_tracker::{Kind, Mark, Row, Spool, Value, now};
 use spd_trainer::run_file::Run;
 
-use super::member::{Member, MemberState};
+use super::member::Member;
 use super::report;
 use crate::exit::Exit;
 use crate::launched::ended;
@@ -51,7 +52,7 @@ impl SweepRows {
     /// Writes an event of a run.
     pub(crate) fn tell(&self, place: usize, member: &Member, line: &str) {
         let kind = match member.state {
-            MemberState::Failed(_) => Kind::Alert,
+            State::Failed => Kind::Alert,
             _ => Kind::Event,
         };
         let row = Row::new(place as u64, kind).with_note(line);
@@ -62,9 +63,9 @@ impl SweepRows {
     pub(crate) fn add(&mut self, name: &str, members: &[Member], root: &Path) {
         while let Some(member) = members.get(self.next) {
             match member.state {
-                MemberState::Done => self.spool.append(row(self.next, member)),
-                MemberState::Failed(_) => {}
-                MemberState::Waiting | MemberState::Running | MemberState::Stopped => return,
+                State::Done => self.spool.append(row(self.next, member)),
+                State::Failed => {}
+                _ => return,
             }
             self.next += 1;
         }
