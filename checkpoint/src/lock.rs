@@ -102,10 +102,8 @@ impl Lock {
     pub fn holder(dir: &Path) -> Result<Option<Holder>, CheckpointError> {
         let path = dir.join("lock");
         let refused = |found| CheckpointError::lock(&path, found);
-        let file = match spd_files::open(&path) {
-            Ok(file) => file,
-            Err(found) if found.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(found) => return Err(refused(found)),
+        let Some(file) = spd_files::found(spd_files::open(&path)).map_err(refused)? else {
+            return Ok(None);
         };
         let is_held = match file.try_lock_shared() {
             Ok(()) => false,
@@ -151,10 +149,8 @@ impl Lock {
     pub fn look(dir: &Path) -> Result<(), CheckpointError> {
         let path = dir.join("lock");
         let refused = |found| CheckpointError::lock(&path, found);
-        let mut file = match spd_files::open(&path) {
-            Ok(file) => file,
-            Err(found) if found.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(found) => return Err(refused(found)),
+        let Some(mut file) = spd_files::found(spd_files::open(&path)).map_err(refused)? else {
+            return Ok(());
         };
         match spd_files::lock_patiently(|| file.try_lock_shared()) {
             Ok(()) => Ok(()),

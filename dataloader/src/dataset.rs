@@ -37,11 +37,7 @@ impl Dataset {
     /// [`DataError::Missing`] when the path does not exist; otherwise the file that is absent,
     /// damaged, of another dtype, or differs from its index or header.
     pub fn open_as(path: &Path, dtype: Option<Dtype>) -> Result<Self, DataError> {
-        let found = match fs::metadata(path) {
-            Ok(found) => Some(found),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(DataError::io("open", path)(error)),
-        };
+        let found = spd_files::found(fs::metadata(path)).map_err(DataError::io("open", path))?;
         if found.as_ref().is_some_and(fs::Metadata::is_dir) {
             let dataset = Self::open_dir(path)?;
             let stored = dataset.index.as_ref().map(|index| index.dtype);

@@ -163,11 +163,11 @@ impl Dataset {
         let Some(path) = self.own_tokenizer_path() else {
             return Ok(None);
         };
-        let json = match spd_files::read_at_most(&path, index::MOST_TOKENIZER_BYTES) {
-            Ok(json) => json,
-            // Datasets of earlier builds have none.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(DataError::io("read", &path)(error)),
+        let json = spd_files::read_at_most(&path, index::MOST_TOKENIZER_BYTES);
+        let json = spd_files::found(json).map_err(DataError::io("read", &path))?;
+        // Datasets of earlier builds have none.
+        let Some(json) = json else {
+            return Ok(None);
         };
         let found = hex(xxh3_128(&json));
         if found != *xxh3 {

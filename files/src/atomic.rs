@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
 
-use crate::{fault, making};
+use crate::{fault, found, making};
 
 /// Prefix of temporary names.
 const UNFINISHED: &str = ".tmp-";
@@ -151,19 +151,21 @@ pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
 
 /// A free name for a damaged file or directory: `path.bad`, then `path.bad-2`, and so on.
 pub fn aside(path: &Path) -> io::Result<PathBuf> {
-    let name = |count: u64| {
+    first_free(|count| {
         let mut name = path.file_name().unwrap_or_default().to_os_string();
         match count {
             1 => name.push(".bad"),
             _ => name.push(format!(".bad-{count}")),
         }
         path.with_file_name(name)
-    };
-    for aside in (1..).map(name) {
-        match fs::symlink_metadata(&aside) {
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(aside),
-            Err(error) => return Err(error),
+    })
+}
+
+/// The first free one of the paths that `place` gives for 1, 2, and so on.
+pub fn first_free(place: impl Fn(u64) -> PathBuf) -> io::Result<PathBuf> {
+    for place in (1..).map(place) {
+        if found(fs::symlink_metadata(&place))?.is_none() {
+            return Ok(place);
         }
     }
     unreachable!("a directory does not hold 2^64 names");
@@ -187,9 +189,8 @@ pub fn unfinished(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// The names in a directory, sorted; none when there is no such directory.
 pub fn names(dir: &Path) -> io::Result<Vec<OsString>> {
-    let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
+    let Some(entries) = found(fs::read_dir(dir))? else {
+        return Ok(Vec::new());
     };
     let mut names = entries
         .map(|entry| Ok(entry?.file_name()))
@@ -232,15 +233,14 @@ pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Removes a file, or a directory with its content, if it exists.
 pub fn remove(path: &Path) -> io::Result<()> {
-    let is_dir = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        found => found?.is_dir(),
+    let Some(there) = found(fs::symlink_metadata(path))? else {
+        return Ok(());
     };
     fault::before("remove", || {
         let first = names(path).ok().and_then(|names| names.into_iter().next());
         let _ = first.map(|name| remove(&path.join(name)));
     })?;
-    if is_dir {
+    if there.is_dir() {
         fs::remove_dir_all(path)
     } else {
         fs::remove_file(path)

@@ -38,16 +38,26 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// As [`open`]; a missing file is one only where `options` does not create it.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     // Checked first, because opening a device may already affect it.
-    match fs::metadata(path) {
-        Ok(found) => is_file(found.file_type())?,
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+    if let Some(found) = found(fs::metadata(path))? {
+        is_file(found.file_type())?;
     }
     // Checked again: the name may have been replaced meanwhile.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = options.custom_flags(flags).open(path)?;
     is_file(file.metadata()?.file_type())?;
     Ok(file)
+}
+
+/// What an operation on a path gave, or `None` if nothing has that name.
+///
+/// # Errors
+///
+/// Every other error of the operation.
+pub fn found<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        outcome => outcome.map(Some),
+    }
 }
 
 /// Whether `path` names this open file.

@@ -5,7 +5,6 @@
 //! once the lost bytes are known. A tracker that has rows of the old file continues in the new one
 //! by this.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
 use spd_files::atomic;
@@ -24,14 +23,10 @@ pub(crate) fn mend(
     was: &Mark,
     step: u64,
 ) -> Result<(Mark, Mended, String), SpoolError> {
-    let (bytes, aside) = match spd_files::read(path) {
-        Err(found) if found.kind() == ErrorKind::NotFound => (Vec::new(), None),
-        Err(found) => return Err(SpoolError::io(path, "read", found)),
-        Ok(bytes) => {
-            let aside = keep_aside(path, &bytes)?;
-            (bytes, Some(aside))
-        }
-    };
+    let bytes = spd_files::found(spd_files::read(path));
+    let bytes = bytes.map_err(|found| SpoolError::io(path, "read", found))?;
+    let aside = bytes.as_ref().map(|bytes| keep_aside(path, bytes));
+    let (bytes, aside) = (bytes.unwrap_or_default(), aside.transpose()?);
     let end = usize::try_from(was.offset).unwrap_or(usize::MAX);
     let (mut kept, mut whole, mut lost) = (Prefix::default(), Vec::new(), Vec::new());
     let mut rows = Vec::new();

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use spd_files::{found, open};
 
 use crate::error::{ReadError, SpoolError};
 use crate::files::METRICS;
@@ -335,7 +336,7 @@ impl Reader {
 
     /// Whether the name now has another file.
     fn is_another_file(&mut self) -> io::Result<bool> {
-        let Some(new) = open(&self.path)? else {
+        let Some(new) = found(open(&self.path))? else {
             return Ok(false);
         };
         let Some(old) = &self.file else {
@@ -351,7 +352,7 @@ impl Reader {
 
     /// Opens the file that has the name now. Rows that were not returned yet are read again.
     fn reopen(&mut self) -> io::Result<()> {
-        self.file = open(&self.path)?;
+        self.file = found(open(&self.path))?;
         self.buffer.clear();
         self.begin = 0;
         Ok(())
@@ -415,20 +416,13 @@ impl Metrics {
     /// The time of a row, or `None` if it is not written yet.
     fn time_of(&mut self, row: u64) -> io::Result<Option<f64>> {
         if self.times.is_none() {
-            self.times = open(&self.dir.join(TIMES))?;
+            self.times = found(open(&self.dir.join(TIMES)))?;
         }
         match &self.times {
             Some(times) => time_of(times, row),
             // Rows without times.
             None => Ok(Some(0.0)),
         }
-    }
-}
-
-fn open(path: &Path) -> io::Result<Option<File>> {
-    match spd_files::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        opened => opened.map(Some),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `starts.jsonl`: the place at which each start of a run continued. A reader that was away learns
 //! from it that rows were cut.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -81,11 +81,10 @@ impl Start {
     /// When the file cannot be read.
     pub fn all(dir: &Path) -> Result<Vec<Self>, SpoolError> {
         let path = dir.join(STARTS);
-        match spd_files::read(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-            Ok(bytes) => Ok(lines(&bytes).filter_map(Self::of).collect()),
-            Err(found) => Err(SpoolError::io(&path, "read", found)),
-        }
+        let bytes = spd_files::found(spd_files::read(&path));
+        let bytes = bytes.map_err(|found| SpoolError::io(&path, "read", found))?;
+        let bytes = bytes.unwrap_or_default();
+        Ok(lines(&bytes).filter_map(Self::of).collect())
     }
 
     fn of(line: &[u8]) -> Option<Self> {

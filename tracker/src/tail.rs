@@ -124,10 +124,7 @@ struct LastLines {
 
 impl LastLines {
     fn of(path: &Path) -> io::Result<Self> {
-        let file = match spd_files::open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            opened => Some(opened?),
-        };
+        let file = spd_files::found(spd_files::open(path))?;
         let begin = match &file {
             Some(file) => file.metadata()?.len(),
             None => 0,

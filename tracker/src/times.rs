@@ -74,9 +74,8 @@ impl Times {
 pub(crate) fn keep(dir: &Path, rows: &[u64], end: u64) -> Result<(), SpoolError> {
     let path = dir.join(TIMES);
     let refused = |found| SpoolError::io(&path, "write it again", found);
-    let bytes = match spd_files::read(&path) {
-        Err(found) if found.kind() == ErrorKind::NotFound => return Ok(()),
-        read => read.map_err(refused)?,
+    let Some(bytes) = spd_files::found(spd_files::read(&path)).map_err(refused)? else {
+        return Ok(());
     };
     let there = bytes.chunks_exact(WIDTH).zip(0..);
     let kept = there.filter(|(_, row)| *row >= end || rows.binary_search(row).is_ok());

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use spd_checkpoint::{CheckpointError, Lock};
+use spd_files::atomic::first_free;
 
 use super::{RunDir, entries, is_apart, there};
 
@@ -107,19 +108,6 @@ fn move_all(mut parts: Vec<PathBuf>, to: &Path, rename: Rename<'_>) -> io::Resul
         }
     }
     Ok(())
-}
-
-/// The first free one of numbered paths.
-fn first_free(place: impl Fn(u32) -> PathBuf) -> io::Result<PathBuf> {
-    for number in 1_u32.. {
-        let place = place(number);
-        match fs::symlink_metadata(&place) {
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(place),
-            Err(error) => return Err(error),
-        }
-    }
-    Err(ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(test)]
