@@ -14,45 +14,6 @@ const FULL: usize = 256 << 10;
 /// The longest line between launchers, in bytes: a run file, or the last lines of some ranks.
 const LONGEST: usize = 4 << 20;
 
-/// Assembles lines from pieces.
-#[derive(Debug)]
-pub(crate) struct LineBuffer {
-    partial: Vec<u8>,
-    longest: usize,
-}
-
-impl LineBuffer {
-    /// For lines of at most `longest` bytes.
-    pub(crate) fn new(longest: usize) -> Self {
-        Self {
-            partial: Vec::new(),
-            longest,
-        }
-    }
-
-    /// The messages that these bytes complete. Invalid lines are skipped.
-    pub(crate) fn take<M: DeserializeOwned>(&mut self, bytes: &[u8]) -> Vec<M> {
-        self.partial.extend(bytes);
-        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else {
-            if self.partial.len() > self.longest {
-                self.partial.clear();
-            }
-            return Vec::new();
-        };
-        let whole: Vec<u8> = self.partial.drain(..=end).collect();
-        let lines = whole.split(|byte| *byte == b'\n');
-        lines
-            .filter_map(|line| serde_json::from_slice(line).ok())
-            .collect()
-    }
-
-    /// Bytes of an incomplete line.
-    #[cfg(test)]
-    pub(crate) fn pending(&self) -> usize {
-        self.partial.len()
-    }
-}
-
 /// A message as a line.
 ///
 /// # Errors
@@ -68,7 +29,10 @@ pub(crate) fn line<M: Serialize>(message: &M) -> serde_json::Result<Vec<u8>> {
 #[derive(Debug)]
 pub(crate) struct Wire<S = TcpStream> {
     stream: S,
-    lines: LineBuffer,
+    /// The bytes of a line that is not whole.
+    partial: Vec<u8>,
+    /// The most that a line may have.
+    longest: usize,
     out: Vec<u8>,
     /// Why the connection has ended.
     end: Option<String>,
@@ -91,7 +55,8 @@ impl<S: Read + Write + AsFd> Wire<S> {
     pub(crate) fn of(stream: S, longest: usize) -> Self {
         Self {
             stream,
-            lines: LineBuffer::new(longest),
+            partial: Vec::new(),
+            longest,
             out: Vec::new(),
             end: None,
         }
@@ -105,7 +70,7 @@ impl<S: Read + Write + AsFd> Wire<S> {
     /// Bytes of an incomplete line.
     #[cfg(test)]
     pub(crate) fn pending(&self) -> usize {
-        self.lines.pending()
+        self.partial.len()
     }
 
     /// Why it has ended, if it has.
@@ -120,13 +85,29 @@ impl<S: Read + Write + AsFd> Wire<S> {
         while self.end.is_none() {
             match self.stream.read(&mut buffer) {
                 Ok(0) => self.end = Some("it has ended".to_owned()),
-                Ok(bytes) => messages.extend(self.lines.take(&buffer[..bytes])),
+                Ok(bytes) => messages.extend(self.take(&buffer[..bytes])),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => self.end = Some(ended(&error)),
             }
         }
         messages
+    }
+
+    /// The messages that these bytes complete. Invalid lines are skipped.
+    fn take<M: DeserializeOwned>(&mut self, bytes: &[u8]) -> Vec<M> {
+        self.partial.extend(bytes);
+        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else {
+            if self.partial.len() > self.longest {
+                self.partial.clear();
+            }
+            return Vec::new();
+        };
+        let whole: Vec<u8> = self.partial.drain(..=end).collect();
+        let lines = whole.split(|byte| *byte == b'\n');
+        lines
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .collect()
     }
 
     /// Sends a message, or queues it.
@@ -176,16 +157,18 @@ fn ended(error: &std::io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
     fn lines_are_assembled_and_junk_is_skipped() {
-        let mut lines = LineBuffer::new(10);
-        assert_eq!(lines.take::<u32>(b"1\n2"), [1]);
-        assert_eq!(lines.take::<u32>(b"3\njunk\n4\n5"), [23, 4]);
-        assert!(lines.take::<u32>(b"00000000000").is_empty());
-        assert_eq!(lines.pending(), 0);
-        assert_eq!(lines.take::<u32>(b"7\n"), [7]);
+        let mut wire = Wire::of(UnixStream::pair().unwrap().0, 10);
+        assert_eq!(wire.take::<u32>(b"1\n2"), [1]);
+        assert_eq!(wire.take::<u32>(b"3\njunk\n4\n5"), [23, 4]);
+        assert!(wire.take::<u32>(b"00000000000").is_empty());
+        assert_eq!(wire.pending(), 0);
+        assert_eq!(wire.take::<u32>(b"7\n"), [7]);
     }
 
     #[test]
