@@ -152,7 +152,7 @@ impl Lock {
         let Some(mut file) = spd_files::found(spd_files::open(&path)).map_err(refused)? else {
             return Ok(());
         };
-        match spd_files::lock_patiently(|| file.try_lock_shared()) {
+        match spd_files::lock_within(spd_files::PATIENCE, || file.try_lock_shared()) {
             Ok(()) => Ok(()),
             Err(TryLockError::WouldBlock) => {
                 let holder = holder(&mut file);

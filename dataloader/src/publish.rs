@@ -192,7 +192,7 @@ pub(crate) fn discard(path: &Path) -> Result<(), DataError> {
 
 fn lock(out: &Path) -> Result<Option<File>, DataError> {
     let dir = File::open(out).map_err(DataError::io("open", out))?;
-    match spd_files::lock_patiently(|| dir.try_lock()) {
+    match spd_files::lock_within(spd_files::PATIENCE, || dir.try_lock()) {
         Ok(()) => Ok(Some(dir)),
         Err(TryLockError::WouldBlock) => Err(DataError::Request(format!(
             "{}: another process is writing it now; wait for it, or use another name",

@@ -76,21 +76,15 @@ pub fn has_name(file: &File, path: &Path) -> io::Result<bool> {
     Ok((here.dev(), here.ino()) == (there.dev(), there.ino()))
 }
 
-/// Tries to lock a file, for one second while another process holds it: a killed process keeps its
-/// locks for a moment, which is longer on a busy machine.
-///
-/// # Errors
-///
-/// When another process still holds it, or the file system refuses.
-pub fn lock_patiently(try_lock: impl Fn() -> Result<(), TryLockError>) -> Result<(), TryLockError> {
-    lock_within(Duration::from_secs(1), try_lock)
-}
+/// How long to wait for a lock: a killed process keeps its locks for a moment, which is longer on a
+/// busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Tries to lock a file, for `limit` while another process holds it.
 ///
 /// # Errors
 ///
-/// As [`lock_patiently`].
+/// When another process still holds it, or the file system refuses.
 pub fn lock_within(
     limit: Duration,
     try_lock: impl Fn() -> Result<(), TryLockError>,

@@ -152,28 +152,20 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
     size.ok_or_else(|| "expected a size like 4GiB or 512MiB".to_owned())
 }
 
+/// Time limit for trying settings: each needs a plan, which takes seconds for hundreds of layers.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Refuses a run that needs more memory than is available, with advice.
 ///
 /// - `need`: planned memory of the run
 /// - `there`: available memory, if known
+/// - `patience`: time limit for trying settings
 /// - `try_with`: planned memory with further `--set`s; `None` if they are refused
 ///
 /// # Errors
 ///
 /// One line.
 pub(crate) fn check(
-    run: &Run,
-    need: usize,
-    there: Option<usize>,
-    try_with: impl Fn(&[String]) -> Option<usize>,
-) -> Result<(), String> {
-    check_within(run, need, there, PATIENCE, try_with)
-}
-
-/// Time limit for trying settings: each needs a plan, which takes seconds for hundreds of layers.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-fn check_within(
     run: &Run,
     need: usize,
     there: Option<usize>,
@@ -343,7 +335,7 @@ mod tests {
             "target.train.batch_size=512" | "train.recompute=always" => None,
             other => panic!("{other}"),
         };
-        let check = |there| check(&run(), 6 << 20, there, needs);
+        let check = |there| check(&run(), 6 << 20, there, PATIENCE, needs);
         assert_eq!(check(None), Ok(()));
         assert_eq!(check(Some(6 << 20)), Ok(()));
         assert_eq!(
@@ -359,7 +351,7 @@ mod tests {
              --set train.shards=8 computes the same batch in 8 parts, with 2.00 MiB"
         );
         assert_eq!(
-            super::check(&run(), 6 << 20, Some(1), |_| None).unwrap_err(),
+            super::check(&run(), 6 << 20, Some(1), PATIENCE, |_| None).unwrap_err(),
             "the run needs 6.00 MiB of memory, and 1 B are available; no single setting reduces it"
         );
     }
@@ -367,7 +359,7 @@ mod tests {
     #[test]
     fn a_slow_search_for_advice_ends_with_the_best_so_far() {
         let tries = std::cell::Cell::new(0);
-        let refused = check_within(&run(), 6 << 20, Some(1 << 20), Duration::ZERO, |set| {
+        let refused = check(&run(), 6 << 20, Some(1 << 20), Duration::ZERO, |set| {
             tries.set(tries.get() + 1);
             assert_eq!(set, ["train.batch_size=2048"]);
             Some(3 << 20)

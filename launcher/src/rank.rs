@@ -93,7 +93,7 @@ fn far_world(
         channel.send(&Message::Failure(failure));
     };
     heartbeat.enter("connecting");
-    let connections = match mesh::connect(rank, listener.into(), &peers, stop) {
+    let connections = match mesh::connect(rank, listener.into(), &peers, (stop, mesh::PATIENCE)) {
         Ok(Some(connections)) => connections,
         Ok(None) => return Ok(None),
         Err(mesh::Unreached { rank, why }) => {

@@ -52,7 +52,7 @@ impl Files {
         let mut options = OpenOptions::new();
         options.create(true).append(true);
         let lock = spd_files::open_with(&mut options, &path).map_err(refused)?;
-        match spd_files::lock_patiently(|| lock.try_lock()) {
+        match spd_files::lock_within(spd_files::PATIENCE, || lock.try_lock()) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(format!(

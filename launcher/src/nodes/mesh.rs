@@ -12,7 +12,7 @@ use super::door::Door;
 use super::handshake::{self, Secret};
 
 /// Time limit for the others.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Pause between two attempts to reach a rank.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -44,15 +44,6 @@ pub(crate) struct Unreached {
 ///
 /// Names a rank that is late.
 pub(crate) fn connect(
-    rank: usize,
-    listener: TcpListener,
-    peers: &Peers,
-    stop: &AtomicBool,
-) -> Result<Option<Vec<Option<TcpStream>>>, Unreached> {
-    connect_within(rank, listener, peers, (stop, PATIENCE))
-}
-
-fn connect_within(
     rank: usize,
     listener: TcpListener,
     peers: &Peers,
@@ -168,7 +159,7 @@ mod tests {
         thread::scope(|scope| {
             for (rank, listener) in listeners.into_iter().enumerate() {
                 scope.spawn(move || {
-                    let connections = connect(rank, listener, peers, &GOES_ON).unwrap();
+                    let connections = connect(rank, listener, peers, (&GOES_ON, PATIENCE)).unwrap();
                     for (other, stream) in connections.unwrap().iter().enumerate() {
                         assert_eq!(stream.is_none(), other == rank);
                     }
@@ -183,13 +174,13 @@ mod tests {
     fn a_missing_rank_is_named_with_its_host() {
         let (mut listeners, peers) = world(2);
         let briefly = (&GOES_ON, Duration::from_millis(50));
-        let missing = connect_within(0, listeners.remove(0), &peers, briefly).unwrap_err();
+        let missing = connect(0, listeners.remove(0), &peers, briefly).unwrap_err();
         assert_eq!(missing.rank, 1);
         assert_eq!(
             missing.why,
             "rank 1 on node1 is not reached within 0 s: it has not connected"
         );
-        let missing = connect_within(1, listeners.remove(0), &peers, briefly).unwrap_err();
+        let missing = connect(1, listeners.remove(0), &peers, briefly).unwrap_err();
         let line = missing.why;
         assert!(
             line.starts_with("rank 0 on node0 is not reached within 0 s: 127.0.0.1:"),
@@ -204,7 +195,7 @@ mod tests {
         for (rank, listener) in listeners.into_iter().enumerate() {
             let stop = AtomicBool::new(false);
             thread::scope(|scope| {
-                let connecting = scope.spawn(|| connect(rank, listener, &peers, &stop));
+                let connecting = scope.spawn(|| connect(rank, listener, &peers, (&stop, PATIENCE)));
                 stop.store(true, Ordering::Relaxed);
                 assert!(connecting.join().unwrap().unwrap().is_none());
             });
@@ -224,15 +215,15 @@ mod tests {
             let stale = second.try_clone().unwrap();
             scope.spawn(move || {
                 let briefly = (&GOES_ON, Duration::from_millis(100));
-                let stale = connect_within(1, stale, earlier, briefly);
+                let stale = connect(1, stale, earlier, briefly);
                 let line = stale.unwrap_err().why;
                 assert!(
                     line.ends_with(": it is another process, or not of this run"),
                     "{line}"
                 );
-                assert!(connect(1, second, peers, &GOES_ON).is_ok());
+                assert!(connect(1, second, peers, (&GOES_ON, PATIENCE)).is_ok());
             });
-            let connections = connect(0, first, peers, &GOES_ON).unwrap();
+            let connections = connect(0, first, peers, (&GOES_ON, PATIENCE)).unwrap();
             assert!(connections.unwrap()[1].is_some());
         });
     }
@@ -262,7 +253,7 @@ mod tests {
             let ranks = listeners.into_iter().enumerate();
             let ranks: Vec<_> = ranks
                 .map(|(rank, listener)| {
-                    scope.spawn(move || connect(rank, listener, peers, &GOES_ON))
+                    scope.spawn(move || connect(rank, listener, peers, (&GOES_ON, PATIENCE)))
                 })
                 .collect();
             strangers.extend((0..720).map(knock));

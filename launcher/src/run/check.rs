@@ -105,7 +105,7 @@ pub(crate) fn check_memory(
 ) -> Result<Option<usize>, String> {
     let there = asked.memory.or_else(memory::available);
     let need = run_plan.memory.total();
-    memory::check(run, need, there, |more| {
+    memory::check(run, need, there, memory::PATIENCE, |more| {
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
         let mut run = hub::load_again(run, path, &set)?;
         decide_shards(&mut run, None, world.size(), asked).ok()?;
@@ -138,7 +138,8 @@ fn check_gpu_memory(
                 spd_trainer::run_plan(&run, asked.threads_of_rank(), true, world).ok()?;
             run_plan.gpu_memory.map(|memory| memory.total())
         };
-        memory::check(run, need.total(), Some(there), with).map_err(|line| {
+        let checked = memory::check(run, need.total(), Some(there), memory::PATIENCE, with);
+        checked.map_err(|line| {
             line.replacen(" of memory", &format!(" of the memory of GPU {gpu}"), 1)
         })?;
     }
