@@ -71,10 +71,7 @@ impl Loader {
         for thread in 0..threads {
             let (filled_in, filled) = crossbeam_channel::bounded(depth);
             let (source, spent) = (source.clone(), spent_out.clone());
-            let every = Every {
-                first: thread as u64,
-                threads: threads as u64,
-            };
+            let every = (thread as u64, threads as u64);
             let spawned = thread::Builder::new()
                 .name("data".to_owned())
                 .spawn(move || fill_ahead((&source, feed), position, every, &filled_in, &spent))
@@ -128,26 +125,20 @@ const MOST_THREADS: usize = 64;
 /// reads wait for the disk side by side.
 const ASKED_AHEAD: u64 = 4;
 
-/// The batches of a thread.
-#[derive(Clone, Copy)]
-struct Every {
-    first: u64,
-    threads: u64,
-}
-
+/// Fills every `threads`-th batch, from the `first`-th on.
 fn fill_ahead(
     (source, feed): (&Source, Feed),
     position: u64,
-    every: Every,
+    (first, threads): (u64, u64),
     filled: &Sender<Result<Batch, DataError>>,
     spent: &Receiver<Batch>,
 ) {
     let (stride, mut reader) = match Reader::new(source, feed) {
-        Ok(reader) => (feed.rows as u64 * every.threads, reader),
+        Ok(reader) => (feed.rows as u64 * threads, reader),
         Err(error) => return drop(filled.send(Err(error))),
     };
     // At the end of 64 bits `fill` returns an error.
-    let mut position = position.saturating_add(feed.rows as u64 * every.first);
+    let mut position = position.saturating_add(feed.rows as u64 * first);
     let ahead = |position: u64, batches: u64| position.saturating_add(stride * batches);
     for number in 1..ASKED_AHEAD {
         reader.will_need(ahead(position, number));

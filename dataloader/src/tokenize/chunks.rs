@@ -24,7 +24,7 @@ pub(super) const CHUNK_BYTES: usize = 256 << 10;
 pub(super) struct Chunk {
     pub(super) input: usize,
     pub(super) place: Place,
-    pub(super) piece: Piece,
+    pub(super) piece: Content,
     pub(super) ends_document: bool,
 }
 
@@ -34,13 +34,6 @@ pub(super) enum Place {
     Byte(u64),
     Line(u64),
     Row(u64),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Piece {
-    Text(Vec<u8>),
-    /// Ids of an earlier encoding.
-    Ids(Vec<u32>),
 }
 
 /// The rules for cutting inputs.
@@ -178,8 +171,8 @@ impl Cutting<'_> {
             };
             let text = match content {
                 Content::Ids(ids) if ids.is_empty() => return Ok(true),
-                Content::Ids(ids) => return each(chunk(Piece::Ids(ids), true)),
-                Content::Text(text) => text.into_bytes(),
+                Content::Ids(_) => return each(chunk(content, true)),
+                Content::Text(text) => text,
             };
             let mut rest = &text[..];
             while !rest.is_empty() {
@@ -188,7 +181,7 @@ impl Cutting<'_> {
                 } else {
                     rest.len()
                 };
-                let piece = Piece::Text(rest[..end].to_vec());
+                let piece = Content::Text(rest[..end].to_vec());
                 rest = &rest[end..];
                 if !each(chunk(piece, rest.is_empty()))? {
                     return Ok(false);
@@ -231,7 +224,7 @@ impl Cutting<'_> {
             let chunk = Chunk {
                 input: number,
                 place: Place::Byte(at),
-                piece: Piece::Text(text[..end].to_vec()),
+                piece: Content::Text(text[..end].to_vec()),
                 ends_document,
             };
             buffer.take(end + if ends_document { skipped } else { 0 });
@@ -332,7 +325,7 @@ mod tests {
         let all = 0..text.len() as u64;
         cutting(separator)
             .each(0, &input, all, |chunk| {
-                let (Place::Byte(at), Piece::Text(text)) = (chunk.place, chunk.piece) else {
+                let (Place::Byte(at), Content::Text(text)) = (chunk.place, chunk.piece) else {
                     panic!("a text")
                 };
                 found.push((at, text, chunk.ends_document));

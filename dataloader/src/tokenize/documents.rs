@@ -20,8 +20,8 @@ use crate::DataError;
 /// A document, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Text to be encoded.
-    Text(String),
+    /// Text to be encoded; of a text file, any bytes.
+    Text(Vec<u8>),
     /// Ids of an earlier encoding.
     Ids(Vec<u32>),
 }
@@ -39,7 +39,7 @@ impl<'de> Deserialize<'de> for Content {
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
+                Ok(Content::Text(text.as_bytes().to_vec()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
@@ -250,7 +250,7 @@ fn rows(
                 let bytes = there.then(|| found.next()).flatten();
                 let bytes = bytes.as_ref().map_or(&[][..], |bytes| bytes.as_bytes());
                 String::from_utf8(bytes.to_vec())
-                    .map(Content::Text)
+                    .map(|text| Content::Text(text.into_bytes()))
                     .map_err(|fault| format!("is not UTF-8: {fault}"))
             });
             texts.collect()

@@ -29,7 +29,8 @@ use rayon::prelude::*;
 
 use crate::DataError;
 use crate::publish::{self, Staging};
-use chunks::{Chunk, Cutting, Piece, Place};
+use chunks::{Chunk, Cutting, Place};
+use documents::Content;
 use encoder::Encoder;
 use inputs::{Form, Input};
 use journal::Journal;
@@ -329,7 +330,8 @@ impl Work<'_> {
                         saved(writer.done())?;
                     }
                     pushed?;
-                    self.watch.done.fetch_add(bytes(chunk), Ordering::Relaxed);
+                    let bytes = chunk.piece.bytes();
+                    self.watch.done.fetch_add(bytes, Ordering::Relaxed);
                 }
             }
             Ok(())
@@ -347,12 +349,13 @@ impl Work<'_> {
         for (number, (input, &(start, end))) in self.inputs.iter().zip(parts).enumerate() {
             self.cutting.each(number, input, start..end, |chunk| {
                 self.go_on()?;
+                let bytes = chunk.piece.bytes();
                 if skipped > 0 {
                     skipped -= 1;
-                    self.watch.done.fetch_add(bytes(&chunk), Ordering::Relaxed);
+                    self.watch.done.fetch_add(bytes, Ordering::Relaxed);
                     return Ok(true);
                 }
-                group_bytes += bytes(&chunk);
+                group_bytes += bytes;
                 group.push(chunk);
                 if group_bytes < GROUP_BYTES as u64 && group.len() < GROUP_CHUNKS {
                     return Ok(true);
@@ -378,11 +381,11 @@ impl Work<'_> {
             DataError::damaged(path, format!("{place}: {text}"))
         };
         let mut ids = match &chunk.piece {
-            Piece::Text(text) => self
+            Content::Text(text) => self
                 .encoder
                 .encode(text)
                 .map_err(|fault| damaged(fault.at, &fault.text))?,
-            Piece::Ids(ids) => ids.clone(),
+            Content::Ids(ids) => ids.clone(),
         };
         let vocab = self.encoder.vocab;
         if let Some(id) = ids.iter().find(|&&id| id >= vocab) {
@@ -401,13 +404,6 @@ impl Work<'_> {
             true => Err(DataError::Asked),
             false => Ok(()),
         }
-    }
-}
-
-fn bytes(chunk: &Chunk) -> u64 {
-    match &chunk.piece {
-        Piece::Text(text) => text.len() as u64,
-        Piece::Ids(ids) => 4 * ids.len() as u64,
     }
 }
 
