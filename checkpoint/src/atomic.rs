@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use spd_files::atomic::{self, NewFile};
+use spd_files::atomic;
 
 use crate::CheckpointError;
 
@@ -33,9 +33,9 @@ pub(crate) fn write_pieces(path: &Path, pieces: &[&[u8]]) -> Result<(), Checkpoi
         .map_err(|found| CheckpointError::write(path, bytes, found))
 }
 
-/// Like [`write_file`] for a directory of these files.
-pub(crate) fn write_dir(path: &Path, files: &[NewFile<'_>]) -> Result<(), CheckpointError> {
-    let pieces = files.iter().flat_map(|file| &file.pieces);
+/// Like [`write_file`] for a directory of these files, each with its name and pieces.
+pub(crate) fn write_dir(path: &Path, files: &[(&str, &[&[u8]])]) -> Result<(), CheckpointError> {
+    let pieces = files.iter().flat_map(|(_, pieces)| *pieces);
     let bytes = pieces.map(|piece| piece.len() as u64).sum();
     atomic::write_dir(path, files).map_err(|found| CheckpointError::write(path, bytes, found))
 }

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use spd_files::atomic::NewFile;
 
 use crate::manifest::{FROZEN_SINCE, Files, MANIFEST, META, Manifest, TENSORS, entries};
 use crate::step_path::step_path;
@@ -52,23 +51,12 @@ fn write_in(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointError
     .encode();
 
     let path = step_path(root, snapshot.step);
-    atomic::write_dir(
-        &path,
-        &[
-            NewFile {
-                name: TENSORS,
-                pieces: tensor_pieces,
-            },
-            NewFile {
-                name: META,
-                pieces: vec![&meta],
-            },
-            NewFile {
-                name: MANIFEST,
-                pieces: vec![&manifest],
-            },
-        ],
-    )?;
+    let files: [(&str, &[&[u8]]); 3] = [
+        (TENSORS, &tensor_pieces),
+        (META, &[&meta]),
+        (MANIFEST, &[&manifest]),
+    ];
+    atomic::write_dir(&path, &files)?;
     Ok(path)
 }
 

@@ -34,21 +34,16 @@ const UNFINISHED: &str = ".tmp-";
 
 /// Writes a file, the pieces in order, and replaces one at `path`.
 pub fn write_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
-    let _making = making();
-    let unfinished = beside(path, "");
-    remove(&unfinished)?;
-    finish(&unfinished, path, || create_file(&unfinished, pieces))
+    replace(path, |unfinished| create_file(unfinished, pieces))
 }
 
 /// Like [`write_file`], readable by its owner only.
 pub fn write_private(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
-    let unfinished = beside(path, "");
-    remove(&unfinished)?;
-    finish(&unfinished, path, || {
+    replace(path, |unfinished| {
         fault::before("create file", || ())?;
         let mut options = OpenOptions::new();
         let file = options.write(true).create_new(true).mode(0o600);
-        fill(file.open(&unfinished)?, pieces)
+        fill(file.open(unfinished)?, pieces)
     })
 }
 
@@ -66,25 +61,15 @@ pub fn write_shared(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     }
 }
 
-/// A file for [`write_dir`].
-pub struct NewFile<'a> {
-    /// Its name in the directory.
-    pub name: &'static str,
-    /// Its content, the pieces in order.
-    pub pieces: Vec<&'a [u8]>,
-}
-
-/// Writes a directory of these files, and replaces one at `path`.
-pub fn write_dir(path: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
-    let _making = making();
-    let unfinished = beside(path, "");
-    remove(&unfinished)?;
-    finish(&unfinished, path, || {
-        create_dir(&unfinished)?;
-        for file in files {
-            create_file(&unfinished.join(file.name), &file.pieces)?;
+/// Writes a directory of these files, each with its name and its pieces in order, and replaces one
+/// at `path`.
+pub fn write_dir(path: &Path, files: &[(&str, &[&[u8]])]) -> io::Result<()> {
+    replace(path, |unfinished| {
+        create_dir(unfinished)?;
+        for (name, pieces) in files {
+            create_file(&unfinished.join(name), pieces)?;
         }
-        sync_dir(&unfinished)
+        sync_dir(unfinished)
     })
 }
 
@@ -110,11 +95,8 @@ pub fn new_dir<E: From<io::Error>>(
 /// Truncates a file at byte `end` by replacing it with a shorter copy, so that readers of the old
 /// file can tell.
 pub fn cut_file(path: &Path, end: u64) -> io::Result<()> {
-    let _making = making();
-    let unfinished = beside(path, "");
-    remove(&unfinished)?;
-    finish(&unfinished, path, || {
-        let mut copy = new_file(&unfinished)?;
+    replace(path, |unfinished| {
+        let mut copy = new_file(unfinished)?;
         fault::before("write", || ())?;
         io::copy(&mut crate::open(path)?.take(end), &mut copy)?;
         sync(&copy)
@@ -261,6 +243,14 @@ pub fn parent(path: &Path) -> &Path {
         Some(parent) if parent != "" => parent,
         _ => Path::new("."),
     }
+}
+
+/// Gives `path` what `make` writes under the temporary name that it is given.
+fn replace(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let _making = making();
+    let unfinished = beside(path, "");
+    remove(&unfinished)?;
+    finish(&unfinished, path, || make(&unfinished))
 }
 
 /// Renames what `make` writes to `path`. Only the first error is reported: a temporary file that

@@ -8,24 +8,9 @@ use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
 
-use spd_files::atomic::{
-    NewFile, cut_file, names, remove, unfinished, write_dir, write_file, write_shared,
-};
+use spd_files::atomic::{cut_file, names, remove, unfinished, write_dir, write_file, write_shared};
 use spd_files::fault::HOOK;
 use spd_testing::faults::{self, Then};
-
-fn files(content: &[u8]) -> Vec<NewFile<'_>> {
-    vec![
-        NewFile {
-            name: "a",
-            pieces: vec![content, content],
-        },
-        NewFile {
-            name: "b",
-            pieces: vec![content],
-        },
-    ]
-}
 
 // A rename may reach the disk before the bytes do, and a name survives only by its directory's
 // sync.
@@ -33,7 +18,10 @@ fn files(content: &[u8]) -> Vec<NewFile<'_>> {
 fn content_is_synced_before_the_rename_and_the_directory_after() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dir");
-    let ((), first) = faults::record(|| write_dir(&path, &files(b"old")).unwrap());
+    let write = |content: &[u8]| {
+        write_dir(&path, &[("a", &[content, content]), ("b", &[content])]).unwrap();
+    };
+    let ((), first) = faults::record(|| write(b"old"));
     assert_eq!(
         first,
         [
@@ -50,7 +38,7 @@ fn content_is_synced_before_the_rename_and_the_directory_after() {
             "sync directory",
         ]
     );
-    let ((), again) = faults::record(|| write_dir(&path, &files(b"new")).unwrap());
+    let ((), again) = faults::record(|| write(b"new"));
     assert_eq!(
         again[8..],
         [
