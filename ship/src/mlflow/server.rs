@@ -72,31 +72,10 @@ impl Run {
 }
 
 #[derive(Deserialize)]
-struct OneRun {
-    run: Run,
-}
-
-#[derive(Deserialize)]
-struct Runs {
-    #[serde(default)]
-    runs: Vec<Run>,
-}
-
-#[derive(Deserialize)]
-struct OneExperiment {
-    experiment: Experiment,
-}
-
-#[derive(Deserialize)]
 struct Experiment {
     experiment_id: String,
     #[serde(default)]
     lifecycle_stage: String,
-}
-
-#[derive(Deserialize)]
-struct Created {
-    experiment_id: String,
 }
 
 impl Server {
@@ -115,8 +94,9 @@ impl Server {
         // Otherwise the page first shows views for language models.
         let kind = json!({"key": "mlflow.experimentKind", "value": "custom_model_development"});
         let body = json!({"name": name, "tags": [kind]});
-        match self.post("experiments/create", &body).await {
-            Ok(Created { experiment_id }) => Ok(experiment_id),
+        let call = ("experiments/create", "experiment_id");
+        match self.post(call, &body).await {
+            Ok(id) => Ok(id),
             // Another process made it in between.
             Err(refusal) => self.find_experiment(name).await?.ok_or(refusal),
         }
@@ -124,15 +104,15 @@ impl Server {
 
     async fn find_experiment(&self, name: &str) -> Result<Option<String>, Refusal> {
         let query = [("experiment_name", name)];
-        let found: Result<OneExperiment, _> = self.get("experiments/get-by-name", &query).await;
-        match found {
-            Ok(OneExperiment { experiment }) if experiment.lifecycle_stage == "deleted" => {
+        let call = ("experiments/get-by-name", "experiment");
+        match self.get::<Experiment>(call, &query).await {
+            Ok(experiment) if experiment.lifecycle_stage == "deleted" => {
                 let why = format!(
                     "the experiment {name:?} was deleted; restore it, or name another project"
                 );
                 Err(Refusal::Later { why, after: None })
             }
-            Ok(OneExperiment { experiment }) => Ok(Some(experiment.experiment_id)),
+            Ok(experiment) => Ok(Some(experiment.experiment_id)),
             Err(Refusal::Gone { .. }) => Ok(None),
             Err(refusal) => Err(refusal),
         }
@@ -150,20 +130,19 @@ impl Server {
             "filter": format!("tags.`{key}` = '{value}'"),
             "max_results": 100,
         });
-        let found: Runs = self.post("runs/search", &body).await?;
-        Ok(found.runs)
+        // Without runs the field is not there.
+        let found: Option<Vec<Run>> = self.post(("runs/search", "runs"), &body).await?;
+        Ok(found.unwrap_or_default())
     }
 
     /// A run by its id.
     pub(super) async fn run(&self, id: &str) -> Result<Run, Refusal> {
-        let found: OneRun = self.get("runs/get", &[("run_id", id)]).await?;
-        Ok(found.run)
+        self.get(("runs/get", "run"), &[("run_id", id)]).await
     }
 
     /// Makes a run.
     pub(super) async fn create(&self, body: &Json) -> Result<Run, Refusal> {
-        let found: OneRun = self.post("runs/create", body).await?;
-        Ok(found.run)
+        self.post(("runs/create", "run"), body).await
     }
 
     /// Sends a request whose answer has no data.
@@ -194,22 +173,25 @@ impl Server {
         }
     }
 
+    /// A field of an answer.
     async fn get<T: DeserializeOwned>(
         &self,
-        call: &str,
+        (call, field): (&str, &str),
         query: &[(&str, &str)],
     ) -> Result<T, Refusal> {
         let mut at = self.call(call);
         at.query_pairs_mut().extend_pairs(query);
-        read(&self.ask(self.client.get(at)).await?)
+        read(&self.ask(self.client.get(at)).await?, field)
     }
 
-    async fn post<T: DeserializeOwned>(&self, call: &str, body: &Json) -> Result<T, Refusal> {
-        read(
-            &self
-                .ask(self.client.post(self.call(call)).json(body))
-                .await?,
-        )
+    /// As [`Self::get`], for a request with a body.
+    async fn post<T: DeserializeOwned>(
+        &self,
+        (call, field): (&str, &str),
+        body: &Json,
+    ) -> Result<T, Refusal> {
+        let request = self.client.post(self.call(call)).json(body);
+        read(&self.ask(request).await?, field)
     }
 
     async fn ask(&self, request: RequestBuilder) -> Result<Answer, Refusal> {
@@ -222,11 +204,13 @@ impl Server {
     }
 }
 
-fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Refusal> {
+/// A field of an answer, as null if it is not there.
+fn read<T: DeserializeOwned>(answer: &Answer, field: &str) -> Result<T, Refusal> {
     if !answer.status.is_success() {
         return Err(refusal(answer));
     }
-    let found = answer.json().and_then(|body| T::deserialize(body).ok());
+    let body = answer.json().filter(Json::is_object);
+    let found = body.and_then(|mut body| T::deserialize(body[field].take()).ok());
     found.ok_or_else(|| answer.nonsense(STRANGE))
 }
 
