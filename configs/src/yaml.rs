@@ -152,7 +152,7 @@ impl Node {
 
 /// A list or a map that is not closed yet.
 struct Open {
-    /// What it is so far.
+    /// The node as it is so far.
     whole: Whole,
     anchor: usize,
     /// A key that waits for its value.

@@ -48,7 +48,7 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// What an operation on a path gave, or `None` if nothing has that name.
+/// The result of an operation on a path, or `None` if nothing has that name.
 ///
 /// # Errors
 ///

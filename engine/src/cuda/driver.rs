@@ -89,7 +89,7 @@ pub struct Factors {
     pub bias: Option<Argument>,
 }
 
-/// What a driver makes and its owner destroys, by address or handle.
+/// Something that a driver makes and its owner destroys, by its address or handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Handle {
     /// Memory of the device.
