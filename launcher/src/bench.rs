@@ -5,8 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
+use std::slice;
 use std::sync::Arc;
-use std::{env, slice};
 
 use anyhow::Context;
 use spd_trainer::bench::{
@@ -20,7 +20,7 @@ use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
 use crate::gpus::gpu;
 use crate::rank::inherited;
-use crate::ranks::{command, own_program, share_memory};
+use crate::ranks::{command, own_program, same_words, share_memory};
 use crate::screen;
 use crate::table::{Align, Table};
 
@@ -106,12 +106,10 @@ fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
         let mut ranks = Children::default();
         for rank in 0..asked.cpus {
             let mut command = command(&program);
-            command.arg("bench");
-            share_memory(&mut command, &memory);
-            command.args([format!("--rank={rank}"), format!("--only={name}")]);
-            // The same words, after the options: what comes after a `--` is a name.
-            let words = env::args_os().skip(1).skip_while(|word| word != "bench");
-            command.args(words.skip(1));
+            same_words(&mut command, "bench", |command| {
+                share_memory(command, &memory);
+                command.args([format!("--rank={rank}"), format!("--only={name}")]);
+            });
             if rank > 0 {
                 command.stdout(Stdio::null());
             }

@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::gpus::gpus;
 use crate::memory;
 use crate::progress::{Lines, left};
-use crate::ranks::{command, own_program};
+use crate::ranks::{command, own_program, same_words};
 use crate::run_dir::RunDir;
 use crate::screen;
 
@@ -119,12 +119,12 @@ fn by_ranks(asked: &HarvestArgs, ranks: usize) -> anyhow::Result<()> {
     let mut children = Children::default();
     for rank in 0..ranks {
         let mut command = command(&program);
-        // The same words, and the number of the rank.
-        command.args(std::env::args_os().skip(1));
-        command.arg(format!("--rank={rank}"));
-        if asked.threads.is_none() {
-            command.arg(format!("--threads={}", cli::threads(None)));
-        }
+        same_words(&mut command, "harvest", |command| {
+            command.arg(format!("--rank={rank}"));
+            if asked.threads.is_none() {
+                command.arg(format!("--threads={}", cli::threads(None)));
+            }
+        });
         let started = children.start(&mut command);
         started.with_context(|| format!("harvest: rank {rank}"))?;
     }

@@ -1,6 +1,7 @@
 //! Ranks and runs of a sweep as child processes: this program again, never outliving its launcher.
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{self, PipeWriter};
 use std::net::TcpListener;
 use std::ops::Range;
@@ -227,6 +228,17 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Passes the words of this process to the program, with options of the rank behind the name of the
+/// command: behind a `--` of the user's they would be names.
+pub(crate) fn same_words(command: &mut Command, name: &str, options: impl FnOnce(&mut Command)) {
+    let words: Vec<OsString> = env::args_os().skip(1).collect();
+    let named = words.iter().position(|word| word == name);
+    let (before, after) = words.split_at(named.map_or(words.len(), |at| at + 1));
+    command.args(before);
+    options(command);
+    command.args(after);
 }
 
 /// Passes the ranks' shared memory to the program.

@@ -35,7 +35,8 @@ fn stdout_and_the_file_have_one_line_for_each_workload() {
 #[test]
 fn only_the_first_rank_writes_a_line() {
     let scratch = Scratch::new();
-    let args = "bench tiny-tms tiny-gpt2-h1 --steps 2 --warmup 1 --cpus 2 --batch 8 --out tiny-tms";
+    let args =
+        "bench --steps 2 --warmup 1 --cpus 2 --batch 8 --out tiny-tms -- tiny-tms tiny-gpt2-h1";
     let ended = launch(scratch.launcher(&args.split(' ').collect::<Vec<_>>()));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     assert_eq!(ended.stdout.lines().count(), 2);

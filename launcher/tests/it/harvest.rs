@@ -71,7 +71,8 @@ fn any_number_of_ranks_and_shards_and_kills_give_the_same_files() {
     assert_eq!(about["format"], 1);
     for ranks in ["2", "4"] {
         let asked = ["--cpus", ranks, "--threads", "2", "--out", ranks];
-        harvest(&scratch, &[&few[..], &asked].concat());
+        let [run, few @ ..] = few;
+        harvest(&scratch, &[&few[..], &asked, &["--", run]].concat());
         assert!(files(&scratch, ranks) == whole, "{ranks} ranks");
     }
     for shard in ["0/2", "1/2"] {
