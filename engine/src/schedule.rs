@@ -45,17 +45,15 @@ pub(crate) fn order<P: Computes>(builder: &Graph<P>) -> Vec<usize> {
 
 fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
     let mut needed = vec![false; builder.nodes.len()];
-    let maker = |&value: &Value| match builder.homes[value.index()] {
-        Home::Node(node) => Some(node),
-        _ => None,
-    };
     let mut left: Vec<usize> = (0..builder.nodes.len()).filter(|&n| changes(n)).collect();
-    left.extend(builder.outputs.iter().filter_map(|(_, value)| maker(value)));
-    while let Some(index) = left.pop() {
-        if !std::mem::replace(&mut needed[index], true) {
-            let node = &builder.nodes[index];
-            let read = node.inputs.iter().chain(node.into.iter().flatten());
-            left.extend(read.filter_map(maker));
+    for (_, value) in &builder.outputs {
+        if let Home::Node(node) = builder.homes[value.index()] {
+            left.push(node);
+        }
+    }
+    while let Some(node) = left.pop() {
+        if !std::mem::replace(&mut needed[node], true) {
+            left.extend(operands(builder, node));
         }
     }
     needed

@@ -75,10 +75,7 @@ pub(crate) fn product(
                     if rows.is_empty() || columns.is_empty() {
                         continue;
                     }
-                    let out = Output {
-                        values: whole.at(number * m, 0),
-                        add,
-                    };
+                    let out = Output::new(whole.at(number * m, 0), add);
                     // SAFETY: each chunk writes its own tile of its own result, whole and in
                     // bounds.
                     unsafe { product.write(rows, columns, sums, out) };
@@ -186,10 +183,7 @@ pub(crate) fn block(
     let Shape { m, n, k } = shape;
     assert!(m > 0 && n > 0 && k > 0, "{shape:?}");
     assert!(a.holds(m, k) && b.holds(k, n), "{shape:?}");
-    let out = Output {
-        values: out.values.raw(m, n),
-        add: out.add,
-    };
+    let out = Output::new(out.values.raw(m, n), out.add);
     // SAFETY: the factors lie inside their slices, and the product inside its tile.
     unsafe { multiply(precision, shape, alpha, a, b, out) };
 }

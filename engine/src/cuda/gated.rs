@@ -120,22 +120,22 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
             && from.ty(z).dtype == from.ty(g).dtype
             && !readers.kept[g.index()]
             && masks.iter().all(|&mask| reads_at(&from.nodes[mask], g));
-        let first = masks.first().map(|&first| &from.nodes[first]);
-        let Some((first, mask)) = first
-            .filter(|_| qualifies)
-            .and_then(|first| Some((first, first.op.get::<Masked>()?)))
-        else {
+        let Some(&at) = masks.first().filter(|_| qualifies) else {
             continue;
         };
-        let others = first.inputs.iter().filter(|&&input| input != g);
-        if others.copied().any(|input| of_sums[input.index()]) {
+        let first = &from.nodes[at];
+        let Some(mask) = first.op.get::<Masked>() else {
+            continue;
+        };
+        let mut others = first.inputs.iter().filter(|&&input| input != g);
+        if others.any(|input| of_sums[input.index()]) {
             continue;
         }
         for &mask in masks {
             nodes[mask] = Some(of_logits(&from.nodes[mask], of.gates, [g, z]));
         }
         nodes[index] = None;
-        nodes[masks[0]] = Some(DeviceNode {
+        nodes[at] = Some(DeviceNode {
             op: DeviceOp::new(MaskedWithSums(*mask, *of)),
             inputs: with(&first.inputs, [g, z]),
             outputs: [&first.outputs[..], &node.outputs[1..]].concat(),
@@ -154,9 +154,10 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
 /// Whether each value is computed from penalty sums or L0.
 fn of_sums(from: &DeviceGraph) -> Vec<bool> {
     let mut found = vec![false; from.types.len()];
-    for node in &from.nodes {
-        let read = node.inputs.iter().chain(node.into.iter().flatten());
-        let reads = read.copied().any(|value| found[value.index()]);
+    for index in schedule::order(from) {
+        let node = &from.nodes[index];
+        let mut read = node.inputs.iter().chain(node.into.iter().flatten());
+        let reads = read.any(|value| found[value.index()]);
         let makes = usize::from(!reads && node.op.is::<ImportanceGates>());
         for output in &node.outputs[makes..] {
             found[output.index()] = reads || makes == 1;

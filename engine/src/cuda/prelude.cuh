@@ -374,7 +374,7 @@ DEVICE void wide_column_parts(Out<float> parts, R read, F term) {
     }
 }
 
-// The same with terms that nothing else is read before.
+// The same for terms that need no reads ahead of them.
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int WIDTH, class F> DEVICE void wide_column_parts(Out<float> parts, F term) {
     wide_column_parts<ROWS, COLUMNS, STRETCH, WIDTH>(parts, term, [](i64, i64, Wide<WIDTH> row) { return row; });
 }
