@@ -63,7 +63,8 @@ impl Given {
         });
         let ops = plan.nodes.iter().map(|planned| {
             let node = &builder.nodes[planned.node];
-            (node.part, OpProfile::of(builder, node))
+            let copied = planned.copies.iter().map(|&(_, output)| output);
+            (node.part, OpProfile::of(builder, node, copied))
         });
         Self {
             parameters: StepParameters {

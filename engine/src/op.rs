@@ -187,8 +187,9 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
         false
     }
 
-    /// Bytes of its operands that it does not read.
-    fn unread_bytes(&self, _inputs: &[&Type]) -> usize {
+    /// Bytes of its operands that it does not read, and of its results that it does not write;
+    /// `adds` says whether it adds to values.
+    fn untouched_bytes(&self, _inputs: &[&Type], _outputs: &[&Type], _adds: bool) -> usize {
         0
     }
 
@@ -305,6 +306,20 @@ macro_rules! op {
     (flops($self:ident, $inputs:ident) $flops:expr; $($rest:tt)*) => {
         fn flops(&$self, $inputs: &[&$crate::value::Type]) -> u64 {
             $flops
+        }
+        $crate::op::op! { $($rest)* }
+    };
+    (
+        untouched_bytes($self:ident, $inputs:ident, $outputs:ident, $adds:ident) $count:expr;
+        $($rest:tt)*
+    ) => {
+        fn untouched_bytes(
+            &$self,
+            $inputs: &[&$crate::value::Type],
+            $outputs: &[&$crate::value::Type],
+            $adds: bool,
+        ) -> usize {
+            $count
         }
         $crate::op::op! { $($rest)* }
     };

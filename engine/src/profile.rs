@@ -21,20 +21,29 @@ pub struct OpProfile {
     pub flops: u64,
     /// Expensive operations in one replay.
     pub expensive_ops: ExpensiveOps,
-    /// Bytes read and written in one replay, each operand once, without the rows that are not read.
+    /// Bytes read and written in one replay: each operand once, a value that is added to or copied
+    /// twice, and no rows that are left alone.
     pub bytes: u64,
 }
 
 impl OpProfile {
-    /// The work of an op, with no time yet.
-    pub(crate) fn of<P: Computes>(builder: &Graph<P>, node: &Node<P>) -> Self {
+    /// The work of an op, with no time yet. Results numbered in `copied` are copies first, of the
+    /// values that the op adds to.
+    pub(crate) fn of<P: Computes>(
+        builder: &Graph<P>,
+        node: &Node<P>,
+        copied: impl Iterator<Item = usize>,
+    ) -> Self {
         let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
-        let outputs = node.outputs.iter().map(|&output| builder.ty(output));
-        // An operand that is written in place is also read.
+        let outputs: Vec<&Type> = node.outputs.iter().map(|&value| builder.ty(value)).collect();
+        // What is written in place is also read.
         let written = types[node.op.writes(types.len())].iter();
-        let all = types.iter().chain(written).copied().chain(outputs);
-        let bytes: usize = all.map(Type::bytes).sum();
-        let bytes = bytes - node.op.unread_bytes(&types);
+        let into = node.into.iter().flatten().map(|&value| builder.ty(value));
+        let copied = copied.flat_map(|output| [outputs[output]; 2]);
+        let all = types.iter().chain(written).chain(&outputs).copied();
+        let bytes: usize = all.chain(into).chain(copied).map(Type::bytes).sum();
+        let adds = node.into.iter().any(Option::is_some);
+        let bytes = bytes - node.op.untouched_bytes(&types, &outputs, adds);
         let shown = types.iter().take(SHOWN);
         let mut shapes: Vec<String> = shown.map(|ty| format!("{:?}", ty.dims)).collect();
         if types.len() > SHOWN {

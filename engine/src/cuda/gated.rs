@@ -43,7 +43,7 @@ impl Op for OfLogits<Masked> {
     op! {
         name "masked"; of_devices;
         cuda(self) masked::cuda::value(&self.0, Some(self.1));
-        unread_bytes(self, inputs) self.0.unread_bytes(inputs);
+        untouched_bytes(self, inputs, _outputs, _adds) self.0.unlisted_bytes(inputs);
         expensive_ops(self, inputs) self.0.expensive_ops(inputs);
     }
 }

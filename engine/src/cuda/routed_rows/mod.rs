@@ -79,7 +79,10 @@ impl Op for Gather {
     op! {
         name "gather_rows"; of_devices;
         alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
-        unread_bytes(self, inputs) if inputs.len() > 2 { 0 } else { unlisted_bytes(inputs[0], inputs[1]) };
+        untouched_bytes(self, inputs, _outputs, _adds) match inputs {
+            [x, list] => unlisted_bytes(x, list),
+            _ => 0,
+        };
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
@@ -102,6 +105,10 @@ impl Op for Spread {
     op! {
         name "spread_rows"; of_devices;
         alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
+        untouched_bytes(self, inputs, outputs, adds) match adds {
+            true => 2 * unlisted_bytes(outputs[0], inputs[1]),
+            false => 0,
+        };
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {

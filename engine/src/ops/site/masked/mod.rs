@@ -304,7 +304,7 @@ impl Op for Masked {
         kernels(self) cpu::forward(self), cuda::value(self, None);
         scratch_bytes(self, inputs) self.list_bytes(inputs[0].rows());
         expensive_ops(self, inputs) self.drawn(inputs, 0);
-        unread_bytes(self, inputs) self.unlisted_bytes(inputs);
+        untouched_bytes(self, inputs, _outputs, _adds) self.unlisted_bytes(inputs);
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
