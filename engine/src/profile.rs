@@ -35,7 +35,11 @@ impl OpProfile {
         copied: impl Iterator<Item = usize>,
     ) -> Self {
         let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
-        let outputs: Vec<&Type> = node.outputs.iter().map(|&value| builder.ty(value)).collect();
+        let outputs: Vec<&Type> = node
+            .outputs
+            .iter()
+            .map(|&value| builder.ty(value))
+            .collect();
         // What is written in place is also read.
         let written = types[node.op.writes(types.len())].iter();
         let into = node.into.iter().flatten().map(|&value| builder.ty(value));

@@ -14,6 +14,7 @@
 //! sigmoid reads the sum of all.
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use super::readers::Readers;
 use crate::graph::Home;
 use crate::op::{Op, op};
 use crate::ops::importance::gates::ImportanceGatesGrad;
@@ -74,36 +75,6 @@ impl Op for LogitsGrad {
     }
 }
 
-/// The readers of each value of a program.
-struct Readers {
-    /// Nodes that run and read each value.
-    of: Vec<Vec<usize>>,
-    /// Whether a value is read after the end, or added to.
-    kept: Vec<bool>,
-}
-
-impl Readers {
-    fn new(from: &DeviceGraph) -> Self {
-        let mut of = vec![Vec::new(); from.types.len()];
-        let mut kept = vec![false; from.types.len()];
-        let mut running = schedule::order(from);
-        running.sort_unstable();
-        for index in running {
-            let node = &from.nodes[index];
-            for input in &node.inputs {
-                of[input.index()].push(index);
-            }
-            for into in node.into.iter().flatten() {
-                kept[into.index()] = true;
-            }
-        }
-        for (_, output) in &from.outputs {
-            kept[output.index()] = true;
-        }
-        Self { of, kept }
-    }
-}
-
 /// Computes importances where masks read them, wherever that is possible; values keep their
 /// numbers.
 pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
@@ -118,7 +89,7 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
         let masks = &readers.of[g.index()];
         let qualifies = of.noise == LogitNoise::None
             && from.ty(z).dtype == from.ty(g).dtype
-            && !readers.kept[g.index()]
+            && !readers.keep(g)
             && masks.iter().all(|&mask| reads_at(&from.nodes[mask], g));
         let Some(&at) = masks.first().filter(|_| qualifies) else {
             continue;
@@ -222,8 +193,7 @@ fn with_gates(
     let sums = node.inputs.get(2).copied().filter(|_| of_sums);
     let qualifies = reads_at(grad, g)
         && grad.outputs.get(at) == Some(&gg)
-        && readers.of[gg.index()] == [last]
-        && !readers.kept[gg.index()]
+        && readers.only(gg) == Some(last)
         && node.into.iter().all(Option::is_none)
         && sums.is_none_or(|sums| !needs(from, sums, mask));
     if !qualifies {

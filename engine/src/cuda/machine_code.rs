@@ -44,7 +44,7 @@ struct Accesses {
 
 /// Most narrow loads and stores of a kernel: of numbers of the step, scalars, numbers of a row, and
 /// partial sums.
-const NARROW: [(&str, usize, usize); 16] = [
+const NARROW: [(&str, usize, usize); 15] = [
     ("elementwise", 3, 0),
     ("elementwise_summed", 0, 1),
     ("gather_rows", 1, 0),
@@ -56,10 +56,9 @@ const NARROW: [(&str, usize, usize); 16] = [
     ("masked_with_sums", 9, 2),
     ("norm", 0, 2),
     ("norm_of_sum", 0, 2),
-    ("routed_output", 3, 0),
     ("site_output_start", 2, 0),
     ("site_share", 2, 0),
-    ("spread_rows", 1, 0),
+    ("spread_rows", 2, 0),
     ("sum_rows_parts", 0, 1),
 ];
 

@@ -119,6 +119,7 @@ pub mod probes;
 pub(crate) mod product;
 mod product_kernel;
 pub(crate) mod program;
+mod readers;
 #[doc(hidden)]
 pub mod replacement;
 #[cfg(test)]

@@ -40,11 +40,22 @@ template <i64 ROOM, i64 COLUMNS, i64 ROOM_OF_X> DEVICE void gather_rows(InFloats
     });
 }
 
-// y = [y +] the rows of x at their positions, and 0 elsewhere.
-template <i64 ROWS, i64 COLUMNS, i64 ROOM, bool ADD> DEVICE void spread_rows(InFloats auto x, In<u32> list, OutFloats auto y) {
+// y = [y +] the rows of x at their positions, and 0 elsewhere, [+ s c + (1 - s) b]: c is READ, or REPLACED in y. s is the delta of
+// a routed row, and 1 of another.
+template <i64 ROWS, i64 COLUMNS, i64 ROOM, bool READ, bool REPLACED, bool BIAS, i64 DELTAS, bool ADD>
+DEVICE void spread_rows(InFloats auto x, In<u32> list, InFloats auto clean, In<float> bias, In<float> delta, OutFloats auto y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        if (!ADD || list[ROOM + row] != NO_ROW) {
-            give<COLUMNS, ADD>(y, row, column, load_spread<COLUMNS, ROOM>(x, list, row, column));
+        bool routed = list[ROOM + row] != NO_ROW;
+        if (!routed && (REPLACED || (ADD && !READ))) {
+            return;
         }
+        Four own = load_spread<COLUMNS, ROOM>(x, list, row, column);
+        if (READ || REPLACED) {
+            float s = !routed ? 1.0f : DELTAS == 0 ? 0.0f : delta[DELTAS == 1 ? 0 : row];
+            Four c = REPLACED ? load<COLUMNS>(y, row, column) : load<COLUMNS>(clean, row, column);
+            Four b = BIAS ? load<COLUMNS>(bias, 0, column) : fill(0.0f);
+            own = map([&](int k) { return own.v[k] + (s * c.v[k] + (BIAS ? (1.0f - s) * b.v[k] : 0.0f)); });
+        }
+        give<COLUMNS, ADD>(y, row, column, own);
     });
 }

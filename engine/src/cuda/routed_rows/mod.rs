@@ -10,11 +10,21 @@
 //! ```text
 //! route -> routed_rows -> list           the numbers of the routed rows, and the place of each row
 //! x, list -> gather -> x of these rows
-//! rows, list -> spread -> x              with the rows at their positions, and zeros elsewhere
+//! rows, list -> spread -> y              the rows at their positions, beside the clean path
 //! ```
 //!
 //! [`compacted`] writes every op on routed rows by these, and by ops on matrices that just have
 //! fewer rows. A gathered matrix serves the product of a pass and that of its gradient.
+//!
+//! The clean path of a site has the share `s` of its positions, of which those that are not routed
+//! have `s = 1`. So a site's output takes the place of its clean output, if nothing else reads that,
+//! and only routed rows are read and written. With `G` the gradient of the output, that of `x` is
+//!
+//! ```text
+//! (s G) W + spread(gA V^T)    as    s (G W) + spread(gA V^T)
+//! ```
+//!
+//! which does the same to the product `G W`, and makes no `s G`.
 
 #[cfg(feature = "compare-emulated")]
 pub(super) mod on_cpu;
@@ -22,12 +32,14 @@ pub(super) mod on_cpu;
 use std::collections::BTreeMap;
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, of_devices};
-use super::lowering::{Lowering, Source, arguments, constants};
+use super::lowering::{Argument, Lowering, Source, arguments, constants};
+use super::readers::Readers;
 use crate::alike::{Alike, Of};
+use crate::derivation::SiteInputs;
 use crate::graph::Home;
 use crate::op::{Builder, Op, op};
 use crate::ops::site::masked::{MaskedGrad, unlisted_bytes};
-use crate::ops::site::output;
+use crate::ops::site::output::Share;
 use crate::ops::site::routed_matmul::Kind;
 use crate::ops::{CompactRows, Masked, MatMul, RoutedMatMul, SiteOutput, Uniform, UniformSubsets};
 use crate::value::{DType, Type, Value};
@@ -53,14 +65,22 @@ struct RoutedRows;
 #[derive(Debug, PartialEq)]
 struct Gather;
 
-/// Rows of a compacted matrix at their positions.
+/// Rows of a compacted matrix at their positions, beside the clean path: `y = x + s c + (1 - s) b`.
+/// Inputs: `x`, a clean value that is read, bias, delta, list.
 #[derive(Debug, PartialEq)]
-struct Spread;
+struct Spread {
+    clean: Option<Clean>,
+    bias: bool,
+    delta: bool,
+}
 
-/// A site's output from the product of its routed rows: `h U`, then the inputs of the op from `clean`
-/// on, then the list.
-#[derive(Debug, PartialEq)]
-struct RoutedOutput(SiteOutput);
+/// A clean value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Clean {
+    Read,
+    /// The result takes its place.
+    Replaced,
+}
 
 impl Op for RoutedRows {
     op! { name "routed_rows"; of_devices; }
@@ -104,32 +124,45 @@ impl Op for Gather {
 impl Op for Spread {
     op! {
         name "spread_rows"; of_devices;
-        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
-        untouched_bytes(self, inputs, outputs, adds) match adds {
-            true => 2 * unlisted_bytes(outputs[0], inputs[1]),
-            false => 0,
+        untouched_bytes(self, inputs, outputs, adds) match self.clean {
+            Some(Clean::Read) => 0,
+            // Rows that are not routed stay as they are.
+            _ if adds => 2 * unlisted_bytes(outputs[0], inputs[inputs.len() - 1]),
+            _ => 0,
         };
+    }
+
+    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
+        let columns = 1 + usize::from(self.clean == Some(Clean::Read)) + usize::from(self.bias);
+        let columns = (0..columns).map(Of::Input);
+        Alike::columns(columns.chain([Of::Output(0)]))
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         let (rows, columns) = (to.output_ty(0).rows(), to.ty(0).columns());
-        let constants = constants![rows, columns, to.ty(0).rows(), to.adds(0)];
-        let (x, list, y) = (to.input(0), to.input(1), to.output(0));
-        to.kernel(KERNELS, "spread_rows", &constants)
+        let read = self.clean == Some(Clean::Read);
+        let replaced = self.clean == Some(Clean::Replaced);
+        let mut inputs = 1..to.inputs();
+        let mut next = |is_there: bool| is_there.then(|| inputs.next()).flatten();
+        let [clean, bias, delta] = [read, self.bias, self.delta].map(&mut next);
+        let deltas = delta.map_or(0, |delta| to.ty(delta).len());
+        let adds = to.adds(0) && !replaced;
+        let sizes = constants![rows, columns, to.ty(0).rows()];
+        let settings = constants![read, replaced, self.bias, deltas, adds];
+        let optional = |index: Option<usize>| Argument::from(index.map(|index| to.input(index)));
+        let (x, list, y) = (to.input(0), to.input(to.inputs() - 1), to.output(0));
+        let arguments = [
+            x.into(),
+            list.into(),
+            // Of any type, where none is read.
+            to.input(clean.unwrap_or(0)).into(),
+            optional(bias),
+            optional(delta),
+            y.into(),
+        ];
+        to.kernel(KERNELS, "spread_rows", &[&sizes[..], &settings].concat())
             .fours(rows, columns)
-            .launch(&arguments![x, list, y]);
-    }
-}
-
-impl Op for RoutedOutput {
-    op! {
-        name "site_output"; of_devices;
-        cuda(self) output::cuda::routed(&self.0);
-    }
-
-    fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let columns = (0..2 + self.0.biases()).map(Of::Input);
-        Alike::columns(columns.chain([Of::Output(0)]))
+            .launch(&arguments);
     }
 }
 
@@ -145,17 +178,85 @@ pub(super) fn compacted(from: &DeviceGraph) -> DeviceGraph {
 
 /// With room for as many rows as a function gives, from all rows and the probability of each.
 fn compacted_by(from: &DeviceGraph, room: fn(usize, f64) -> usize) -> DeviceGraph {
+    let readers = Readers::new(from);
+    let (nodes, scaled) = share_behind_products(from, &readers);
     let mut compacting = Compacting {
         room,
+        readers,
+        scaled,
         to: from.with_nodes(Vec::new()),
         lists: BTreeMap::new(),
         list_of: BTreeMap::new(),
         gathered: BTreeMap::new(),
     };
-    for node in &from.nodes {
-        compacting.append(node);
+    for (index, node) in nodes.iter().enumerate() {
+        if let Some(node) = node {
+            compacting.append(index, node);
+        }
     }
     compacting.to
+}
+
+/// What is beside the rows of a site: the clean path, and a value to add to.
+#[derive(Debug, Clone, Copy)]
+struct Beside {
+    path: Option<SiteInputs>,
+    into: Option<Value>,
+}
+
+impl Beside {
+    /// Of a node without a clean path.
+    fn of(node: &DeviceNode) -> Self {
+        let into = node.into.first().copied().flatten();
+        Self { path: None, into }
+    }
+}
+
+/// The nodes of a program in which the products `(s G) W` are `G W` wherever a node that spreads
+/// rows can multiply by `s`, and what is beside the rows of such nodes, by their indices.
+fn share_behind_products(
+    from: &DeviceGraph,
+    readers: &Readers,
+) -> (Vec<Option<DeviceNode>>, BTreeMap<usize, Beside>) {
+    let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
+    let mut scaled = BTreeMap::new();
+    for (index, share) in from.nodes.iter().enumerate() {
+        let Some(path) = share.op.get::<Share>().map(|op| op.inputs(&share.inputs)) else {
+            continue;
+        };
+        let (g, s_g) = (share.inputs[0], share.outputs[0]);
+        let adds = share.into.iter().any(Option::is_some);
+        let Some(at) = readers.only(s_g).filter(|_| !adds) else {
+            continue;
+        };
+        let product = &from.nodes[at];
+        let (is_product, g_w) = (product.op.is::<MatMul>(), product.outputs[0]);
+        let Some(spread) = readers.only(g_w) else {
+            continue;
+        };
+        let node = &from.nodes[spread];
+        let is_spread = node.op.get::<RoutedMatMul>().is_some_and(|op| op.spreads())
+            && node.into == [Some(g_w)]
+            && node.inputs.get(2) == path.route.as_ref();
+        let is_left_factor = product.inputs[0] == s_g && product.inputs.len() == 2;
+        if is_product && is_left_factor && is_spread && from.ty(g).dtype == from.ty(s_g).dtype {
+            let beside = Beside {
+                path: Some(SiteInputs {
+                    clean: Some(g_w),
+                    ..path
+                }),
+                into: product.into.first().copied().flatten(),
+            };
+            scaled.insert(spread, beside);
+            nodes[index] = None;
+            nodes[at] = Some(DeviceNode {
+                inputs: vec![g, product.inputs[1]],
+                into: Vec::new(),
+                ..product.clone()
+            });
+        }
+    }
+    (nodes, scaled)
 }
 
 /// A list of routed rows, and the number of rows that it has room for.
@@ -168,6 +269,8 @@ struct List {
 /// A program while it is compacted.
 struct Compacting {
     room: fn(usize, f64) -> usize,
+    readers: Readers,
+    scaled: BTreeMap<usize, Beside>,
     to: DeviceGraph,
     /// The list of each route.
     lists: BTreeMap<Value, List>,
@@ -178,19 +281,18 @@ struct Compacting {
 }
 
 impl Compacting {
-    fn append(&mut self, node: &DeviceNode) {
+    fn append(&mut self, index: usize, node: &DeviceNode) {
         if let Some(&op) = node.op.get::<RoutedMatMul>() {
-            return self.product(op, node);
+            return self.product(op, index, node);
         }
         if let Some(op) = node.op.get::<CompactRows>() {
-            return self.compact_rows(op.back, node);
+            return self.compact_rows(op.back, index, node);
         }
-        if let Some((op, route)) = node
-            .op
-            .get::<SiteOutput>()
-            .and_then(|op| Some((op, op.route()?)))
+        let output = node.op.get::<SiteOutput>();
+        if let Some(path) = output.map(|op| op.joined(&node.inputs))
+            && path.route.is_some()
         {
-            return self.output(*op, route, node);
+            return self.output(path, index, node);
         }
         let mut node = node.clone();
         let (route, is_compacted) = match (node.op.get::<Masked>(), node.op.get::<MaskedGrad>()) {
@@ -217,7 +319,7 @@ impl Compacting {
     }
 
     /// `Y = A W` or `W = A^T G`, over the rows that both matrices of rows have.
-    fn product(&mut self, op: RoutedMatMul, node: &DeviceNode) {
+    fn product(&mut self, op: RoutedMatMul, index: usize, node: &DeviceNode) {
         let ([a, b], y) = ([0, 1].map(|index| node.inputs[index]), node.outputs[0]);
         let routes = &node.inputs[2..];
         let mut list = |is_compacted: bool, route: Option<&Value>| {
@@ -231,7 +333,8 @@ impl Compacting {
         match (op.kind, lists) {
             (Kind::Rows { transposed }, [_, None]) => {
                 let product = self.product_of_rows(transposed, [a, b], node);
-                self.spread(product, node);
+                let beside = self.scaled.get(&index).copied();
+                self.spread(product, beside.unwrap_or(Beside::of(node)), index, node);
             }
             (Kind::Rows { transposed }, [_, Some(list)]) => {
                 let a = self.gather(a, list, node);
@@ -249,25 +352,21 @@ impl Compacting {
         }
     }
 
-    fn compact_rows(&mut self, back: bool, node: &DeviceNode) {
+    fn compact_rows(&mut self, back: bool, index: usize, node: &DeviceNode) {
         let [x, route] = [0, 1].map(|index| node.inputs[index]);
         if back {
-            return self.spread(x, node);
+            return self.spread(x, Beside::of(node), index, node);
         }
         let (list, rows) = (self.list(route, node), node.outputs[0]);
         self.compact(rows, list);
         self.gather_to(rows, x, list, node);
     }
 
-    fn output(&mut self, op: SiteOutput, route: usize, node: &DeviceNode) {
-        let list = self.list(node.inputs[route], node);
+    fn output(&mut self, path: SiteInputs, index: usize, node: &DeviceNode) {
         let factors = [0, 1].map(|index| node.inputs[index]);
         let product = self.product_of_rows(false, factors, node);
-        self.to.append(DeviceNode {
-            op: DeviceOp::new(RoutedOutput(op)),
-            inputs: [&[product], &node.inputs[2..], &[list.value]].concat(),
-            ..node.clone()
-        });
+        let path = Some(path);
+        self.spread(product, Beside { path, into: None }, index, node);
     }
 
     /// The product of a compacted matrix and a weight, which a node then spreads.
@@ -298,11 +397,30 @@ impl Compacting {
         });
     }
 
-    /// Spreads a compacted matrix in the place of a node.
-    fn spread(&mut self, x: Value, node: &DeviceNode) {
+    /// Spreads a compacted matrix in the place of a node, beside what else there is.
+    fn spread(&mut self, x: Value, beside: Beside, index: usize, node: &DeviceNode) {
+        let Beside { path, into } = beside;
+        let SiteInputs {
+            clean, bias, delta, ..
+        } = path.unwrap_or_default();
+        let replaced = clean.filter(|&clean| {
+            let is_result = matches!(self.to.homes[clean.index()], Home::Node(_));
+            let [is, becomes] = [clean, node.outputs[0]].map(|value| self.to.ty(value).dtype);
+            let alone = self.readers.only(clean) == Some(index);
+            into.is_none() && is_result && is == becomes && alone
+        });
+        let read = clean.filter(|_| replaced.is_none());
+        let list = self.list_of[&x].value;
+        let op = Spread {
+            clean: clean.map(|_| replaced.map_or(Clean::Read, |_| Clean::Replaced)),
+            bias: bias.is_some(),
+            delta: delta.is_some(),
+        };
+        let inputs = [Some(x), read, bias, delta, Some(list)];
         self.to.append(DeviceNode {
-            op: DeviceOp::new(Spread),
-            inputs: vec![x, self.list_of[&x].value],
+            op: DeviceOp::new(op),
+            inputs: inputs.into_iter().flatten().collect(),
+            into: vec![into.or(replaced)],
             ..node.clone()
         });
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Gather, RoutedOutput, RoutedRows, Spread};
+use super::{Clean, Gather, RoutedRows, Spread};
 use crate::cuda::device_op::{DeviceGraph, DeviceNode};
 use crate::ops::Masked;
 use crate::ops::site::masked::MaskedGrad;
@@ -99,12 +99,6 @@ pub(in crate::cuda) fn repeated(
     let columns = stored.ty(node.outputs[0]).columns();
     let row_of = |x: &[f32], row: usize| x[row * columns..][..columns].to_vec();
     let zeros = vec![0.0; columns];
-    // Compacted rows of the first operand at their positions.
-    let spread = |list: &[f32]| -> Vec<f32> {
-        let rows = places(list, rows_of(0));
-        rows.flat_map(|place| place.map_or(zeros.clone(), |place| row_of(operand(0), place)))
-            .collect()
-    };
     let result: Vec<f32> = if node.op.is::<RoutedRows>() {
         let room = columns - operand(0).len();
         let routed: Vec<u32> = (0u32..)
@@ -131,24 +125,30 @@ pub(in crate::cuda) fn repeated(
         });
         rows.flat_map(|row| row.map_or(zeros.clone(), |row| row_of(operand(0), row)))
             .collect()
-    } else if node.op.is::<Spread>() {
+    } else if let Some(op) = node.op.get::<Spread>() {
         let into = node.into.first().copied().flatten();
-        let mut y = spread(operand(1));
-        if let Some(into) = into {
-            y.iter_mut().zip(&known[&into]).for_each(|(y, x)| *y += x);
-        }
-        y
-    } else if let Some(RoutedOutput(op)) = node.op.get() {
-        let [bias, delta, route] = op.after(2).map(|index| index.map(&operand));
-        let mut y = spread(operand(node.inputs.len() - 1));
-        for (at, (y, clean)) in y.iter_mut().zip(operand(1)).enumerate() {
-            let (row, column) = (at / columns, at % columns);
-            let d = delta.map_or(0.0, |delta| delta[if delta.len() == 1 { 0 } else { row }]);
-            let r = route.map_or(1.0, |route| route[row]);
-            let share = r * d + (1.0 - r);
-            *y += share * clean + bias.map_or(0.0, |bias| (1.0 - share) * bias[column]);
-        }
-        y
+        let into = into.map(|into| &*known[&into]);
+        let (list, mut others) = (node.inputs.len() - 1, 1..);
+        let mut next = |is_there: bool| is_there.then(|| operand(others.next().expect("endless")));
+        let [read, bias, delta] = [op.clean == Some(Clean::Read), op.bias, op.delta].map(&mut next);
+        let (clean, added) = match op.clean {
+            Some(Clean::Replaced) => (into, None),
+            _ => (read, into),
+        };
+        let rows = places(operand(list), rows_of(0)).enumerate();
+        let y = rows.flat_map(|(row, place)| {
+            let own = place.map_or(zeros.clone(), |place| row_of(operand(0), place));
+            let of_routed = || delta.map_or(0.0, |d| d[if d.len() == 1 { 0 } else { row }]);
+            let s = place.map_or(1.0, |_| of_routed());
+            let beside = |(column, own): (usize, f32)| {
+                let at = row * columns + column;
+                let b = bias.map_or(0.0, |bias| (1.0 - s) * bias[column]);
+                let path = clean.map_or(0.0, |clean| s * clean[at] + b);
+                own + path + added.map_or(0.0, |added| added[at])
+            };
+            own.into_iter().enumerate().map(beside).collect::<Vec<_>>()
+        });
+        y.collect()
     } else {
         return None;
     };

@@ -14,13 +14,21 @@ use crate::store::Store;
 const ROWS: usize = 600;
 
 /// Two sites of a residual stream, each with a subset of the rows, and the gradients of all that
-/// they read. With `associates`, the second reads the components of the first.
-fn program(c: usize, associates: bool) -> (Builder, Store) {
+/// they read but frozen weights. With `associates`, the second reads the components of the first;
+/// `beside` each other, both read what precedes them, with so many frozen weights, and neither deltas
+/// nor biases are trained.
+fn program(c: usize, associates: bool, beside: Option<usize>) -> (Builder, Store) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     if associates {
         b.associate();
     }
     let d = if associates { 30 } else { 8 };
+    let mut frozen = |dims: &[usize], seed: u64| {
+        let slot = store.add(format!("{dims:?} {seed}"), dims, random(dims, seed).values);
+        b.persistent(&store, slot)
+    };
+    let weights = [3, 4].map(|seed| frozen(&[d, d], seed));
+    let bias = frozen(&[d], 3);
     let mut leaves = Vec::new();
     let mut leaf = |b: &mut Builder, dims: &[usize]| {
         let name = format!("leaf {}", leaves.len());
@@ -29,25 +37,35 @@ fn program(c: usize, associates: bool) -> (Builder, Store) {
         leaves[leaves.len() - 1]
     };
     let (x, first) = (leaf(&mut b, &[ROWS, 3]), leaf(&mut b, &[3, d]));
-    let mut stream = b.matmul(x, first).unwrap();
+    let before = b.matmul(x, first).unwrap();
+    let mut stream = before;
     let routes = Stream::new(Purpose::Routing, 0, 0);
     let routes = b.uniform_subsets(routes, ROWS, 2).unwrap();
     let route = Stream::new(Purpose::Routing, 0, 1);
     let route = b.bernoulli(route, ROWS, 0.3).unwrap();
     for (site, route) in (0..).zip([routes[0], route]) {
         let (v, u) = (leaf(&mut b, &[d, c]), leaf(&mut b, &[c, d]));
+        let (delta, bias) = if beside.is_some() {
+            let delta = Stream::new(Purpose::Delta, 0, site);
+            (b.uniform_rows(delta, ROWS).unwrap(), bias)
+        } else {
+            (leaf(&mut b, &[ROWS]), leaf(&mut b, &[d]))
+        };
         let masks = MaskValues {
             mask: Mask::Between(Draw::Uniform(Stream::new(Purpose::Source, 1, site))),
             importance: Some(leaf(&mut b, &[ROWS, c])),
             given: None,
-            delta: Some(leaf(&mut b, &[ROWS])),
+            delta: Some(delta),
             route: Some(route),
         };
-        let a = b.routed_matmul(stream, v, route).unwrap();
+        let x = if beside.is_some() { before } else { stream };
+        let weight = weights[if beside == Some(1) { 0 } else { site as usize }];
+        let a = b.routed_matmul(x, v, route).unwrap();
         let h = b.masked(a, &masks).unwrap();
+        let bias = Some(bias);
         let with = SiteInputs {
-            clean: Some(leaf(&mut b, &[ROWS, d])),
-            bias: None,
+            clean: Some(b.linear_oi(x, weight, bias).unwrap()),
+            bias,
             delta: masks.delta,
             route: Some(route),
         };
@@ -78,8 +96,14 @@ fn rooms(b: &DeviceGraph) -> Vec<usize> {
 // Sums of up to 600 products of numbers of the size of 10, in another order.
 #[test]
 fn sites_with_room_for_fewer_rows_agree_with_the_cpu() {
-    for (c, associates) in [(12, false), (5, false), (4, true)] {
-        let (b, store) = program(c, associates);
+    let cases = [
+        (12, false, None),
+        (12, false, Some(2)),
+        (5, false, Some(1)),
+        (4, true, None),
+    ];
+    for (c, associates, beside) in cases {
+        let (b, store) = program(c, associates, beside);
         // 600 * 3 / 4 + 5 * 24.5 = 572.5, and 600 * 0.3 + 122.5 = 302.5, in whole tiles of 64.
         assert_eq!(rooms(&on_device(&b)), [576, 320]);
         agree(&b, &store, &[], &StepParameters::default(), 2e-5);
@@ -88,12 +112,31 @@ fn sites_with_room_for_fewer_rows_agree_with_the_cpu() {
 
 #[test]
 fn a_product_and_its_gradient_share_gathered_rows() {
-    let (b, _) = program(12, false);
+    let (b, _) = program(12, false, None);
     let b = on_device(&b);
     let gathered = b.nodes.iter().filter(|node| node.op.is::<Gather>());
     // At each site the rows of the stream, and those of the output's gradient.
     assert_eq!(gathered.count(), 4);
     assert!(!b.nodes.iter().any(|node| node.op.is::<RoutedMatMul>()));
+}
+
+#[test]
+fn shares_of_clean_paths_are_taken_where_rows_are_spread() {
+    use Clean::{Read, Replaced};
+    // Outputs of two sites, then gradients of what they read. The gradient of a trained delta reads
+    // the clean output, and that of a trained bias reads its share of the output's.
+    let trained = (4, vec![Some(Read), Some(Read), None, None]);
+    let frozen = (
+        0,
+        vec![Some(Replaced), Some(Replaced), Some(Replaced), Some(Read)],
+    );
+    for (beside, expected) in [(None, trained), (Some(2), frozen)] {
+        let b = on_device(&program(12, false, beside).0);
+        let shares = b.nodes.iter().filter(|node| node.op.is::<Share>()).count();
+        let spreads = b.nodes.iter().filter_map(|node| node.op.get::<Spread>());
+        let spreads: Vec<Option<Clean>> = spreads.map(|op| op.clean).collect();
+        assert_eq!((shares, spreads), expected);
+    }
 }
 
 #[test]

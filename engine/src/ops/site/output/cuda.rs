@@ -33,19 +33,6 @@ pub(super) fn value(op: &SiteOutput, to: &mut Lowering<'_>) {
     });
 }
 
-/// Of a site with routes: inputs are `h U` of the routed rows, those of the op from the clean output
-/// on, and the list of routed rows.
-pub(crate) fn routed(op: &SiteOutput, to: &mut Lowering<'_>) {
-    let (room, rows, columns) = (to.ty(0).rows(), to.ty(1).rows(), to.ty(1).columns());
-    let [product, clean, list] = [0, 1, to.inputs() - 1].map(|index| to.input(index));
-    let ([bias, delta, route], deltas) = after(op, 2, to);
-    let y = to.output(0);
-    let constants = constants![rows, columns, op.bias, deltas, room];
-    to.kernel(KERNELS, "routed_output", &constants)
-        .fours(rows, columns)
-        .launch(&arguments![product, list, clean, bias, delta, route, y]);
-}
-
 pub(super) fn share_of_rows(op: &SiteOutput, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let g = to.input(0);

@@ -1,27 +1,10 @@
-// s c + (1 - s) b.
-template <i64 COLUMNS, bool BIAS, i64 DELTAS, bool ROUTE>
-DEVICE Four clean_share(InFloats auto clean, In<float> bias, In<float> delta, In<float> route, i64 row, i64 column) {
-    float s = share<DELTAS, ROUTE>(delta, route, row);
-    Four c = load<COLUMNS>(clean, row, column), b = BIAS ? load<COLUMNS>(bias, 0, column) : fill(0.0f);
-    return map([&](int k) { return s * c.v[k] + (BIAS ? (1.0f - s) * b.v[k] : 0.0f); });
-}
-
-// The clean share, to which the product is added.
+// The clean share s c + (1 - s) b, to which the product is added.
 template <i64 ROWS, i64 COLUMNS, bool BIAS, i64 DELTAS>
 DEVICE void site_output_start(InFloats auto clean, In<float> bias, In<float> delta, OutFloats auto y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        store<COLUMNS>(y, row, column, clean_share<COLUMNS, BIAS, DELTAS, false>(clean, bias, delta, delta, row, column));
-    });
-}
-
-// The clean share, and the product at the routed rows.
-template <i64 ROWS, i64 COLUMNS, bool BIAS, i64 DELTAS, i64 ROOM>
-DEVICE void routed_output(InFloats auto product, In<u32> list, InFloats auto clean, In<float> bias, In<float> delta, In<float> route,
-                          OutFloats auto y) {
-    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        Four own = load_spread<COLUMNS, ROOM>(product, list, row, column);
-        Four rest = clean_share<COLUMNS, BIAS, DELTAS, true>(clean, bias, delta, route, row, column);
-        store<COLUMNS>(y, row, column, map([&](int k) { return own.v[k] + rest.v[k]; }));
+        float s = share<DELTAS, false>(delta, delta, row);
+        Four c = load<COLUMNS>(clean, row, column), b = BIAS ? load<COLUMNS>(bias, 0, column) : fill(0.0f);
+        store<COLUMNS>(y, row, column, map([&](int k) { return s * c.v[k] + (BIAS ? (1.0f - s) * b.v[k] : 0.0f); }));
     });
 }
 

@@ -25,7 +25,7 @@
 //! error is relative to one product of `W` and `x`, not to itself.
 
 mod cpu;
-pub(crate) mod cuda;
+mod cuda;
 
 use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
@@ -44,7 +44,14 @@ pub struct SiteOutput {
 
 /// `s x`: the remaining share of the clean path, and the gradient of the clean output.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Share(SiteOutput);
+pub(crate) struct Share(SiteOutput);
+
+impl Share {
+    /// `x` as the clean output, delta and route.
+    pub(crate) fn inputs(&self, inputs: &[Value]) -> SiteInputs {
+        self.0.from_clean(inputs)
+    }
+}
 
 /// `r (c - b) . G`: the gradient of the delta mask through the clean path.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -92,21 +99,15 @@ impl Builder {
 }
 
 impl SiteOutput {
-    /// Index of the route among the op's inputs.
-    pub(crate) fn route(&self) -> Option<usize> {
-        self.after(3)[2]
-    }
-
-    /// Number of biases.
-    pub(crate) fn biases(&self) -> usize {
-        usize::from(self.bias)
-    }
-
     /// The [`SiteInputs`] among the op's inputs.
-    fn joined(&self, inputs: &[Value]) -> SiteInputs {
-        let [bias, delta, route] = self.after(3).map(|index| index.map(|at| inputs[at]));
+    pub(crate) fn joined(&self, inputs: &[Value]) -> SiteInputs {
+        self.from_clean(&inputs[2..])
+    }
+
+    fn from_clean(&self, inputs: &[Value]) -> SiteInputs {
+        let [bias, delta, route] = self.after(1).map(|index| index.map(|at| inputs[at]));
         SiteInputs {
-            clean: Some(inputs[2]),
+            clean: Some(inputs[0]),
             bias,
             delta,
             route,
@@ -114,7 +115,7 @@ impl SiteOutput {
     }
 
     /// Indices of the inputs after `h, u, clean`: bias, delta, route.
-    pub(crate) fn after(&self, first: usize) -> [Option<usize>; 3] {
+    fn after(&self, first: usize) -> [Option<usize>; 3] {
         let mut next = first;
         [self.bias, self.delta, self.route].map(|present| {
             present.then(|| {

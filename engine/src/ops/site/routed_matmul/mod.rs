@@ -75,6 +75,11 @@ impl RoutedMatMul {
         }
     }
 
+    /// Whether it is a product of compacted rows, and the rows of its result are not.
+    pub(crate) fn spreads(self) -> bool {
+        matches!(self.kind, Kind::Rows { .. }) && self.first && !self.second
+    }
+
     /// Rows and columns of the result, and terms of its sums, if all rows are routed.
     fn shape(self, inputs: &[&Type]) -> Shape {
         let (a, b) = (inputs[0], inputs[1]);
