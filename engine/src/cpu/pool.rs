@@ -26,8 +26,9 @@ pub struct Pool {
     count: usize,
 }
 
-/// How long a thread looks for chunks and finds none.
-const PATIENCE: Duration = Duration::from_micros(200);
+/// How long a thread looks for chunks and finds none: longer than one thread alone computes at a
+/// time in a step of a small network.
+const PATIENCE: Duration = Duration::from_millis(2);
 
 /// A kernel output that can be cut between chunks.
 pub(crate) trait Parts: Send + Sized {
@@ -141,7 +142,8 @@ impl Pool {
     }
 
     /// Runs a series of kernels inside the pool, while its other threads look for their chunks and
-    /// do not sleep: a thread takes longer to wake than a kernel of a small network takes.
+    /// do not sleep: a thread takes longer to wake than a kernel of a small network takes. Nor does a
+    /// thread sleep that waits for the chunks of others.
     pub(crate) fn attended(&self, mut kernels: impl FnMut() + Send) {
         self.enter(|| {
             let (own, over) = (rayon::current_thread_index(), AtomicBool::new(false));
@@ -198,6 +200,15 @@ impl Pool {
         let left = || self.split(grid, chunks.start..middle, left, work);
         let right = || self.split(grid, middle..chunks.end, right, work);
         if self.threads.is_some() {
+            let over = AtomicBool::new(false);
+            let left = || {
+                left();
+                attend(&over);
+            };
+            let right = || {
+                right();
+                over.store(true, Ordering::Relaxed);
+            };
             rayon::join(left, right);
         } else {
             left();
