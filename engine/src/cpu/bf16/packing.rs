@@ -4,7 +4,8 @@
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_cvtne2ps_pbh, _mm512_loadu_si512,
     _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
 };
 use std::mem::transmute;
 use std::ops::Range;
@@ -51,27 +52,29 @@ pub(super) fn fill(
     let fills = is_there && (matrix.column == 1 || matrix.row == 1);
     if fills {
         // SAFETY: the processor has the instructions.
-        tile.0 = unsafe { words(matrix, of_tile, order) };
+        unsafe { words(&mut tile.0, matrix, of_tile, order) };
     }
     fills
 }
 
-/// The words of a tile.
+/// Fills the words of a tile.
 ///
 /// # Safety
 ///
 /// The processor must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn words(
+    tile: &mut [[u32; 16]; 16],
     matrix: Strided<'_>,
     [lines, terms]: [&Range<usize>; 2],
     order: Order,
-) -> [[u32; 16]; 16] {
+) {
     let [of_lines, of_terms] = [lines.len(), terms.len()];
     assert!(of_lines <= 16 && of_terms <= SIDE, "at most a tile");
     let mut words = [_mm512_setzero_si512(); 16];
     if of_lines == 0 || of_terms == 0 {
-        return [[0; 16]; 16];
+        *tile = [[0; 16]; 16];
+        return;
     }
     let at = |line: usize, term: usize| line * matrix.row + term * matrix.column;
     let last = at(lines.end - 1, terms.end - 1);
@@ -113,8 +116,10 @@ unsafe fn words(
     if natural != order {
         words = transposed(words);
     }
-    // SAFETY: both are 16 rows of 16 words.
-    unsafe { transmute::<[__m512i; 16], [[u32; 16]; 16]>(words) }
+    for (tile, words) in tile.iter_mut().zip(words) {
+        // SAFETY: both are 16 words.
+        unsafe { _mm512_storeu_si512(tile.as_mut_ptr().cast(), words) };
+    }
 }
 
 /// Elements between a load and the prefetch beside it: along terms, and along lines.

@@ -120,8 +120,17 @@ impl PreparedOp {
             let copy = |from: View| {
                 assert_eq!(from.len, to.len, "an accumulation keeps its shape");
                 // SAFETY: the plan gives an output that is not in place a buffer of its own, as
-                // long as `from`, which lies elsewhere in the arena, or outside it.
-                unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, 4 * to.len) };
+                // long as `from`, which lies elsewhere in the arena, or outside it. Both are
+                // aligned, and have four bytes an element.
+                let (from, to) = unsafe {
+                    (
+                        std::slice::from_raw_parts(from.start.cast::<u32>(), from.len),
+                        std::slice::from_raw_parts_mut(to.start.cast::<u32>(), to.len),
+                    )
+                };
+                pool.run(to.len(), GRAIN, Rows(to, 1), |range, to| {
+                    to.0.copy_from_slice(&from[range]);
+                });
             };
             if let Place::Store(slot) = place {
                 copy(view_of(&memory.store.read(slot), DType::F32));
