@@ -40,7 +40,7 @@ impl OpProfile {
             .iter()
             .map(|&value| builder.ty(value))
             .collect();
-        // What is written in place is also read.
+        // An operand that is written in place is also read.
         let written = types[node.op.writes(types.len())].iter();
         let into = node.into.iter().flatten().map(|&value| builder.ty(value));
         let copied = copied.flat_map(|output| [outputs[output]; 2]);

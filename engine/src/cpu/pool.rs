@@ -142,8 +142,8 @@ impl Pool {
     }
 
     /// Runs a series of kernels inside the pool, while its other threads look for their chunks and
-    /// do not sleep: a thread takes longer to wake than a kernel of a small network takes. Nor does a
-    /// thread sleep that waits for the chunks of others.
+    /// do not sleep: a thread takes longer to wake than a kernel of a small network takes. A thread
+    /// that waits for the chunks of others does not sleep either.
     pub(crate) fn attended(&self, mut kernels: impl FnMut() + Send) {
         self.enter(|| {
             let (own, over) = (rayon::current_thread_index(), AtomicBool::new(false));

@@ -197,7 +197,7 @@ fn compacted_by(from: &DeviceGraph, room: fn(usize, f64) -> usize) -> DeviceGrap
     compacting.to
 }
 
-/// What is beside the rows of a site: the clean path, and a value to add to.
+/// The clean path beside the rows of a site, and a value to add to.
 #[derive(Debug, Clone, Copy)]
 struct Beside {
     path: Option<SiteInputs>,
@@ -230,16 +230,22 @@ fn share_behind_products(
             continue;
         };
         let product = &from.nodes[at];
-        let (is_product, g_w) = (product.op.is::<MatMul>(), product.outputs[0]);
+        let g_w = product.outputs[0];
         let Some(spread) = readers.only(g_w) else {
             continue;
         };
+        let is_product = product
+            .op
+            .get::<MatMul>()
+            .is_some_and(|op| !op.a_transposed)
+            && product.inputs[0] == s_g
+            && product.inputs.len() == 2
+            && from.ty(g).dtype == from.ty(s_g).dtype;
         let node = &from.nodes[spread];
         let is_spread = node.op.get::<RoutedMatMul>().is_some_and(|op| op.spreads())
             && node.into == [Some(g_w)]
             && node.inputs.get(2) == path.route.as_ref();
-        let is_left_factor = product.inputs[0] == s_g && product.inputs.len() == 2;
-        if is_product && is_left_factor && is_spread && from.ty(g).dtype == from.ty(s_g).dtype {
+        if is_product && is_spread {
             let beside = Beside {
                 path: Some(SiteInputs {
                     clean: Some(g_w),
