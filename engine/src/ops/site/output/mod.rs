@@ -49,7 +49,7 @@ pub(crate) struct Share(SiteOutput);
 impl Share {
     /// `x` as the clean output, delta and route.
     pub(crate) fn inputs(&self, inputs: &[Value]) -> SiteInputs {
-        self.0.from_clean(inputs)
+        self.0.path(inputs)
     }
 }
 
@@ -101,10 +101,10 @@ impl Builder {
 impl SiteOutput {
     /// The [`SiteInputs`] among the op's inputs.
     pub(crate) fn joined(&self, inputs: &[Value]) -> SiteInputs {
-        self.from_clean(&inputs[2..])
+        self.path(&inputs[2..])
     }
 
-    fn from_clean(&self, inputs: &[Value]) -> SiteInputs {
+    fn path(&self, inputs: &[Value]) -> SiteInputs {
         let [bias, delta, route] = self.after(1).map(|index| index.map(|at| inputs[at]));
         SiteInputs {
             clean: Some(inputs[0]),
