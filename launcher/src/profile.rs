@@ -22,13 +22,13 @@ const STEPS: usize = 20;
 /// # Errors
 ///
 /// When the run file is invalid or its programs cannot be built, before anything is written; when
-/// the trace cannot be written.
+/// the trace cannot be written, or would replace the run file.
 pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     let path = spd_configs::locate(&asked.config)?;
     let run = RunFiles::default().load(&path, &asked.set)?;
     spd_trainer::check_precision(&run, asked.gpus > 0)?;
     if let Some(trace) = &asked.trace {
-        try_to_write(trace).map_err(|error| bench::unwritable("--trace", trace, &error))?;
+        check_trace(trace, &path)?;
     }
     let name = run.name.clone();
     let settings = Settings {
@@ -59,6 +59,17 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
+fn check_trace(trace: &Path, run_file: &Path) -> Result<(), Fault> {
+    let of_run = fs::canonicalize(run_file).ok();
+    if of_run.is_some() && fs::canonicalize(trace).ok() == of_run {
+        return Err(Fault::BadInput(format!(
+            "--trace {}: is the run file, which the trace would replace; give another name, like trace.json",
+            trace.display()
+        )));
+    }
+    try_to_write(trace).map_err(|error| bench::unwritable("--trace", trace, &error))
+}
+
 /// Checks that a file can be written, so that no time is spent on results that cannot be kept; does
 /// not leave a new file behind.
 pub(crate) fn try_to_write(path: &Path) -> io::Result<()> {
@@ -73,6 +84,23 @@ pub(crate) fn try_to_write(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trace_does_not_replace_the_run_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let [run, link, other] =
+            ["run.toml", "link.toml", "trace.json"].map(|n| dir.path().join(n));
+        spd_checkpoint::atomic::write_file(&run, b"steps = 5").unwrap();
+        std::os::unix::fs::symlink(&run, &link).unwrap();
+        for trace in [&run, &link] {
+            let refused = check_trace(trace, &run).unwrap_err().to_string();
+            let expected = "is the run file, which the trace would replace; give another name";
+            assert!(refused.contains(expected), "{refused}");
+        }
+        check_trace(&other, &run).unwrap();
+        check_trace(&other, &dir.path().join("not there.toml")).unwrap();
+        assert_eq!(fs::read_to_string(&run).unwrap(), "steps = 5");
+    }
 
     #[test]
     fn try_to_write_leaves_no_trace() {
