@@ -21,8 +21,8 @@ pub struct OpProfile {
     pub flops: u64,
     /// Expensive operations in one replay.
     pub expensive_ops: ExpensiveOps,
-    /// Bytes read and written in one replay: each operand once, a value that is added to or copied
-    /// twice, and no rows that are left alone.
+    /// Bytes read and written in one replay: each operand once, a value that the op adds to once
+    /// more, both sides of each copy, and no rows that are left alone.
     pub bytes: u64,
 }
 

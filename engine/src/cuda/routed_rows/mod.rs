@@ -39,7 +39,7 @@ use crate::derivation::SiteInputs;
 use crate::graph::Home;
 use crate::op::{Builder, Op, op};
 use crate::ops::site::masked::{MaskedGrad, unlisted_bytes};
-use crate::ops::site::output::Share;
+use crate::ops::site::output::{Share, indices};
 use crate::ops::site::routed_matmul::Kind;
 use crate::ops::{CompactRows, Masked, MatMul, RoutedMatMul, SiteOutput, Uniform, UniformSubsets};
 use crate::value::{DType, Type, Value};
@@ -74,9 +74,18 @@ struct Spread {
     delta: bool,
 }
 
+impl Spread {
+    /// Indices of the clean value that is read, bias and delta.
+    fn others(&self) -> [Option<usize>; 3] {
+        let reads = self.clean == Some(Clean::Read);
+        indices(1, [reads, self.bias, self.delta])
+    }
+}
+
 /// A clean value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Clean {
+    /// It is an input.
     Read,
     /// The result takes its place.
     Replaced,
@@ -133,22 +142,19 @@ impl Op for Spread {
     }
 
     fn alike(&self, _inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let columns = 1 + usize::from(self.clean == Some(Clean::Read)) + usize::from(self.bias);
-        let columns = (0..columns).map(Of::Input);
-        Alike::columns(columns.chain([Of::Output(0)]))
+        let [clean, bias, _] = self.others();
+        let columns = [Some(0), clean, bias].into_iter().flatten();
+        Alike::columns(columns.map(Of::Input).chain([Of::Output(0)]))
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         let (rows, columns) = (to.output_ty(0).rows(), to.ty(0).columns());
-        let read = self.clean == Some(Clean::Read);
+        let [clean, bias, delta] = self.others();
         let replaced = self.clean == Some(Clean::Replaced);
-        let mut inputs = 1..to.inputs();
-        let mut next = |is_there: bool| is_there.then(|| inputs.next()).flatten();
-        let [clean, bias, delta] = [read, self.bias, self.delta].map(&mut next);
         let deltas = delta.map_or(0, |delta| to.ty(delta).len());
         let adds = to.adds(0) && !replaced;
         let sizes = constants![rows, columns, to.ty(0).rows()];
-        let settings = constants![read, replaced, self.bias, deltas, adds];
+        let settings = constants![clean.is_some(), replaced, self.bias, deltas, adds];
         let optional = |index: Option<usize>| Argument::from(index.map(|index| to.input(index)));
         let (x, list, y) = (to.input(0), to.input(to.inputs() - 1), to.output(0));
         let arguments = [

@@ -128,14 +128,13 @@ pub(in crate::cuda) fn repeated(
     } else if let Some(op) = node.op.get::<Spread>() {
         let into = node.into.first().copied().flatten();
         let into = into.map(|into| &*known[&into]);
-        let (list, mut others) = (node.inputs.len() - 1, 1..);
-        let mut next = |is_there: bool| is_there.then(|| operand(others.next().expect("endless")));
-        let [read, bias, delta] = [op.clean == Some(Clean::Read), op.bias, op.delta].map(&mut next);
+        let list = operand(node.inputs.len() - 1);
+        let [read, bias, delta] = op.others().map(|index| index.map(&operand));
         let (clean, added) = match op.clean {
             Some(Clean::Replaced) => (into, None),
             _ => (read, into),
         };
-        let rows = places(operand(list), rows_of(0)).enumerate();
+        let rows = places(list, rows_of(0)).enumerate();
         let y = rows.flat_map(|(row, place)| {
             let own = place.map_or(zeros.clone(), |place| row_of(operand(0), place));
             let of_routed = || delta.map_or(0.0, |d| d[if d.len() == 1 { 0 } else { row }]);

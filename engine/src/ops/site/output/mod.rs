@@ -53,6 +53,12 @@ impl Share {
     }
 }
 
+/// Indices, from `first` on, of those operands that are there.
+pub(crate) fn indices<const N: usize>(first: usize, are_there: [bool; N]) -> [Option<usize>; N] {
+    let mut next = first..;
+    are_there.map(|is_there| is_there.then(|| next.next()).flatten())
+}
+
 /// `r (c - b) . G`: the gradient of the delta mask through the clean path.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct DeltaGrad(SiteOutput);
@@ -116,13 +122,7 @@ impl SiteOutput {
 
     /// Indices of the inputs after `h, u, clean`: bias, delta, route.
     fn after(&self, first: usize) -> [Option<usize>; 3] {
-        let mut next = first;
-        [self.bias, self.delta, self.route].map(|present| {
-            present.then(|| {
-                next += 1;
-                next - 1
-            })
-        })
+        indices(first, [self.bias, self.delta, self.route])
     }
 }
 
