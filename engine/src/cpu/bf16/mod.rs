@@ -245,10 +245,7 @@ pub(crate) fn pack(values: &[f32], [rows, columns]: [usize; 2], transposed: bool
         (stored.t(), columns, rows)
     };
     let mut panel = Panel::new(lines, terms);
-    vectorised(
-        #[inline(always)]
-        || panel.fill(by_column, 0..lines, 0..terms, Order::ByTerm),
-    );
+    panel.fill(by_column, 0..lines, 0..terms, Order::ByTerm);
     panel
 }
 
@@ -286,17 +283,11 @@ pub(super) unsafe fn multiply(
                 let add = out.add || first_term > 0;
                 if let Factor::Matrix(b) = b {
                     // A column of `b` is a row of its transpose: both factors are lines of terms.
-                    vectorised(
-                        #[inline(always)]
-                        || columns.fill(b.t(), of_panel.clone(), terms.clone(), Order::ByTerm),
-                    );
+                    columns.fill(b.t(), of_panel.clone(), terms.clone(), Order::ByTerm);
                 }
                 for first_row in (0..m).step_by(ROWS) {
                     let of_rows = first_row..m.min(first_row + ROWS);
-                    vectorised(
-                        #[inline(always)]
-                        || rows.fill(a, of_rows.clone(), terms.clone(), Order::ByLine),
-                    );
+                    rows.fill(a, of_rows.clone(), terms.clone(), Order::ByLine);
                     for row in of_rows.clone().step_by(SIDE) {
                         let own = rows.strip((row - first_row) / SIDE);
                         for start in of_panel.clone().step_by(SIDE) {

@@ -41,7 +41,6 @@ impl Panel {
     /// # Panics
     ///
     /// When there is no room for them, or the matrix is smaller.
-    #[inline(always)]
     pub(super) fn fill(
         &mut self,
         matrix: Strided<'_>,
@@ -68,27 +67,15 @@ impl Panel {
                 for (half, tile) in blocks[strip * deep + at].0.iter_mut().enumerate() {
                     let first = line + 16 * half;
                     let of_tile = first.min(lines.end)..lines.end.min(first + 16);
-                    fill(tile, matrix, of_tile, of_block.clone(), order);
+                    #[cfg(target_arch = "x86_64")]
+                    if packing::fill(tile, matrix, [&of_tile, &of_block], order) {
+                        continue;
+                    }
+                    tile.fill(matrix, of_tile, of_block.clone(), order);
                 }
             }
         }
     }
-}
-
-/// Fills a tile with lines and terms of a matrix.
-#[inline(always)]
-fn fill(
-    tile: &mut Tile,
-    matrix: Strided<'_>,
-    lines: Range<usize>,
-    terms: Range<usize>,
-    order: Order,
-) {
-    #[cfg(target_arch = "x86_64")]
-    if packing::fill(tile, matrix, [&lines, &terms], order) {
-        return;
-    }
-    tile.fill(matrix, lines, terms, order);
 }
 
 #[cfg(test)]
