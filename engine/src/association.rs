@@ -24,7 +24,6 @@
 //! written alike.
 
 use crate::derivation::{Derivation, Right, SiteInputs};
-use crate::graph::Home;
 use crate::op::{Builder, Result};
 use crate::ops::{MatMul, RoutedMatMul};
 use crate::value::Value;
@@ -239,10 +238,7 @@ impl Builder {
 
     /// How a value is made, if it is not added to an earlier one.
     pub(crate) fn derivation(&self, x: Value) -> Option<Derivation> {
-        let Home::Node(node) = self.homes[x.index()] else {
-            return None;
-        };
-        let node = &self.nodes[node];
+        let node = &self.nodes[self.maker(x)?];
         let whole = node.into.iter().all(Option::is_none);
         whole.then(|| node.op.derivation(&node.inputs)).flatten()
     }

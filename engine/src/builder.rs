@@ -180,8 +180,7 @@ impl Builder {
         inputs: &[Value],
         into: Vec<Option<Value>>,
     ) -> Result<Vec<Value>> {
-        let types: Vec<&Type> = inputs.iter().map(|&input| self.ty(input)).collect();
-        let output_types = op.outputs(&types)?;
+        let output_types = op.outputs(&self.types_of(inputs))?;
         self.check_written(&*op, inputs)?;
         for (target, ty) in into.iter().zip(&output_types) {
             if let Some(target) = *target
@@ -280,16 +279,12 @@ impl Builder {
     /// Replaces the op that makes `value` by `op`, on the same inputs. `op` has the same results
     /// and one more, which is returned.
     pub(crate) fn widen(&mut self, value: Value, op: Arc<dyn Op>) -> Result<Value> {
-        let Home::Node(index) = self.homes[value.index()] else {
-            unreachable!("results have an op");
-        };
+        let index = self.maker(value).expect("results have an op");
         let node = &self.nodes[index];
-        let types: Vec<&Type> = node.inputs.iter().map(|&input| self.ty(input)).collect();
-        let mut types = op.outputs(&types)?;
+        let mut types = op.outputs(&self.types_of(&node.inputs))?;
         let added = types.pop().expect("one more than there are");
-        let known = node.outputs.iter().map(|&output| self.ty(output));
         assert!(
-            types.iter().eq(known),
+            types.iter().eq(self.types_of(&node.outputs)),
             "{op:?} keeps the results of the op that it replaces"
         );
         let added = self.value(added, Home::Node(index));

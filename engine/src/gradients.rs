@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::graph::Home;
 use crate::op::{Builder, Gradients, NodeView, Op, Result, refuse};
 use crate::ops::Elementwise;
 use crate::value::Value;
@@ -90,12 +89,9 @@ impl Builder {
     ) -> Result<Vec<Option<Value>>> {
         let bypassed = |wanted: &&Value| seeds.iter().any(|seed| self.bypasses(**wanted, seed.0));
         if let Some(&unmade) = wrt.iter().find(bypassed) {
-            let made_by = match self.homes[unmade.index()] {
-                Home::Node(node) => self.nodes[node].op.name(),
-                Home::Persistent(_) | Home::Input => {
-                    unreachable!("only results of ops are bypassed")
-                }
-            };
+            let node = self.maker(unmade);
+            let node = node.expect("only results of ops are bypassed");
+            let made_by = self.nodes[node].op.name();
             return refuse!(
                 "gradients",
                 "{} of {made_by} is multiplied without being made, so it has no gradient; ask for the gradients of its operands",
@@ -104,16 +100,12 @@ impl Builder {
         }
         // No node before the first of them depends on any: an adversary's hundredth step visits
         // only its own nodes.
-        let node = |value: &Value| match self.homes[value.index()] {
-            Home::Node(node) => Some(node),
-            Home::Persistent(_) | Home::Input => None,
-        };
-        let first = wrt.iter().map(|value| node(value).unwrap_or(0)).min();
+        let first = wrt.iter().map(|&of| self.maker(of).unwrap_or(0)).min();
         let first = first.unwrap_or(self.nodes.len());
         let wanted = self.dependants(wrt.iter().copied(), first);
         let seeds = seeds.iter().filter(|(value, _)| wanted[value.index()]);
         let seeds: Vec<(Value, Value)> = seeds.copied().collect();
-        let last = seeds.iter().filter_map(|(value, _)| node(value)).max();
+        let last = seeds.iter().filter_map(|seed| self.maker(seed.0)).max();
         let before = std::mem::replace(&mut self.eager, true);
         let mut gradients = Gradients {
             builder: self,

@@ -140,6 +140,19 @@ impl<P> Graph<P> {
         &self.types[value.index()]
     }
 
+    /// Types of values.
+    pub(crate) fn types_of(&self, values: &[Value]) -> Vec<&Type> {
+        values.iter().map(|&value| self.ty(value)).collect()
+    }
+
+    /// The node that makes a value, if one does.
+    pub(crate) fn maker(&self, value: Value) -> Option<usize> {
+        match self.homes[value.index()] {
+            Home::Node(node) => Some(node),
+            Home::Persistent(_) | Home::Input => None,
+        }
+    }
+
     /// Type of a value without padding.
     pub(crate) fn unpadded(&self, value: Value) -> &Type {
         self.unpadded.get(&value).unwrap_or_else(|| self.ty(value))

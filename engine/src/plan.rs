@@ -19,7 +19,7 @@ use crate::precision::Precision;
 use crate::rounding::precision_of_products;
 use crate::schedule;
 use crate::store::Slot;
-use crate::value::{ALIGN, Type, Value};
+use crate::value::{ALIGN, Value};
 
 /// Place of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(crate) fn widened(
     node: &Node<Arc<dyn Op>>,
     products: Precision,
 ) -> impl Iterator<Item = (usize, Slot, Range<usize>)> {
-    let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+    let types = builder.types_of(&node.inputs);
     let mut end = node.op.scratch_bytes(&types);
     let mut otherwise: Vec<usize> = node.op.reads_held().into_iter().collect();
     if products == Precision::Bf16 {
@@ -95,7 +95,7 @@ impl Plan {
     pub fn new(builder: &Builder) -> Self {
         let precisions = precision_of_products(builder);
         Self::with_scratch(builder, |index, node| {
-            let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+            let types = builder.types_of(&node.inputs);
             let widened = widened(builder, node, precisions[index]).last();
             widened.map_or_else(|| node.op.scratch_bytes(&types), |(.., place)| place.end)
         })
@@ -137,7 +137,7 @@ impl Plan {
                     .filter(|&buffer| {
                         let into = into.expect("there is a buffer");
                         buffers[buffer].last <= position
-                            && matches!(builder.homes[into.index()], Home::Node(_))
+                            && builder.maker(into).is_some()
                             && !node
                                 .inputs
                                 .iter()
@@ -201,8 +201,7 @@ impl Plan {
         let live_bytes = live_bytes(&buffers, end);
         let flops = order.iter().map(|&index| {
             let node = &builder.nodes[index];
-            let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
-            node.op.flops(&types)
+            node.op.flops(&builder.types_of(&node.inputs))
         });
         let flops = flops.sum();
         let places = (0..builder.types.len())
@@ -282,11 +281,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::Store;
     use crate::cpu::{Alone, Pool};
     use crate::ops::MatMul;
     use crate::ops::oracle::{Oracle, Sample};
     use crate::random_programs::Recipe;
+    use crate::{Store, Type};
 
     const SEEDS: Range<u64> = 0..100;
 
@@ -356,8 +355,7 @@ mod tests {
             let planned = plan.nodes.get(position);
             let node = planned.map(|planned| &b.nodes[planned.node]);
             if let (Some(planned), Some(node)) = (planned, node) {
-                let types: Vec<&Type> = node.inputs.iter().map(|&v| b.ty(v)).collect();
-                let bytes = node.op.scratch_bytes(&types);
+                let bytes = node.op.scratch_bytes(&b.types_of(&node.inputs));
                 pieces.push((planned.scratch..planned.scratch + bytes, None));
                 for (&input, &place) in node.inputs.iter().zip(&planned.inputs) {
                     assert_eq!(plan.places[input.index()], Some(place));

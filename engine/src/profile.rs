@@ -34,12 +34,8 @@ impl OpProfile {
         node: &Node<P>,
         copied: impl Iterator<Item = usize>,
     ) -> Self {
-        let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
-        let outputs: Vec<&Type> = node
-            .outputs
-            .iter()
-            .map(|&value| builder.ty(value))
-            .collect();
+        let types = builder.types_of(&node.inputs);
+        let outputs = builder.types_of(&node.outputs);
         // An operand that is written in place is also read.
         let written = types[node.op.writes(types.len())].iter();
         let into = node.into.iter().flatten().map(|&value| builder.ty(value));

@@ -57,10 +57,7 @@ impl Builder {
 
     /// For each value, whether it lies inside a region and no forward op outside of it reads it.
     fn inside_regions(&self) -> Vec<bool> {
-        let region = |value: Value| match self.homes[value.index()] {
-            Home::Node(node) => self.regions.get(&node),
-            Home::Persistent(_) | Home::Input => None,
-        };
+        let region = |value: Value| self.regions.get(&self.maker(value)?);
         let values = (0..).take(self.types.len()).map(Value);
         let mut inside: Vec<bool> = values.map(|value| region(value).is_some()).collect();
         for (index, node) in self

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::graph::{Graph, Home};
+use crate::graph::Graph;
 use crate::op::Computes;
 use crate::value::Value;
 
@@ -31,7 +31,7 @@ pub(crate) fn order<P: Computes>(builder: &Graph<P>) -> Vec<usize> {
         run.place_prompt();
     }
     for &(_, value) in &builder.outputs {
-        if let Home::Node(node) = builder.homes[value.index()] {
+        if let Some(node) = builder.maker(value) {
             run.place(node);
         }
     }
@@ -46,11 +46,8 @@ pub(crate) fn order<P: Computes>(builder: &Graph<P>) -> Vec<usize> {
 fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
     let mut needed = vec![false; builder.nodes.len()];
     let mut left: Vec<usize> = (0..builder.nodes.len()).filter(|&n| changes(n)).collect();
-    for (_, value) in &builder.outputs {
-        if let Home::Node(node) = builder.homes[value.index()] {
-            left.push(node);
-        }
-    }
+    let outputs = builder.outputs.iter();
+    left.extend(outputs.filter_map(|&(_, value)| builder.maker(value)));
     while let Some(node) = left.pop() {
         if !std::mem::replace(&mut needed[node], true) {
             left.extend(operands(builder, node));
@@ -164,10 +161,7 @@ impl<'a, P: Computes> Run<'a, P> {
 fn operands<P>(builder: &Graph<P>, node: usize) -> impl Iterator<Item = usize> {
     let node = &builder.nodes[node];
     let values = node.inputs.iter().chain(node.into.iter().flatten());
-    values.filter_map(|value| match builder.homes[value.index()] {
-        Home::Node(earlier) => Some(earlier),
-        _ => None,
-    })
+    values.filter_map(|&value| builder.maker(value))
 }
 
 #[cfg(test)]

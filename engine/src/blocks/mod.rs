@@ -144,12 +144,12 @@ impl Builder {
         if self.blocks == 1 {
             return Ok(value);
         }
-        if !matches!(self.homes[value.index()], Home::Node(_)) {
+        if self.maker(value).is_none() {
             return refuse!("all_reduce", "{} is no result of an op", self.ty(value));
         }
         let sum = self.op1(AllReduce, &[value])?;
         self.all_reduced.insert(sum);
-        if let Home::Node(node) = self.homes[sum.index()] {
+        if let Some(node) = self.maker(sum) {
             self.nodes[node].part = ALL_REDUCE;
         }
         Ok(sum)
@@ -244,11 +244,9 @@ impl Builder {
 impl<P> Graph<P> {
     /// The all-reduces of the program, as operand and result.
     pub(crate) fn all_reduces(&self) -> impl Iterator<Item = (Value, Value)> {
-        self.all_reduced
-            .iter()
-            .map(|&sum| match self.homes[sum.index()] {
-                Home::Node(node) => (self.nodes[node].inputs[0], sum),
-                Home::Persistent(_) | Home::Input => unreachable!("results of ops"),
-            })
+        self.all_reduced.iter().map(|&sum| {
+            let node = self.maker(sum).expect("results of ops");
+            (self.nodes[node].inputs[0], sum)
+        })
     }
 }

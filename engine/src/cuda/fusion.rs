@@ -5,7 +5,6 @@
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use super::lowering::Lowering;
-use crate::graph::Home;
 use crate::op::{Op, op};
 use crate::ops::{Elementwise, Norm};
 use crate::schedule;
@@ -40,13 +39,10 @@ pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
         if !runs[index] || !node.op.is::<Norm>() {
             continue;
         }
-        let Home::Node(sum) = from.homes[node.inputs[0].index()] else {
+        let Some(sum) = from.maker(node.inputs[0]) else {
             continue;
         };
-        let known = |value: &Value| match from.homes[value.index()] {
-            Home::Node(earlier) => earlier < sum,
-            Home::Persistent(_) | Home::Input => true,
-        };
+        let known = |&value: &Value| from.maker(value).is_none_or(|earlier| earlier < sum);
         if is_sum_of_two(from, &from.nodes[sum])
             && norm_of[sum].is_none()
             && node.inputs[1..].iter().all(known)
@@ -126,7 +122,7 @@ mod tests {
         }
         let fused = fused(&on_device(&b));
         assert_eq!(names(&fused), ["of_sum", "rms_norm"]);
-        assert_eq!(fused.homes[sum.index()], Home::Node(0));
+        assert_eq!(fused.maker(sum), Some(0));
     }
 
     #[test]

@@ -15,7 +15,6 @@
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use super::readers::Readers;
-use crate::graph::Home;
 use crate::op::{Op, op};
 use crate::ops::importance::gates::ImportanceGatesGrad;
 use crate::ops::site::masked::{self, MaskedGrad};
@@ -184,9 +183,7 @@ fn with_gates(
         of_sums,
     } = node.op.get()?;
     let gg = *node.inputs.get(1).filter(|_| of_importance)?;
-    let Home::Node(mask) = from.homes[gg.index()] else {
-        return None;
-    };
+    let mask = from.maker(gg)?;
     let grad = &from.nodes[mask];
     let of = *grad.op.get::<MaskedGrad>()?;
     let at = usize::from(of.of_importance_alone()?);
@@ -223,7 +220,7 @@ fn needs(from: &DeviceGraph, value: Value, node: usize) -> bool {
     let mut seen = vec![false; from.nodes.len()];
     let mut left = vec![value];
     while let Some(value) = left.pop() {
-        if let Home::Node(maker) = from.homes[value.index()]
+        if let Some(maker) = from.maker(value)
             && !std::mem::replace(&mut seen[maker], true)
         {
             let made = &from.nodes[maker];

@@ -126,8 +126,7 @@ impl<'a> Classes<'a> {
     /// Whether a value is padded in place: a bf16 value that a node makes. An op reads a padded copy
     /// of any other value.
     fn is_own(&self, value: Value) -> bool {
-        let is_made = matches!(self.from.homes[value.index()], Home::Node(_));
-        is_made && self.from.ty(value).dtype == DType::Bf16
+        self.from.maker(value).is_some() && self.from.ty(value).dtype == DType::Bf16
     }
 
     fn class(&self, (value, side): Dimension) -> usize {
@@ -193,13 +192,8 @@ impl<'a> Classes<'a> {
 
 /// Dimensions that a node takes alike.
 fn alike(from: &DeviceGraph, node: &DeviceNode) -> Vec<Alike> {
-    let types = |values: &[Value]| {
-        values
-            .iter()
-            .map(|&value| from.ty(value))
-            .collect::<Vec<_>>()
-    };
-    node.op.alike(&types(&node.inputs), &types(&node.outputs))
+    let [inputs, outputs] = [&node.inputs, &node.outputs].map(|values| from.types_of(values));
+    node.op.alike(&inputs, &outputs)
 }
 
 fn value(node: &DeviceNode, of: Of) -> Value {

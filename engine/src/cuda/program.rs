@@ -219,12 +219,9 @@ pub(crate) fn value(place: Place, ty: &Type) -> Placed {
 
 /// Commands of an op, and bytes of scratch.
 fn lower(builder: &DeviceGraph, node: &DeviceNode) -> (Vec<Command>, usize) {
-    let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
-    let outputs = node
-        .outputs
-        .iter()
-        .map(|&output| builder.ty(output).clone());
-    let outputs: Vec<Type> = outputs.collect();
+    let types = builder.types_of(&node.inputs);
+    let outputs = builder.types_of(&node.outputs);
+    let outputs: Vec<Type> = outputs.into_iter().cloned().collect();
     let adds: Vec<bool> = node.into.iter().map(Option::is_some).collect();
     let unpadded = [&node.inputs, &node.outputs].map(|values| {
         values

@@ -10,7 +10,6 @@
 
 use super::device_op::{DeviceGraph, DeviceNode};
 use super::gated::LogitsGrad;
-use crate::graph::Home;
 use crate::ops::{Elementwise, SumRows};
 use crate::schedule;
 use crate::value::Value;
@@ -43,9 +42,7 @@ pub(super) fn with_row_sums(from: &DeviceGraph) -> DeviceGraph {
 /// For a node that sums rows: the node that makes these, if it can also sum them.
 fn summing(from: &DeviceGraph, node: &DeviceNode) -> Option<usize> {
     let rows = node.op.is::<SumRows>().then(|| node.inputs[0])?;
-    let Home::Node(maker) = from.homes[rows.index()] else {
-        return None;
-    };
+    let maker = from.maker(rows)?;
     let made = &from.nodes[maker];
     let is_added = |into: &Option<Value>| into.is_some();
     let at = made.outputs.len() - 1;

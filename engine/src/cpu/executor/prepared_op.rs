@@ -168,7 +168,7 @@ pub(super) fn prepare(
     precision: Precision,
 ) -> PreparedOp {
     let (node, mut planned) = (&builder.nodes[planned.node], planned.clone());
-    let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+    let types = builder.types_of(&node.inputs);
     let of_frozen = |(input, transposed)| match planned.inputs[input] {
         Place::Store(slot) if builder.frozen.contains(&slot) => Some(RightFactor {
             input,
@@ -197,11 +197,7 @@ pub(super) fn prepare(
         let views = types.iter().map(|ty| unplaced(ty.len(), ty.dtype));
         views.collect()
     };
-    let outputs: Vec<&Type> = node
-        .outputs
-        .iter()
-        .map(|&output| builder.ty(output))
-        .collect();
+    let outputs = builder.types_of(&node.outputs);
     let writes = node.op.writes(types.len());
     PreparedOp {
         op: Arc::clone(&node.op),

@@ -137,7 +137,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
                 Factor => product && from.ty(value).dtype != DType::U32,
                 // Only leaves need a cast: results already have the right type.
                 Either => {
-                    let leaf = !matches!(from.homes[value.index()], Home::Node(_));
+                    let leaf = from.maker(value).is_none();
                     leaf && from.ty(value).dtype == DType::F32 && rounds(value, format)
                 }
                 AsResult => !exact[node.outputs[0].index()],

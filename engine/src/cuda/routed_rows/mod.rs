@@ -416,7 +416,7 @@ impl Compacting {
             clean, bias, delta, ..
         } = path.unwrap_or_default();
         let replaced = clean.filter(|&clean| {
-            let is_result = matches!(self.to.homes[clean.index()], Home::Node(_));
+            let is_result = self.to.maker(clean).is_some();
             let [is, becomes] = [clean, node.outputs[0]].map(|value| self.to.ty(value).dtype);
             let alone = self.readers.only(clean) == Some(index);
             into.is_none() && is_result && is == becomes && alone
@@ -507,7 +507,7 @@ impl Compacting {
 
     /// The probability of a row to be routed: 1 if the program does not draw the route.
     fn share(&self, route: Value) -> f64 {
-        let Home::Node(maker) = self.to.homes[route.index()] else {
+        let Some(maker) = self.to.maker(route) else {
             return 1.0;
         };
         let op = &self.to.nodes[maker].op;
