@@ -72,8 +72,7 @@ impl Builder {
     /// `x W` at the routed positions, compacted, in the cheaper order if
     /// [asked for](Self::associate).
     pub(crate) fn routed_product(&mut self, x: Value, w: Value, route: Value) -> Result<Value> {
-        let transposed = false;
-        let right = Right { w, transposed };
+        let right = Right::of(w, false);
         match self.cheaper(x, right) {
             Some(terms) => {
                 let y = if terms.biases.is_empty() {
@@ -163,8 +162,7 @@ impl Builder {
                 self.routed(a, term.route, w, to, sum)?
             } else {
                 // Beside each compacted term there is one that is not, so the bias is always added.
-                let transposed = false;
-                self.multiply(a, Right { w, transposed }, bias.take(), sum)?
+                self.multiply(a, Right::of(w, false), bias.take(), sum)?
             });
         }
         Ok(sum.expect("something was made of something"))
@@ -225,8 +223,7 @@ impl Builder {
                     if bias != with.bias {
                         return None;
                     }
-                    let transposed = false;
-                    term(h, with.route, Right { w: u, transposed }, None);
+                    term(h, with.route, Right::of(u, false), None);
                     term(a, None, right, Some(with));
                     terms.biases.extend(bias);
                 }

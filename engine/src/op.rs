@@ -36,9 +36,6 @@ impl BuildError {
 
 /// The error of an op, given as itself or by its name, with a reason as in [`format!`].
 macro_rules! refuse {
-    ($op:literal, $($reason:tt)*) => {
-        Err($crate::op::BuildError::new($op, format!($($reason)*)))
-    };
     ($op:ident, $($reason:tt)*) => {
         Err($crate::op::BuildError::new($op.name(), format!($($reason)*)))
     };

@@ -110,17 +110,15 @@ impl Plan {
         let end = order.len();
         let uses = last_uses(builder, &order);
         let mut buffers: Vec<Buffer> = Vec::new();
-        // For each value its buffer; for each buffer the values in it, to know its last reader.
+        // For each value its buffer.
         let mut buffer_of: Vec<Option<usize>> = vec![None; builder.types.len()];
-        let mut readers: Vec<usize> = Vec::new();
-        let mut add = |buffers: &mut Vec<Buffer>, bytes: usize, first, last| {
+        let add = |buffers: &mut Vec<Buffer>, bytes: usize, first, last| {
             buffers.push(Buffer {
                 bytes: bytes.next_multiple_of(ALIGN),
                 first,
                 last,
                 offset: 0,
             });
-            readers.push(last);
             buffers.len() - 1
         };
         let mut in_place = vec![Vec::new(); end];
@@ -136,15 +134,10 @@ impl Plan {
                     .and_then(|into| buffer_of[into.index()])
                     .filter(|&buffer| {
                         let into = into.expect("there is a buffer");
+                        let holds = |value: &Value| buffer_of[value.index()] == Some(buffer);
                         buffers[buffer].last <= position
                             && builder.maker(into).is_some()
-                            && !node
-                                .inputs
-                                .iter()
-                                .any(|input| buffer_of[input.index()] == Some(buffer))
-                            && !node.outputs[..k]
-                                .iter()
-                                .any(|o| buffer_of[o.index()] == Some(buffer))
+                            && !node.inputs.iter().chain(&node.outputs[..k]).any(holds)
                     });
                 let buffer = match taken {
                     Some(buffer) => {

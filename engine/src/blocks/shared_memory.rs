@@ -41,10 +41,10 @@ const LOOKING: u64 = 10_000_000;
 /// Nanoseconds after which a wait is reported.
 const PATIENCE: u64 = 200_000_000;
 
-/// Offset of the ranks' times of the last event within the shared counters, and the number of ranks
-/// with room there.
-const EVENT_TIMES: usize = 1024;
-const MOST_RANKS: usize = (BROADCAST - EVENT_TIMES) / 8;
+/// Index of the ranks' times of the last event among the shared 64-bit counters, and the number of
+/// ranks with room there.
+const EVENT_TIMES: usize = 120;
+const MOST_RANKS: usize = (BROADCAST - 64) / 8 - EVENT_TIMES;
 
 /// Offset of the broadcast of the first rank within the shared counters, and its most bytes.
 const BROADCAST: usize = COMMON - MOST_BROADCAST;
@@ -152,7 +152,7 @@ impl SharedMemory {
         4 * elements * (size + 1)
     }
 
-    /// The shared 64-bit counters 0 to 7.
+    /// The shared 64-bit counters: 0 to 7, and times of events.
     fn long(&self, index: usize) -> &AtomicU64 {
         // SAFETY: inside the mapped page and aligned; every rank accesses it as an atomic.
         unsafe { &*self.common.as_ptr().add(64 + 8 * index).cast::<AtomicU64>() }
@@ -197,14 +197,7 @@ impl SharedMemory {
 
     /// Time of a rank's last event, in nanoseconds of the machine's clock.
     fn event_time(&self, rank: usize) -> &AtomicU64 {
-        // SAFETY: as for `long`; there are fewer ranks than fit into the page.
-        unsafe {
-            &*self
-                .common
-                .as_ptr()
-                .add(EVENT_TIMES + 8 * rank)
-                .cast::<AtomicU64>()
-        }
+        self.long(EVENT_TIMES + rank)
     }
 
     /// Time from `began` to the event of rank `whom` that was waited for, which has occurred.

@@ -178,27 +178,27 @@ impl Pool {
         parts: P,
         work: impl Fn(Range<usize>, P) + Sync,
     ) {
-        let grid = Grid { rows, chunk_rows };
+        let first_row = |chunk: usize| rows.min(chunk * chunk_rows);
         if rows > 0 {
-            self.split(&grid, 0..chunks(rows, chunk_rows), parts, &work);
+            self.split(&first_row, 0..chunks(rows, chunk_rows), parts, &work);
         }
     }
 
     fn split<P: Parts>(
         &self,
-        grid: &Grid,
+        first_row: &(impl Fn(usize) -> usize + Sync),
         chunks: Range<usize>,
         parts: P,
         work: &(impl Fn(Range<usize>, P) + Sync),
     ) {
         if chunks.len() == 1 {
-            return work(grid.row(chunks.start)..grid.row(chunks.end), parts);
+            return work(first_row(chunks.start)..first_row(chunks.end), parts);
         }
         let middle = chunks.start + chunks.len() / 2;
-        let rows = grid.row(middle) - grid.row(chunks.start);
+        let rows = first_row(middle) - first_row(chunks.start);
         let (left, right) = parts.split(middle - chunks.start, rows);
-        let left = || self.split(grid, chunks.start..middle, left, work);
-        let right = || self.split(grid, middle..chunks.end, right, work);
+        let left = || self.split(first_row, chunks.start..middle, left, work);
+        let right = || self.split(first_row, middle..chunks.end, right, work);
         if self.threads.is_some() {
             let over = AtomicBool::new(false);
             let left = || {
@@ -248,17 +248,6 @@ pub(crate) fn chunks(rows: usize, chunk_rows: usize) -> usize {
 /// Rows of a chunk with scratch of its own, of which there are 64 at most.
 pub(crate) fn rows_with_scratch(rows: usize) -> usize {
     rows.div_ceil(64).max(1)
-}
-
-struct Grid {
-    rows: usize,
-    chunk_rows: usize,
-}
-
-impl Grid {
-    fn row(&self, chunk: usize) -> usize {
-        self.rows.min(chunk * self.chunk_rows)
-    }
 }
 
 #[cfg(test)]
