@@ -148,12 +148,15 @@ impl Builder {
         to: Option<Value>,
     ) -> Result<Value> {
         for &of_part in &terms.biases {
-            bias = Some(self.multiply(of_part, right, bias, None)?);
+            let of_weights = self.multiply(of_part, right, bias, None)?;
+            self.associated.insert(of_weights);
+            bias = Some(of_weights);
         }
         let mut sum = None;
         for term in &terms.products {
             let op = MatMul::stored(term.right.transposed, right.transposed);
             let w = self.op1(op, &[term.right.w, right.w])?;
+            self.associated.insert(w);
             let a = match &term.share {
                 Some(with) => self.share(term.a, with)?,
                 None => term.a,

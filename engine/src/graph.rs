@@ -75,6 +75,8 @@ pub struct Graph<P> {
     pub(crate) unpadded: BTreeMap<Value, Type>,
     /// Values that are sums over all blocks.
     pub(crate) all_reduced: BTreeSet<Value>,
+    /// Products of weights that stand for products with the batch.
+    pub(crate) associated: BTreeSet<Value>,
     /// For each bypassed value, the products that depend on it without reading it.
     pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
     pub(crate) persistent: BTreeMap<Slot, Value>,
@@ -120,6 +122,7 @@ impl<P> Default for Graph<P> {
             reduction: Reduction::Exact,
             unpadded: BTreeMap::new(),
             all_reduced: BTreeSet::new(),
+            associated: BTreeSet::new(),
             bypassed: BTreeMap::new(),
             persistent: BTreeMap::new(),
             region: None,
@@ -179,6 +182,7 @@ impl<P> Graph<P> {
             reduction: self.reduction,
             unpadded: self.unpadded.clone(),
             all_reduced: self.all_reduced.clone(),
+            associated: self.associated.clone(),
             precision: self.precision,
             ..Graph::default()
         };

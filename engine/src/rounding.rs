@@ -17,13 +17,14 @@ pub(crate) fn operands<P: Computes>(node: &Node<P>) -> impl Iterator<Item = (Val
     inputs.map(|(index, &value)| (value, at(taken, index)))
 }
 
-/// For each value, whether it depends on inputs from the host. A sum over blocks counts as
+/// For each value, whether it depends on inputs from the host, or is a product of weights that
+/// stands for one with the batch ([`association`](crate::association)). A sum over blocks counts as
 /// independent of them.
 pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
     let mut depends: Vec<bool> = from.homes.iter().map(|home| *home == Home::Input).collect();
     for node in &from.nodes {
         let mut read = node.inputs.iter().chain(node.into.iter().flatten());
-        if read.any(|value| depends[value.index()]) {
+        if read.any(|value| depends[value.index()]) || is_associated(from, node) {
             for output in &node.outputs {
                 depends[output.index()] = !from.all_reduced.contains(output);
             }
@@ -32,18 +33,24 @@ pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
     depends
 }
 
+fn is_associated<P>(from: &Graph<P>, node: &Node<P>) -> bool {
+    let mut outputs = node.outputs.iter();
+    outputs.any(|output| from.associated.contains(output))
+}
+
+/// Whether the products of a node round their factors, where `depends` is [`of_batch`].
+pub(crate) fn rounds<P: Computes>(from: &Graph<P>, depends: &[bool], node: &Node<P>) -> bool {
+    let mut factors = operands(node).filter(|&(_, format)| format == Format::Factor);
+    factors.any(|(value, _)| depends[value.index()] || is_associated(from, node))
+}
+
 /// For each node the precision to which its products round their factors, where everything is
 /// stored in f32.
 pub(crate) fn precision_of_products<P: Computes>(from: &Graph<P>) -> Vec<Precision> {
     let depends = of_batch(from);
-    let of = |node: &Node<P>| {
-        let mut factors = operands(node).filter(|&(_, format)| format == Format::Factor);
-        let rounds = factors.any(|(value, _)| depends[value.index()]);
-        if rounds {
-            from.precision
-        } else {
-            Precision::F32
-        }
+    let of = |node| match rounds(from, &depends, node) {
+        true => from.precision,
+        false => Precision::F32,
     };
     from.nodes.iter().map(of).collect()
 }

@@ -7,8 +7,9 @@
 //!
 //! - **Values that depend on the batch** may be bf16: activations and masked activations, norms,
 //!   attention, importances and their logits, logits over a vocabulary, and the gradients of all of
-//!   them. Values of parameters alone stay f32: the weight deltas of faithfulness, their products and
-//!   their gradients.
+//!   them. A product of weights that [stands](crate::association) for products with the batch is
+//!   as one of these. Other values of parameters alone stay f32: the weight deltas of faithfulness,
+//!   their products and their gradients.
 //! - **Values that an update, a norm or the host reads** are f32: gradients of parameters and of an
 //!   adversary's sources, values for a whole row, outputs of the program. So are vectors and
 //!   scalars.
@@ -37,7 +38,7 @@ use crate::graph::{self, Home};
 use crate::op::{Builder, Op};
 use crate::precision::Format::{AsResult, Either, Factor, Full};
 use crate::precision::{Format, Precision};
-use crate::rounding::{at, of_batch, operands};
+use crate::rounding::{at, of_batch, operands, rounds};
 use crate::schedule;
 use crate::value::{DType, Type, Value};
 
@@ -97,8 +98,8 @@ pub(crate) fn stored(from: &Builder) -> DeviceGraph {
     let depends = of_batch(from);
     let outputs = from.outputs.iter().map(|&(_, output)| output);
     let exact = exact(from, &depends, outputs);
-    rewrite(from, &exact, |value, format| {
-        format == Factor && depends[value.index()]
+    rewrite(from, &exact, |node, format| {
+        format == Factor && rounds(from, &depends, node)
     })
 }
 
@@ -119,7 +120,11 @@ pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
 
 /// The program with bf16 for all values that are not `exact`. A node that `rounds` one of its
 /// operands takes all of its operands with that format in bf16.
-fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> bool) -> DeviceGraph {
+fn rewrite(
+    from: &Builder,
+    exact: &[bool],
+    rounds: impl Fn(&graph::Node<Arc<dyn Op>>, Format) -> bool,
+) -> DeviceGraph {
     let mut to: DeviceGraph = from.with_nodes(Vec::new());
     // The rewritten program needs no further rounding.
     to.precision = Precision::F32;
@@ -128,8 +133,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
     }
     // Operands of a node, and whether it takes them rounded.
     let wanted = |node: &graph::Node<Arc<dyn Op>>| {
-        let product =
-            operands(node).any(|(value, format)| format == Factor && rounds(value, format));
+        let product = operands(node).any(|(_, format)| format == Factor && rounds(node, format));
         let wanted = operands(node).map(|(value, format)| {
             let wanted = match format {
                 Full => false,
@@ -138,7 +142,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
                 // Only leaves need a cast: results already have the right type.
                 Either => {
                     let leaf = from.maker(value).is_none();
-                    leaf && from.ty(value).dtype == DType::F32 && rounds(value, format)
+                    leaf && from.ty(value).dtype == DType::F32 && rounds(node, format)
                 }
                 AsResult => !exact[node.outputs[0].index()],
             };

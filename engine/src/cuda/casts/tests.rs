@@ -277,6 +277,42 @@ fn a_cpu_rounds_the_factors_that_a_device_does() {
     }
 }
 
+// `x F W` as `x (F W)`: `F W` is rounded as `x F` and its product with `W` would be. The delta
+// `D - F W`, which only weights make, is not, though its factors are the same.
+#[test]
+fn a_product_of_weights_that_stands_for_one_with_the_batch_is_rounded() {
+    let (mut b, mut store) = (Builder::with_precision(Precision::Bf16), Store::new());
+    let dims = [("f", [3, 30]), ("w", [30, 5]), ("d", [3, 5])];
+    let [f, w, d] = dims.map(|(name, dims)| {
+        let slot = store.add(name, &dims, random(&dims, 1).values);
+        b.persistent(&store, slot)
+    });
+    let x = b.input("x", &Type::f32(&[64, 3])).unwrap();
+    b.associate();
+    let wide = b.linear_io(x, f, None).unwrap();
+    let y = b.linear_io(wide, w, None).unwrap();
+    let of_weights = MatMul {
+        alpha: -1.0,
+        ..MatMul::stored(false, false)
+    };
+    let delta = b.matmul_into(of_weights, f, w, d).unwrap();
+    b.output("y", y);
+    b.output("delta", delta);
+    let precision = |value: Value| precision_of_products(&b)[b.maker(value).unwrap()];
+    let product = b.nodes[b.maker(y).unwrap()].inputs[1];
+    assert_eq!(b.ty(product).dims, [3, 5]);
+    let found = [y, product, delta].map(precision);
+    assert_eq!(found, [Precision::Bf16, Precision::Bf16, Precision::F32]);
+    let stored = stored(&b);
+    let types = [y, product, delta].map(|value| {
+        let node = &stored.nodes[stored.maker(value).unwrap()];
+        [node.inputs[0], value].map(|value| stored.ty(value).dtype)
+    });
+    let (rounded, full) = (DType::Bf16, DType::F32);
+    // Outputs are f32.
+    assert_eq!(types, [[rounded, full], [rounded; 2], [full; 2]]);
+}
+
 // A product that depends on the batch equals that of rounded factors, within `256 2^-24` of the sum
 // of magnitudes in any order of sums; a product of weights alone keeps its bits. Large enough not
 // to be thin.
