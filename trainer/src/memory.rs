@@ -59,8 +59,8 @@ impl Memory {
                 // read back to be compared.
                 ("checkpoint", saved + staged + largest.unwrap_or(0)),
                 ("batches", batches * batch),
-                // One more writes rows.
-                ("threads", (threads + 1) * THREAD + threads * packed),
+                // One more writes rows; one more factor is packed for all threads.
+                ("threads", (threads + 1) * (THREAD + packed)),
                 ("descriptions", DESCRIPTIONS),
             ],
         }

@@ -3,8 +3,9 @@
 #![expect(unsafe_code, reason = "the gemm-f32 crate takes pointers and strides")]
 
 use std::ops::Range;
+use std::sync::Mutex;
 
-use super::bf16::{self, Factor, Packed, Panel, Unit};
+use super::bf16::{self, Factor, PANELS, Packed, Panel, Unit};
 use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
 use super::math::on_vectors;
 use super::output::Output;
@@ -28,6 +29,10 @@ pub(crate) struct Product<'a> {
     /// `b` as it is [packed](bf16::pack) for bf16, if it is. Its values may then be missing.
     pub(crate) packed: Option<&'a Panel>,
 }
+
+/// The right factor of a bf16 product, packed for all of its blocks. A product that finds it taken
+/// packs a part for each block, with the same bits.
+static RIGHT: Mutex<Panel> = Mutex::new(Panel::none());
 
 /// `out = [out +]` a product, with `out` f32 `[m, n]`.
 pub(crate) fn product(
@@ -62,6 +67,18 @@ pub(crate) fn product(
                 out.reborrow()
             };
             let add = whole.add;
+            let mut room = match down > 1 && product.packs_right() {
+                true => RIGHT.try_lock().ok(),
+                false => None,
+            };
+            let own = room.as_mut().map(|panel| {
+                panel.pack(pool, product.right(0, 0).t(), n, k);
+                &**panel
+            });
+            let product = Product {
+                packed: packed.or(own),
+                ..*product
+            };
             let tiles = RawTile {
                 start: whole.values.as_mut_ptr(),
                 stride: n,
@@ -124,7 +141,25 @@ pub(crate) fn product(
     }
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    /// Whether its right factor is packed before the product, once for all blocks.
+    fn packs_right(&self) -> bool {
+        let Shape { n, k, .. } = self.shape;
+        let own = self.precision == Precision::Bf16 && self.packed.is_none();
+        own && Panel::bytes(n, k) <= PANELS
+    }
+
+    /// The right factor from a row and a column on.
+    fn right(&self, from_row: usize, from_column: usize) -> Strided<'a> {
+        let Shape { n, k, .. } = self.shape;
+        let (row, column) = if self.b.transposed { (1, k) } else { (n, 1) };
+        Strided {
+            values: &self.b.values[from_row * row + from_column * column..],
+            row,
+            column,
+        }
+    }
+
     /// # Safety
     ///
     /// `out` must be writable for every row and column of the block, and not be accessed by others
@@ -136,7 +171,7 @@ impl Product<'_> {
         sums: Range<usize>,
         mut out: Output<RawTile>,
     ) {
-        let Shape { m, n, k } = self.shape;
+        let Shape { m, k, .. } = self.shape;
         let (a_row, a_column) = if self.a.transposed { (1, m) } else { (k, 1) };
         let a = &self.a.values[rows.start * a_row + sums.start * a_column..];
         let shape = Shape {
@@ -157,12 +192,7 @@ impl Product<'_> {
                 term: sums.start,
             })
         } else {
-            let (row, column) = if self.b.transposed { (1, k) } else { (n, 1) };
-            Factor::Matrix(Strided {
-                values: &self.b.values[sums.start * row + columns.start * column..],
-                row,
-                column,
-            })
+            Factor::Matrix(self.right(sums.start, columns.start))
         };
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie
         // inside the shape; the caller vouches for `out`.
@@ -209,7 +239,9 @@ unsafe fn multiply(
     let RawTile { start, stride } = out.values;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
     // The crate writes a result by columns: rows of `out` are columns of the transposed product.
-    let ((m, n), (a, b), (out_row, out_column)) = if stride > 1 {
+    // A left and a right factor that are both stored transposed are read in their own order.
+    let both_transposed = a.column > 1 && b.column > 1;
+    let ((m, n), (a, b), (out_row, out_column)) = if stride > 1 && !both_transposed {
         ((n, m), (b.t(), a.t()), (1, stride))
     } else {
         ((m, n), (a, b), (stride, 1))
@@ -376,7 +408,7 @@ pub(crate) mod tests {
             (2000, 70, 40),
             (60, 60, 9000),
         ];
-        let layouts = [[false, false], [false, true], [true, false]];
+        let layouts = [[false, false], [false, true], [true, false], [true, true]];
         let precisions = [Precision::F32, Precision::Bf16];
         for (m, n, k) in shapes {
             let [a, b] = [random(&[m, k], 1), random(&[k, n], 2)];
@@ -406,6 +438,10 @@ pub(crate) mod tests {
                     out
                 };
                 let alone = product_by(1);
+                // Another product has the room where the right factor is packed at once.
+                let taken = RIGHT.lock().unwrap();
+                assert!(product_by(1) == alone, "{m} {n} {k} {transposed:?}");
+                drop(taken);
                 for threads in [6, 16, 64, 1000] {
                     let same = product_by(threads) == alone;
                     assert!(same, "{m} {n} {k} {transposed:?} {precision:?} {threads}");

@@ -8,7 +8,7 @@
 //! AVX512_BF16 and plain vectors read the same tiles. Packing rounds too, so that no extra pass
 //! over a factor is made. It reads a factor in the order of memory, and with AVX512_BF16 ahead of
 //! time: products of few rows wait for memory more than for sums. A frozen right factor is packed
-//! [once for all products](pack).
+//! [once for all products](pack), and a small one once for all blocks of rows.
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
 //! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.

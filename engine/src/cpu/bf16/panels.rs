@@ -5,6 +5,7 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use super::packing;
 use super::tile::{Block, Order, SIDE, Tile};
+use crate::cpu::pool::{Pool, Rows};
 use crate::cpu::shape::Strided;
 
 /// Packed lines of a factor: strips of [`SIDE`] lines, each with enough blocks for all terms.
@@ -16,6 +17,14 @@ pub(crate) struct Panel {
 }
 
 impl Panel {
+    /// No lines.
+    pub(in crate::cpu) const fn none() -> Self {
+        Self {
+            blocks: Vec::new(),
+            deep: 0,
+        }
+    }
+
     /// Room for so many lines and terms.
     pub(super) fn new(lines: usize, terms: usize) -> Self {
         let (strips, deep) = (lines.div_ceil(SIDE), terms.div_ceil(SIDE));
@@ -49,30 +58,69 @@ impl Panel {
         order: Order,
     ) {
         self.deep = terms.len().div_ceil(SIDE);
-        let (strips, deep) = (lines.len().div_ceil(SIDE), self.deep);
-        let blocks = &mut self.blocks[..strips * deep];
-        // In the order of memory.
-        let (outer, inner) = match matrix.column {
-            1 => (strips, deep),
-            _ => (deep, strips),
-        };
-        for one in 0..outer {
-            for other in 0..inner {
-                let (strip, at) = match matrix.column {
-                    1 => (one, other),
-                    _ => (other, one),
-                };
-                let (line, term) = (lines.start + SIDE * strip, terms.start + SIDE * at);
-                let of_block = term..terms.end.min(term + SIDE);
-                for (half, tile) in blocks[strip * deep + at].0.iter_mut().enumerate() {
-                    let first = line + 16 * half;
-                    let of_tile = first.min(lines.end)..lines.end.min(first + 16);
-                    #[cfg(target_arch = "x86_64")]
-                    if packing::fill(tile, matrix, [&of_tile, &of_block], order) {
-                        continue;
-                    }
-                    tile.fill(matrix, of_tile, of_block.clone(), order);
+        let strips = lines.len().div_ceil(SIDE);
+        fill(
+            &mut self.blocks[..strips * self.deep],
+            matrix,
+            lines,
+            terms,
+            order,
+        );
+    }
+
+    /// Packs so many lines and terms of a matrix, by all threads, and makes room for them.
+    pub(in crate::cpu) fn pack(
+        &mut self,
+        pool: &Pool,
+        matrix: Strided<'_>,
+        lines: usize,
+        terms: usize,
+    ) {
+        let (strips, deep) = (lines.div_ceil(SIDE), terms.div_ceil(SIDE));
+        if self.blocks.len() < strips * deep {
+            *self = Self::new(lines, terms);
+        }
+        self.deep = deep;
+        let blocks = Rows(&mut self.blocks[..strips * deep], deep);
+        pool.run(strips, STRIPS, blocks, |strips, blocks| {
+            let of_strips = SIDE * strips.start..lines.min(SIDE * strips.end);
+            fill(blocks.0, matrix, of_strips, 0..terms, Order::ByTerm);
+        });
+    }
+}
+
+/// Strips of lines that a thread packs at a time.
+const STRIPS: usize = 2;
+
+/// Fills strips of blocks with lines and terms of a matrix, in the order of memory.
+fn fill(
+    blocks: &mut [Block],
+    matrix: Strided<'_>,
+    lines: Range<usize>,
+    terms: Range<usize>,
+    order: Order,
+) {
+    let (strips, deep) = (lines.len().div_ceil(SIDE), terms.len().div_ceil(SIDE));
+    let (outer, inner) = match matrix.column {
+        1 => (strips, deep),
+        _ => (deep, strips),
+    };
+    for one in 0..outer {
+        for other in 0..inner {
+            let (strip, at) = match matrix.column {
+                1 => (one, other),
+                _ => (other, one),
+            };
+            let (line, term) = (lines.start + SIDE * strip, terms.start + SIDE * at);
+            let of_block = term..terms.end.min(term + SIDE);
+            for (half, tile) in blocks[strip * deep + at].0.iter_mut().enumerate() {
+                let first = line + 16 * half;
+                let of_tile = first.min(lines.end)..lines.end.min(first + 16);
+                #[cfg(target_arch = "x86_64")]
+                if packing::fill(tile, matrix, [&of_tile, &of_block], order) {
+                    continue;
                 }
+                tile.fill(matrix, of_tile, of_block.clone(), order);
             }
         }
     }
