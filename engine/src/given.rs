@@ -4,8 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::graph::Graph;
-use crate::op::Computes;
+use crate::op::Builder;
 use crate::own_memory::OwnMemory;
 use crate::plan::{Place, Plan};
 use crate::profile::OpProfile;
@@ -49,7 +48,7 @@ struct Input {
 
 impl Given {
     /// Zeros.
-    pub(crate) fn new<P: Computes>(builder: &Graph<P>, plan: Plan) -> Self {
+    pub(crate) fn new(builder: &Builder, plan: Plan) -> Self {
         let inputs = builder.inputs.iter().map(|(name, &value)| {
             let Some(Place::Input(offset)) = plan.places[value.index()] else {
                 unreachable!("inputs have places of their own");
@@ -232,7 +231,6 @@ impl Given {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::Builder;
     use crate::value::Type;
 
     #[test]

@@ -32,20 +32,6 @@ pub(crate) struct Node<P> {
     pub(crate) part: &'static str,
 }
 
-impl<P> Node<P> {
-    /// The same node with another op.
-    pub(crate) fn by<Q>(&self, op: Q) -> Node<Q> {
-        Node {
-            op,
-            inputs: self.inputs.clone(),
-            into: self.into.clone(),
-            outputs: self.outputs.clone(),
-            eager: self.eager,
-            part: self.part,
-        }
-    }
-}
-
 /// A program under construction; its ops are of type `P`.
 #[derive(Debug)]
 pub struct Graph<P> {
@@ -167,8 +153,8 @@ impl<P> Graph<P> {
     }
 
     /// The same values, made by other nodes; the homes of values follow from their outputs.
-    pub(crate) fn with_nodes<Q>(&self, nodes: Vec<Node<Q>>) -> Graph<Q> {
-        let mut to = Graph {
+    pub(crate) fn with_nodes(&self, nodes: Vec<Node<P>>) -> Self {
+        let mut to = Self {
             types: self.types.clone(),
             homes: self.homes.clone(),
             nodes: Vec::with_capacity(nodes.len()),
@@ -184,7 +170,7 @@ impl<P> Graph<P> {
             all_reduced: self.all_reduced.clone(),
             associated: self.associated.clone(),
             precision: self.precision,
-            ..Graph::default()
+            ..Self::default()
         };
         nodes.into_iter().for_each(|node| to.append(node));
         to

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::alike::Alike;
@@ -201,6 +201,19 @@ pub trait Op: Any + DynEq + Debug + Send + Sync {
     }
 }
 
+impl dyn Op {
+    /// The op, if it has type `O`.
+    pub(crate) fn get<O: Op>(&self) -> Option<&O> {
+        let op: &dyn Any = self;
+        op.downcast_ref()
+    }
+
+    /// Whether it is an op of type `O`.
+    pub(crate) fn is<O: Op>(&self) -> bool {
+        self.get::<O>().is_some()
+    }
+}
+
 /// The methods of [`Op`] that most ops write in a line: each line, in any order and any of them, is
 /// `method(self, its other arguments) result;`. These are shorter than that:
 ///
@@ -337,11 +350,6 @@ macro_rules! op {
     };
 }
 pub(crate) use op;
-
-/// The op of a node, in a program or in what a device makes of it.
-pub(crate) trait Computes: Deref<Target = dyn Op> + Debug {}
-
-impl<P: Deref<Target = dyn Op> + Debug> Computes for P {}
 
 /// Numbers of operations that cost more than a multiplication and an addition. A roofline counts
 /// them apart from the flops.

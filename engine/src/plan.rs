@@ -11,10 +11,9 @@ mod placement;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
-use crate::graph::{Graph, Home, Node};
-use crate::op::{Builder, Computes, Op};
+use crate::graph::Home;
+use crate::op::{Builder, Node};
 use crate::precision::Precision;
 use crate::rounding::precision_of_products;
 use crate::schedule;
@@ -67,7 +66,7 @@ struct Buffer {
 /// packed instead.
 pub(crate) fn widened(
     builder: &Builder,
-    node: &Node<Arc<dyn Op>>,
+    node: &Node,
     products: Precision,
 ) -> impl Iterator<Item = (usize, Slot, Range<usize>)> {
     let types = builder.types_of(&node.inputs);
@@ -102,9 +101,9 @@ impl Plan {
     }
 
     /// Orders and places a program whose ops need `scratch_bytes` of scratch memory.
-    pub(crate) fn with_scratch<P: Computes>(
-        builder: &Graph<P>,
-        scratch_bytes: impl Fn(usize, &Node<P>) -> usize,
+    pub(crate) fn with_scratch(
+        builder: &Builder,
+        scratch_bytes: impl Fn(usize, &Node) -> usize,
     ) -> Self {
         let order = schedule::order(builder);
         let end = order.len();
@@ -254,7 +253,7 @@ fn live_bytes(buffers: &[Buffer], ops: usize) -> usize {
 }
 
 /// Position of the last op that reads each value; outputs of the program are read at the end.
-fn last_uses<P>(builder: &Graph<P>, order: &[usize]) -> Vec<Option<usize>> {
+fn last_uses(builder: &Builder, order: &[usize]) -> Vec<Option<usize>> {
     let mut uses = vec![None; builder.types.len()];
     for (position, &index) in order.iter().enumerate() {
         let node = &builder.nodes[index];

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::graph::{Graph, Node};
-use crate::op::{Computes, ExpensiveOps};
+use crate::op::{Builder, ExpensiveOps, Node};
 use crate::value::Type;
 
 /// Time and work of one op, summed over the replays since profiling was switched on.
@@ -29,11 +28,7 @@ pub struct OpProfile {
 impl OpProfile {
     /// The work of an op, with no time yet. Results numbered in `copied` are copies first, of the
     /// values that the op adds to.
-    pub(crate) fn of<P: Computes>(
-        builder: &Graph<P>,
-        node: &Node<P>,
-        copied: impl Iterator<Item = usize>,
-    ) -> Self {
+    pub(crate) fn of(builder: &Builder, node: &Node, copied: impl Iterator<Item = usize>) -> Self {
         let types = builder.types_of(&node.inputs);
         let outputs = builder.types_of(&node.outputs);
         // An operand that is written in place is also read.

@@ -1,7 +1,7 @@
 //! Operands of a program whose products round them.
 
-use crate::graph::{Graph, Home, Node};
-use crate::op::Computes;
+use crate::graph::Home;
+use crate::op::{Builder, Node};
 use crate::precision::{Format, Precision};
 use crate::value::Value;
 
@@ -11,7 +11,7 @@ pub(crate) fn at(formats: &[Format], index: usize) -> Format {
 }
 
 /// Operands of a node, with the formats that its kernel takes.
-pub(crate) fn operands<P: Computes>(node: &Node<P>) -> impl Iterator<Item = (Value, Format)> {
+pub(crate) fn operands(node: &Node) -> impl Iterator<Item = (Value, Format)> {
     let [taken, _] = node.op.formats();
     let inputs = node.inputs.iter().enumerate();
     inputs.map(|(index, &value)| (value, at(taken, index)))
@@ -20,7 +20,7 @@ pub(crate) fn operands<P: Computes>(node: &Node<P>) -> impl Iterator<Item = (Val
 /// For each value, whether it depends on inputs from the host, or is a product of weights that
 /// stands for one with the batch ([`association`](crate::association)). A sum over blocks counts as
 /// independent of them.
-pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
+pub(crate) fn of_batch(from: &Builder) -> Vec<bool> {
     let mut depends: Vec<bool> = from.homes.iter().map(|home| *home == Home::Input).collect();
     for node in &from.nodes {
         let mut read = node.inputs.iter().chain(node.into.iter().flatten());
@@ -33,20 +33,20 @@ pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
     depends
 }
 
-fn is_associated<P>(from: &Graph<P>, node: &Node<P>) -> bool {
+fn is_associated(from: &Builder, node: &Node) -> bool {
     let mut outputs = node.outputs.iter();
     outputs.any(|output| from.associated.contains(output))
 }
 
 /// Whether the products of a node round their factors, where `depends` is [`of_batch`].
-pub(crate) fn rounds<P: Computes>(from: &Graph<P>, depends: &[bool], node: &Node<P>) -> bool {
+pub(crate) fn rounds(from: &Builder, depends: &[bool], node: &Node) -> bool {
     let mut factors = operands(node).filter(|&(_, format)| format == Format::Factor);
     factors.any(|(value, _)| depends[value.index()] || is_associated(from, node))
 }
 
 /// For each node the precision to which its products round their factors, where everything is
 /// stored in f32.
-pub(crate) fn precision_of_products<P: Computes>(from: &Graph<P>) -> Vec<Precision> {
+pub(crate) fn precision_of_products(from: &Builder) -> Vec<Precision> {
     let depends = of_batch(from);
     let of = |node| match rounds(from, &depends, node) {
         true => from.precision,

@@ -10,12 +10,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::graph::Graph;
-use crate::op::Computes;
+use crate::op::Builder;
 use crate::value::Value;
 
 /// Indices of the nodes to run, in order.
-pub(crate) fn order<P: Computes>(builder: &Graph<P>) -> Vec<usize> {
+pub(crate) fn order(builder: &Builder) -> Vec<usize> {
     let changes = |node: usize| {
         let node = &builder.nodes[node];
         !node.op.writes(node.inputs.len()).is_empty()
@@ -43,7 +42,7 @@ pub(crate) fn order<P: Computes>(builder: &Graph<P>) -> Vec<usize> {
     order
 }
 
-fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
+fn needed(builder: &Builder, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
     let mut needed = vec![false; builder.nodes.len()];
     let mut left: Vec<usize> = (0..builder.nodes.len()).filter(|&n| changes(n)).collect();
     let outputs = builder.outputs.iter();
@@ -59,7 +58,7 @@ fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
 /// Whether an op runs as soon as it can: its results are no larger than the operands that it frees,
 /// or other ranks wait for it. Readers of an all-reduced sum do not, as they would wait for other
 /// ranks.
-fn is_prompt<P: Computes>(builder: &Graph<P>, node: usize, parts: &BTreeSet<Value>) -> bool {
+fn is_prompt(builder: &Builder, node: usize, parts: &BTreeSet<Value>) -> bool {
     let node = &builder.nodes[node];
     let is_sum = |value: &Value| builder.all_reduced.contains(value);
     if node.inputs.iter().any(is_sum) {
@@ -79,8 +78,8 @@ fn is_prompt<P: Computes>(builder: &Graph<P>, node: usize, parts: &BTreeSet<Valu
 }
 
 /// The order so far.
-struct Run<'a, P> {
-    builder: &'a Graph<P>,
+struct Run<'a> {
+    builder: &'a Builder,
     order: Vec<usize>,
     placed: Vec<bool>,
     /// Prompt ops by each of the ops they need.
@@ -93,8 +92,8 @@ struct Run<'a, P> {
     seen: usize,
 }
 
-impl<'a, P: Computes> Run<'a, P> {
-    fn new(builder: &'a Graph<P>, runs: &dyn Fn(usize) -> bool) -> Self {
+impl<'a> Run<'a> {
+    fn new(builder: &'a Builder, runs: &dyn Fn(usize) -> bool) -> Self {
         let nodes = builder.nodes.len();
         let mut run = Self {
             builder,
@@ -158,7 +157,7 @@ impl<'a, P: Computes> Run<'a, P> {
 }
 
 /// The nodes that make the operands of a node, once for each use.
-fn operands<P>(builder: &Graph<P>, node: usize) -> impl Iterator<Item = usize> {
+fn operands(builder: &Builder, node: usize) -> impl Iterator<Item = usize> {
     let node = &builder.nodes[node];
     let values = node.inputs.iter().chain(node.into.iter().flatten());
     values.filter_map(|&value| builder.maker(value))

@@ -30,7 +30,7 @@ pub mod tree;
 use std::fmt;
 use std::time::Duration;
 
-use crate::graph::{Graph, Home};
+use crate::graph::Home;
 use crate::op::{Builder, Node, Result, refuse};
 use crate::ops::{AllReduce, PerBlock};
 use crate::reduction::Reduction;
@@ -239,9 +239,7 @@ impl Builder {
         }
         Ok(())
     }
-}
 
-impl<P> Graph<P> {
     /// The all-reduces of the program, as operand and result.
     pub(crate) fn all_reduces(&self) -> impl Iterator<Item = (Value, Value)> {
         self.all_reduced.iter().map(|&sum| {

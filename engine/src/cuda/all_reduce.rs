@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Fault;
-use super::device_op::DeviceGraph;
+use super::device_graph::DeviceGraph;
 use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, SHARED, Source, THREADS, tensors};

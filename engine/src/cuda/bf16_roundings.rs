@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::device_op::{DeviceGraph, DeviceNode};
+use super::device_graph::{DeviceGraph, DeviceNode};
 use crate::cpu::{Arena, Executor, Pool};
 use crate::cuda::casts::cast;
 use crate::cuda::routed_rows::on_cpu::{self, Known, RoutedMask};
@@ -247,7 +247,7 @@ fn repeated(
     let inputs: Vec<Value> = node.inputs.iter().map(|&value| operand(value)).collect();
     let into = node.into.iter().map(|into| into.map(&mut operand));
     let into: Vec<Option<Value>> = into.collect();
-    let outputs = b.node(Arc::clone(&node.op.0), &inputs, into);
+    let outputs = b.node(Arc::clone(&node.op), &inputs, into);
     let outputs = outputs.expect("operands fit as they did");
     for (index, output) in outputs.into_iter().enumerate() {
         b.output(index.to_string(), output);
@@ -294,6 +294,7 @@ mod tests {
     use super::*;
     use crate::cuda::casts::stored;
     use crate::cuda::every_op::{EVEN, EveryOp, RAGGED};
+    use crate::cuda::program::Program;
     use crate::cuda::tests::{numbers, replay};
 
     /// Rounds a number to five of bf16's eight bits.
@@ -310,7 +311,7 @@ mod tests {
         parameters: &StepParameters,
     ) -> Option<usize> {
         let (all, values) = watched(program);
-        let (_, found) = replay(&all, store, inputs, parameters)?;
+        let (_, found) = replay(Program::of(&all), store, inputs, parameters)?;
         let made = found[program.outputs.len()..].iter();
         let made: Known = values
             .iter()

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::bf16_roundings::{check, watched};
-use super::device_op::DeviceGraph;
+use super::device_graph::DeviceGraph;
 use super::emulated::{Emulated, Order};
 use super::program::Program;
 use super::{Arena, Device, Executor, Result};

@@ -3,7 +3,9 @@
 //! The norm of a residual stream follows its addition. [`fused`] replaces both by one op, lowered
 //! by [`Norm::cuda_of_sum`].
 
-use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use std::sync::Arc;
+
+use super::device_graph::{DeviceGraph, DeviceNode};
 use super::lowering::Lowering;
 use crate::op::{Op, op};
 use crate::ops::{Elementwise, Norm};
@@ -78,7 +80,7 @@ fn is_sum_of_two(from: &DeviceGraph, node: &DeviceNode) -> bool {
 fn both(sum: &DeviceNode, norm: &DeviceNode) -> DeviceNode {
     let of = norm.op.get().expect("`fused` takes norms");
     DeviceNode {
-        op: DeviceOp::new(OfSum(*of)),
+        op: Arc::new(OfSum(*of)),
         inputs: [&sum.inputs[..], &norm.inputs[1..]].concat(),
         outputs: [&sum.outputs[..], &norm.outputs[..]].concat(),
         ..sum.clone()
@@ -87,16 +89,13 @@ fn both(sum: &DeviceNode, norm: &DeviceNode) -> DeviceNode {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::cuda::every_op::{EVEN, EveryOp};
     use crate::cuda::routed_rows::on_device;
-    use crate::graph::Graph;
-    use crate::op::{Builder, Computes, Op};
+    use crate::op::Builder;
     use crate::value::Type;
 
-    fn names<P: Computes>(b: &Graph<P>) -> Vec<&'static str> {
+    fn names(b: &Builder) -> Vec<&'static str> {
         b.nodes.iter().map(|node| node.op.name()).collect()
     }
 

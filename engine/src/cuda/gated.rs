@@ -13,7 +13,9 @@
 //! mask whose gradient reaches them gives the gradient of the logits, because the rule of the lower
 //! sigmoid reads the sum of all.
 
-use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
+use std::sync::Arc;
+
+use super::device_graph::{DeviceGraph, DeviceNode};
 use super::readers::Readers;
 use crate::op::{Op, op};
 use crate::ops::importance::gates::ImportanceGatesGrad;
@@ -106,7 +108,7 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
         }
         nodes[index] = None;
         nodes[at] = Some(DeviceNode {
-            op: DeviceOp::new(MaskedWithSums(*mask, *of)),
+            op: Arc::new(MaskedWithSums(*mask, *of)),
             inputs: with(&first.inputs, [g, z]),
             outputs: [&first.outputs[..], &node.outputs[1..]].concat(),
             ..first.clone()
@@ -156,9 +158,9 @@ fn with(values: &[Value], [old, new]: [Value; 2]) -> Vec<Value> {
 }
 
 fn of_logits(node: &DeviceNode, gates: Gates, of: [Value; 2]) -> DeviceNode {
-    let op = match (node.op.get::<Masked>(), node.op.get::<MaskedGrad>()) {
-        (Some(masked), _) => DeviceOp::new(OfLogits(*masked, gates)),
-        (_, Some(grad)) => DeviceOp::new(OfLogits(*grad, gates)),
+    let op: Arc<dyn Op> = match (node.op.get::<Masked>(), node.op.get::<MaskedGrad>()) {
+        (Some(masked), _) => Arc::new(OfLogits(*masked, gates)),
+        (_, Some(grad)) => Arc::new(OfLogits(*grad, gates)),
         _ => unreachable!("a mask or its gradients"),
     };
     DeviceNode {
@@ -206,7 +208,7 @@ fn with_gates(
         others: [before.is_some(), sums.is_some()],
     };
     let both = DeviceNode {
-        op: DeviceOp::new(op),
+        op: Arc::new(op),
         inputs,
         outputs: with(&grad.outputs, [gg, node.outputs[0]]),
         into,

@@ -85,7 +85,7 @@ pub(crate) mod compiler;
 mod compiling;
 mod cublaslt;
 mod device;
-pub(crate) mod device_op;
+pub(crate) mod device_graph;
 pub(crate) mod device_tensors;
 #[doc(hidden)]
 mod driver;

@@ -25,7 +25,7 @@
 use std::collections::BTreeMap;
 
 use super::casts::cast_to;
-use super::device_op::{DeviceGraph, DeviceNode};
+use super::device_graph::{DeviceGraph, DeviceNode};
 use crate::alike::{Alike, LEAST, Of, Side};
 use crate::graph::Home;
 use crate::schedule;
@@ -228,7 +228,7 @@ pub(super) fn padded(from: DeviceGraph) -> DeviceGraph {
     let values = (0..).take(from.types.len()).map(Value);
     let types = values.map(|value| (value, classes.of_own(value)));
     let types: Vec<(Value, Type)> = types.filter(|(value, ty)| from.ty(*value) != ty).collect();
-    let mut to: DeviceGraph = from.with_nodes(Vec::new());
+    let mut to = from.with_nodes(Vec::new());
     for (value, ty) in types {
         let unpadded = std::mem::replace(&mut to.types[value.index()], ty);
         to.unpadded.insert(value, unpadded);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use spd_draws::{Purpose, Stream};
 
 use super::casts::stored;
-use super::device_op::DeviceGraph;
+use super::device_graph::DeviceGraph;
 use super::every_op::{EVEN, EveryOp, RAGGED, Sizes};
 use super::padding::padded;
 use super::placed::Step;
@@ -205,7 +205,7 @@ fn both(
     numbers: &StepParameters,
 ) -> Option<[Found; 2]> {
     let programs = [padded(stored(b)), stored(b)];
-    let [found, expected] = programs.map(|program| replay(&program, store, inputs, numbers));
+    let [found, expected] = programs.map(|b| replay(Program::of(&b), store, inputs, numbers));
     Some([found?, expected?])
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
 use super::autotune_record::Autotuned;
-use super::device_op::{DeviceGraph, DeviceNode};
+use super::device_graph::{DeviceGraph, DeviceNode};
 use super::fusion::fused;
 use super::gated::gated;
 use super::kernel::{Kernel, Writer};

@@ -1,6 +1,6 @@
 //! The readers of each value of a device's program, for rewrites that leave values out.
 
-use super::device_op::DeviceGraph;
+use super::device_graph::DeviceGraph;
 use crate::schedule;
 use crate::value::Value;
 

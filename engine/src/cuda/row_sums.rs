@@ -8,7 +8,7 @@
 //! The op stays as it is. Its launch gives the sums because the node has one more result than the op
 //! makes.
 
-use super::device_op::{DeviceGraph, DeviceNode};
+use super::device_graph::{DeviceGraph, DeviceNode};
 use super::gated::LogitsGrad;
 use crate::ops::{Elementwise, SumRows};
 use crate::schedule;

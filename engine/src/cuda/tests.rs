@@ -13,7 +13,6 @@ use super::program::Program;
 use super::{Arena, Device, Fault};
 use crate::cpu::{self, Pool};
 use crate::cuda;
-use crate::cuda::device_op::DeviceGraph;
 use crate::op::Builder;
 use crate::ops::oracle::{close, random};
 use crate::precision::Precision;
@@ -23,24 +22,6 @@ use crate::value::Type;
 
 /// Inputs of a program: words by name.
 pub(crate) type Inputs<'a> = &'a [(&'a str, Vec<u32>)];
-
-/// A program, with or without its storage types.
-pub(crate) trait Plan {
-    /// Plans it for a device.
-    fn planned(&self, device: &Arc<Device>) -> cuda::Executor;
-}
-
-impl Plan for Builder {
-    fn planned(&self, device: &Arc<Device>) -> cuda::Executor {
-        cuda::Executor::planned(self, Some(device))
-    }
-}
-
-impl Plan for DeviceGraph {
-    fn planned(&self, device: &Arc<Device>) -> cuda::Executor {
-        cuda::Executor::autotuned(Program::of(self), Some(device))
-    }
-}
 
 /// A program with an arena for itself.
 pub(crate) type Alone = crate::alone::Alone<cuda::Executor, Arena>;
@@ -61,8 +42,13 @@ impl Alone {
 }
 
 /// Plans a program for a device.
-pub(crate) fn on(device: &Arc<Device>, b: &dyn Plan) -> cuda::Result<Alone> {
-    Alone::of(b.planned(device), device)
+pub(crate) fn on(device: &Arc<Device>, b: &Builder) -> cuda::Result<Alone> {
+    lowered_on(device, Program::new(b))
+}
+
+/// Plans a lowered program for a device.
+fn lowered_on(device: &Arc<Device>, program: Program) -> cuda::Result<Alone> {
+    Alone::of(cuda::Executor::autotuned(program, Some(device)), device)
 }
 
 /// Sets the inputs and numbers of the next replay.
@@ -141,17 +127,20 @@ pub(crate) type Found = (&'static str, Vec<(String, Vec<f32>)>);
 /// Outputs and tensors of the store after a replay on the [`TEST_GPU`], or else on the emulated
 /// GPU; `None` if there is neither.
 pub(crate) fn replay(
-    b: &dyn Plan,
+    program: Program,
     store: &Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,
 ) -> Option<Found> {
     match gpu() {
-        Some(gpu) => Some(("on the GPU", twice(&gpu, b, store, inputs, parameters))),
+        Some(gpu) => Some((
+            "on the GPU",
+            twice(&gpu, program, store, inputs, parameters),
+        )),
         None if !is_there() => None,
         None => Some((
             "on the emulated GPU",
-            in_every_order(b, store, inputs, parameters),
+            in_every_order(program, store, inputs, parameters),
         )),
     }
 }
@@ -159,12 +148,12 @@ pub(crate) fn replay(
 /// Asserts that the first replay and the graph of the second give the same bits, without a wait.
 fn twice(
     device: &Arc<Device>,
-    b: &dyn Plan,
+    program: Program,
     store: &Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,
 ) -> Vec<(String, Vec<f32>)> {
-    let mut executor = on(device, b).unwrap();
+    let mut executor = lowered_on(device, program).unwrap();
     let mut state = store.copy();
     let first = replay_on(&mut executor, &mut state, inputs, parameters).unwrap();
     // A replay changes no frozen tensor. A copy of it in bf16 would be sent again, with a wait.
@@ -186,14 +175,14 @@ fn twice(
 
 /// Asserts that every order of threads gives the same bits.
 fn in_every_order(
-    b: &dyn Plan,
+    program: Program,
     store: &Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,
 ) -> Vec<(String, Vec<f32>)> {
     let emulated = Emulated::new(Order::new(true, true));
     let device = Device::of(Arc::<Emulated>::clone(&emulated));
-    let mut executor = on(&device, b).expect("memory enough");
+    let mut executor = lowered_on(&device, program).expect("memory enough");
     let mut replay = |backwards: bool| {
         emulated.turn(backwards);
         replay_on(&mut executor, &mut store.copy(), inputs, parameters).expect("no device fails")
@@ -214,7 +203,7 @@ pub(crate) fn agree(
     parameters: &StepParameters,
     tolerance: f32,
 ) {
-    let Some((device, found)) = replay(b, store, inputs, parameters) else {
+    let Some((device, found)) = replay(Program::new(b), store, inputs, parameters) else {
         return;
     };
     let mut executor = cpu::Alone::new(b, Arc::new(Pool::single()));
@@ -280,7 +269,8 @@ fn tf32_rounds_factors_of_products_that_depend_on_the_batch_alone() {
         b.output("of weights", of_weights);
         let words = random(&[40, 30], 1).values;
         let words = words.iter().map(|x| x.to_bits()).collect();
-        replay(&b, &store, &[("x", words)], &StepParameters::default())
+        let program = Program::new(&b);
+        replay(program, &store, &[("x", words)], &StepParameters::default())
     });
     let [Some((device, full)), Some((_, rounded))] = found else {
         return;

@@ -6,7 +6,8 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::cpu::{Alone, Pool};
 use crate::cuda::casts::rounded_wherever_possible;
-use crate::cuda::tests::{Plan, replay};
+use crate::cuda::program::Program;
+use crate::cuda::tests::replay;
 use crate::op::{Builder, Result};
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
@@ -33,7 +34,7 @@ pub(crate) fn random(dims: &[usize], seed: u64) -> Sample {
 
 /// Outputs of a program: on the CPU, then on a device if there is one.
 pub(crate) fn outputs(b: &Builder, mut store: Store) -> Vec<Vec<(String, Vec<f32>)>> {
-    let device = replay(b, &store, &[], &StepParameters::default());
+    let device = replay(Program::new(b), &store, &[], &StepParameters::default());
     let mut executor = Alone::new(b, Arc::new(Pool::new(2).unwrap()));
     executor.run(&mut store);
     let names = executor.output_names().map(str::to_owned);
@@ -154,9 +155,9 @@ impl Oracle {
             if threads == 1 && self.on_device {
                 let outputs = 1 + gradients.len();
                 let rounded = rounded_wherever_possible(&b);
-                self.device = [&b as &dyn Plan, &rounded].map(|b| {
+                self.device = [Program::new(&b), Program::of(&rounded)].map(|program| {
                     let numbers = StepParameters::default();
-                    let (device, found) = replay(b, &store, &self.inputs(), &numbers)?;
+                    let (device, found) = replay(program, &store, &self.inputs(), &numbers)?;
                     let found = found.into_iter().take(outputs);
                     Some((device, found.map(|(_, values)| values).collect()))
                 });

@@ -32,10 +32,10 @@ use std::sync::Arc;
 
 use cast::Cast;
 
-use crate::cuda::device_op::{DeviceGraph, DeviceNode, DeviceOp};
-use crate::cuda::routed_rows::compacted;
-use crate::graph::{self, Home};
-use crate::op::{Builder, Op};
+use crate::cuda::device_graph::{DeviceGraph, DeviceNode};
+use crate::cuda::routed_rows::on_device;
+use crate::graph::Home;
+use crate::op::{Builder, Node};
 use crate::precision::Format::{AsResult, Either, Factor, Full};
 use crate::precision::{Format, Precision};
 use crate::rounding::{at, of_batch, operands, rounds};
@@ -120,19 +120,15 @@ pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
 
 /// The program with bf16 for all values that are not `exact`. A node that `rounds` one of its
 /// operands takes all of its operands with that format in bf16.
-fn rewrite(
-    from: &Builder,
-    exact: &[bool],
-    rounds: impl Fn(&graph::Node<Arc<dyn Op>>, Format) -> bool,
-) -> DeviceGraph {
-    let mut to: DeviceGraph = from.with_nodes(Vec::new());
+fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(&Node, Format) -> bool) -> DeviceGraph {
+    let mut to = from.with_nodes(Vec::new());
     // The rewritten program needs no further rounding.
     to.precision = Precision::F32;
     for (ty, _) in to.types.iter_mut().zip(exact).filter(|(_, exact)| !**exact) {
         ty.dtype = DType::Bf16;
     }
     // Operands of a node, and whether it takes them rounded.
-    let wanted = |node: &graph::Node<Arc<dyn Op>>| {
+    let wanted = |node: &Node| {
         let product = operands(node).any(|(_, format)| format == Factor && rounds(node, format));
         let wanted = operands(node).map(|(value, format)| {
             let wanted = match format {
@@ -162,10 +158,10 @@ fn rewrite(
         let inputs = inputs.collect();
         to.append(DeviceNode {
             inputs,
-            ..node.by(DeviceOp(Arc::clone(&node.op)))
+            ..node.clone()
         });
     }
-    compacted(&to)
+    on_device(&to)
 }
 
 /// Rounds in one op all weights that the program reads in bf16, except frozen ones: a launch for
@@ -173,7 +169,7 @@ fn rewrite(
 fn round_weights(
     to: &mut DeviceGraph,
     from: &Builder,
-    wanted: impl Fn(&graph::Node<Arc<dyn Op>>) -> Vec<(Value, bool)>,
+    wanted: impl Fn(&Node) -> Vec<(Value, bool)>,
 ) -> BTreeMap<Value, Value> {
     let results = from.nodes.iter().flat_map(|node| &node.outputs);
     // Results in the store are rounded after they are made.
@@ -241,7 +237,7 @@ fn casts(
         .map(|ty| to.value(ty, Home::Node(to.nodes.len())))
         .collect();
     to.append(DeviceNode {
-        op: DeviceOp::new(Cast),
+        op: Arc::new(Cast),
         inputs: values.to_vec(),
         into: Vec::new(),
         outputs: casts.clone(),

@@ -7,8 +7,6 @@ use crate::cuda::every_op::{EVEN, EveryOp, LARGE, RAGGED};
 use crate::cuda::program::Program;
 use crate::cuda::routed_rows::on_device;
 use crate::cuda::tests::{numbers, replay};
-use crate::graph;
-use crate::op::Computes;
 use crate::ops::oracle::random;
 use crate::ops::{AdamW, AdamWOperands, MatMul};
 use crate::rounding::precision_of_products;
@@ -35,7 +33,7 @@ fn a_device_rounds_as_the_host_does() {
         b.output("y", y);
         let inputs = [("x", all[..len].to_vec())];
         let numbers = StepParameters::default();
-        let Some((_, found)) = replay(&b, &Store::new(), &inputs, &numbers) else {
+        let Some((_, found)) = replay(Program::of(&b), &Store::new(), &inputs, &numbers) else {
             return;
         };
         for (&bits, found) in all.iter().zip(&found[0].1) {
@@ -257,9 +255,7 @@ fn a_cpu_rounds_the_factors_that_a_device_does() {
     let every_op = EveryOp::new(EVEN, false).b;
     for mut b in [site(false).0, site(true).0, every_op] {
         b.precision = Precision::Bf16;
-        fn is_product<P: Computes>(node: &&graph::Node<P>) -> bool {
-            node.op.formats()[0].contains(&Factor)
-        }
+        let is_product = |node: &&Node| node.op.formats()[0].contains(&Factor);
         let of_device = stored(&b);
         let of_device = of_device.nodes.iter().filter(is_product).map(|node| {
             let factor = operands(node).find(|&(_, format)| format == Factor);
@@ -380,7 +376,7 @@ fn a_frozen_tensor_is_read_in_bf16_as_it_is_rounded() {
         };
         let mut run = |precision| {
             b.precision = precision;
-            replay(&b, &store, &inputs, &numbers)
+            replay(Program::new(&b), &store, &inputs, &numbers)
         };
         let full = run(Precision::F32);
         let (Some((_, full)), Some((_, rounded))) = (full, run(Precision::Bf16)) else {
@@ -423,7 +419,8 @@ fn every_op_in_bf16_is_close_to_f32() {
         let numbers = numbers(&every_op);
         let mut run = |precision| {
             every_op.b.precision = precision;
-            replay(&every_op.b, &every_op.store, &every_op.inputs, &numbers)
+            let program = Program::new(&every_op.b);
+            replay(program, &every_op.store, &every_op.inputs, &numbers)
         };
         let full = run(Precision::F32);
         let (Some((_, full)), Some((_, rounded))) = (full, run(Precision::Bf16)) else {

@@ -13,7 +13,7 @@
 //! rows, list -> spread -> y              the rows at their positions, beside the clean path
 //! ```
 //!
-//! [`compacted`] writes every op on routed rows by these, and by ops on matrices that just have
+//! [`on_device`] writes every op on routed rows by these, and by ops on matrices that just have
 //! fewer rows. A gathered matrix serves the product of a pass and that of its gradient.
 //!
 //! The clean path of a site has the share `s` of its positions, of which those that are not routed
@@ -30,8 +30,9 @@
 pub(super) mod on_cpu;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, of_devices};
+use super::device_graph::{DeviceGraph, DeviceNode};
 use super::lowering::{Argument, Lowering, Source, arguments, constants};
 use super::readers::Readers;
 use crate::alike::{Alike, Of};
@@ -172,18 +173,13 @@ impl Op for Spread {
     }
 }
 
-/// A program for a device, with compacted matrices and no other rewrite.
+/// The program of a device, with compacted matrices of fixed sizes; values keep their numbers.
 pub(crate) fn on_device(from: &Builder) -> DeviceGraph {
-    compacted(&of_devices(from))
-}
-
-/// The program with compacted matrices of fixed sizes; values keep their numbers.
-pub(super) fn compacted(from: &DeviceGraph) -> DeviceGraph {
     compacted_by(from, room)
 }
 
 /// With room for as many rows as a function gives, from all rows and the probability of each.
-fn compacted_by(from: &DeviceGraph, room: fn(usize, f64) -> usize) -> DeviceGraph {
+fn compacted_by(from: &Builder, room: fn(usize, f64) -> usize) -> DeviceGraph {
     let readers = Readers::new(from);
     let (nodes, scaled) = share_behind_products(from, &readers);
     let mut compacting = Compacting {
@@ -403,7 +399,7 @@ impl Compacting {
     /// Multiplies two matrices in the place of a node.
     fn multiply(&mut self, [a, b]: [bool; 2], factors: [Value; 2], node: &DeviceNode) {
         self.to.append(DeviceNode {
-            op: DeviceOp::new(MatMul::stored(a, b)),
+            op: Arc::new(MatMul::stored(a, b)),
             inputs: factors.to_vec(),
             ..node.clone()
         });
@@ -430,7 +426,7 @@ impl Compacting {
         };
         let inputs = [Some(x), read, bias, delta, Some(list)];
         self.to.append(DeviceNode {
-            op: DeviceOp::new(op),
+            op: Arc::new(op),
             inputs: inputs.into_iter().flatten().collect(),
             into: vec![into.or(replaced)],
             ..node.clone()
@@ -455,7 +451,7 @@ impl Compacting {
     fn gather_to(&mut self, rows: Value, x: Value, list: List, node: &DeviceNode) {
         let of_x = self.list_of.get(&x).map(|list| list.value);
         self.to.append(DeviceNode {
-            op: DeviceOp::new(Gather),
+            op: Arc::new(Gather),
             inputs: [x, list.value].into_iter().chain(of_x).collect(),
             into: Vec::new(),
             outputs: vec![rows],
@@ -493,7 +489,7 @@ impl Compacting {
         let home = Home::Node(self.to.nodes.len());
         let value = self.to.value(ty, home);
         self.to.append(DeviceNode {
-            op: DeviceOp::new(RoutedRows),
+            op: Arc::new(RoutedRows),
             inputs: vec![route],
             into: Vec::new(),
             outputs: vec![value],

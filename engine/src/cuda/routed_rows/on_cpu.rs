@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Clean, Gather, RoutedRows, Spread};
-use crate::cuda::device_op::{DeviceGraph, DeviceNode};
+use crate::cuda::device_graph::{DeviceGraph, DeviceNode};
 use crate::ops::Masked;
 use crate::ops::site::masked::MaskedGrad;
 use crate::value::{Type, Value};

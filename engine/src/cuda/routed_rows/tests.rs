@@ -1,7 +1,7 @@
 use spd_draws::{Purpose, Stream};
 
 use super::*;
-use crate::cuda::device_op::of_devices;
+use crate::cuda::program::Program;
 use crate::cuda::tests::{agree, replay};
 use crate::derivation::SiteInputs;
 use crate::op::Builder;
@@ -157,8 +157,8 @@ fn a_routed_row_without_room_is_nan() {
     let y = b.site_output(rows, u, &with).unwrap();
     b.output("route", route);
     b.output("y", y);
-    let small = compacted_by(&of_devices(&b), |_, _| 64);
-    let Some((_, found)) = replay(&small, &store, &[], &StepParameters::default()) else {
+    let small = Program::of(&compacted_by(&b, |_, _| 64));
+    let Some((_, found)) = replay(small, &store, &[], &StepParameters::default()) else {
         return;
     };
     let (route, y) = (&found[0].1, &found[1].1);

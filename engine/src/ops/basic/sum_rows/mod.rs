@@ -38,7 +38,8 @@ mod tests {
     use super::*;
     use crate::Store;
     use crate::cuda::casts::rounded_wherever_possible;
-    use crate::cuda::tests::{Plan, replay};
+    use crate::cuda::program::Program;
+    use crate::cuda::tests::replay;
     use crate::op::Builder;
     use crate::ops::oracle::random;
     use crate::step_parameters::StepParameters;
@@ -57,8 +58,9 @@ mod tests {
             let y = b.op1(SumRows { dims: columns }, &[x]).unwrap();
             b.output("y", y);
             let rounded = rounded_wherever_possible(&b);
-            for b in [&b as &dyn Plan, &rounded] {
-                let Some((device, found)) = replay(b, &store, &[], &StepParameters::default())
+            for program in [Program::new(&b), Program::of(&rounded)] {
+                let Some((device, found)) =
+                    replay(program, &store, &[], &StepParameters::default())
                 else {
                     return;
                 };

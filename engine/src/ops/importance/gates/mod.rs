@@ -228,6 +228,7 @@ mod tests {
     use super::*;
     use crate::Store;
     use crate::cpu::{Alone, Pool};
+    use crate::cuda::program::Program;
     use crate::cuda::tests::{agree, replay};
     use crate::ops::oracle::{Sample, close, random};
     use crate::step_parameters::StepParameters;
@@ -547,7 +548,7 @@ mod tests {
                     )
                 })
                 .collect();
-            if let Some((device, found)) = replay(&b, &store, &[], &parameters) {
+            if let Some((device, found)) = replay(Program::new(&b), &store, &[], &parameters) {
                 let outputs = found.into_iter().take(all.len());
                 all.extend(outputs.map(|(name, values)| (format!("{name} {device}"), values)));
             }

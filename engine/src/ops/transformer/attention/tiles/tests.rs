@@ -140,7 +140,8 @@ impl Case {
         let mut store = Store::new();
         let b = self.build(&mut store, true);
         let stored = rounded_wherever_possible(&b);
-        let on_tensor_cores = Program::of(&stored)
+        let program = Program::of(&stored);
+        let on_tensor_cores = program
             .kernels
             .iter()
             .filter(|kernel| kernel.function().starts_with("attention"))
@@ -151,7 +152,7 @@ impl Case {
             .collect();
         let numbers = StepParameters::default();
         let inputs = [("tokens", tokens)];
-        let Some((device, found)) = replay(&stored, &store, &inputs, &numbers) else {
+        let Some((device, found)) = replay(program, &store, &inputs, &numbers) else {
             return;
         };
         let mut executor = cpu::Alone::new(&b, Arc::new(Pool::single()));
