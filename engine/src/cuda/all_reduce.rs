@@ -163,7 +163,7 @@ pub(super) fn tree_sum(ranks: usize) -> Launch {
     let [parts, sum] = [0, 1].map(|_| to.scratch(0));
     let words = [0, 0].map(lowering::Argument::Word);
     let operands = [parts.into(), sum.out().into()];
-    to.kernel(KERNELS, "tree_sum", &[ranks.into()])
+    to.kernel(KERNELS, "tree_sum", &[ranks.to_string()])
         .launch(&[operands, words].concat());
     to.only_launch()
 }

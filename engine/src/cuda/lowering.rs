@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use super::operand::{At, Operand};
 use super::product::{Matrix, Product};
-use crate::value::{ALIGN, DType, StepScalar, Type};
+use crate::value::{ALIGN, DType, Type};
 
 /// Kernels of an op, in CUDA C++.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,36 +142,10 @@ impl From<f64> for Argument {
     }
 }
 
-/// A constant of a kernel.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Constant {
-    /// A number or a boolean.
-    Number(i64),
-    /// An enumerator of the kernels.
-    Name(&'static str),
-}
-
-impl From<&'static str> for Constant {
-    fn from(name: &'static str) -> Self {
-        Self::Name(name)
-    }
-}
-
-macro_rules! constant {
-    ($($from:ty)*) => {
-        $(impl From<$from> for Constant {
-            fn from(value: $from) -> Self {
-                Self::Number(i64::try_from(value).expect("a size of a kernel"))
-            }
-        })*
-    };
-}
-constant!(usize i32 u32 bool);
-
-/// An array of constants, of numbers, booleans and names.
+/// An array of constants of a kernel in CUDA C++: of numbers, booleans and names.
 macro_rules! constants {
     ($($constant:expr),+ $(,)?) => {
-        [$($crate::cuda::lowering::Constant::from($constant)),+]
+        [$($constant.to_string()),+]
     };
 }
 
@@ -306,13 +280,8 @@ impl<'a> Lowering<'a> {
         &mut self,
         source: Source,
         function: &str,
-        constants: &[Constant],
+        constants: &[String],
     ) -> Pending<'_, 'a> {
-        let constants = constants.iter().map(|constant| match constant {
-            Constant::Number(number) => number.to_string(),
-            Constant::Name(name) => (*name).to_owned(),
-        });
-        let constants: Vec<String> = constants.collect();
         let call = if constants.is_empty() {
             function.to_owned()
         } else {
@@ -588,9 +557,4 @@ fn list(arguments: &[Argument], operands: &mut Vec<Operand>, words: &mut Vec<u32
         text += &rest;
     }
     text
-}
-
-/// Index of a step scalar among the step's numbers.
-pub(crate) fn scalar(scalar: StepScalar) -> Constant {
-    Constant::from(scalar.0)
 }

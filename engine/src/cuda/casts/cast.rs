@@ -60,8 +60,8 @@ fn pad(to: &mut Lowering<'_>, tensor: usize) {
     let (x, y) = (to.input(tensor), to.output(tensor));
     let (from, ty) = (to.ty(tensor), to.output_ty(tensor));
     let (rows, columns) = (ty.rows(), ty.columns());
-    let sizes = [from.rows(), from.columns(), rows, columns];
-    to.kernel(KERNELS, "padded_cast", &sizes.map(Into::into))
+    let sizes = constants![from.rows(), from.columns(), rows, columns];
+    to.kernel(KERNELS, "padded_cast", &sizes)
         .fours(rows, columns)
         .launch(&arguments![x, y]);
 }

@@ -1,6 +1,6 @@
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise, Penalty};
 use crate::cuda::lowering::{
-    Argument, Constant, Lowering, RowSums, Source, THREADS, arguments, constants, lines, scalar,
+    Argument, Lowering, RowSums, Source, THREADS, arguments, constants, lines,
 };
 use crate::cuda::operand::Operand;
 
@@ -22,7 +22,7 @@ pub(crate) fn named(gates: Gates) -> &'static str {
 
 /// The pair of sigmoids, the noise, the penalty and its parameter's index for the kernels; and the
 /// noise's stream.
-pub(crate) fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
+pub(crate) fn settings(op: &ImportanceGates) -> ([String; 4], Argument) {
     let (noise, word) = match op.noise {
         LogitNoise::None => ("NOISE_NONE", 0),
         LogitNoise::Drawn(stream) => ("NOISE_DRAWN", stream.word()),
@@ -34,7 +34,7 @@ pub(crate) fn settings(op: &ImportanceGates) -> ([Constant; 4], Argument) {
         Some((Penalty::Smooth { normalized: false }, _)) => "PENALTY_SMOOTH",
         Some((Penalty::Smooth { normalized: true }, _)) => "PENALTY_SMOOTH_NORMALIZED",
     };
-    let parameter = op.penalty.map_or(Constant::from(-1), |(_, at)| scalar(at));
+    let parameter = op.penalty.map_or(-1, |(_, scalar)| i64::from(scalar.0));
     let settings = constants![named(op.gates), noise, penalty, parameter];
     (settings, Argument::Word(word))
 }

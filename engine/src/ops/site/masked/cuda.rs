@@ -1,6 +1,6 @@
 use super::{Draw, Mask, Masked, MaskedGrad};
 use crate::cuda::lowering::{
-    Argument, Constant, Lowering, Source, arguments, constants, row_threads, stretches,
+    Argument, Lowering, Source, arguments, constants, row_threads, stretches,
 };
 use crate::cuda::operand::Operand;
 use crate::ops::importance::gates::cuda::{Sums, named, settings as settings_of_gates};
@@ -15,7 +15,7 @@ const KERNELS: Source = Source::new(
 );
 
 /// The settings of a mask for the kernels, and the stream of its draws.
-fn settings(op: &Masked) -> ([Constant; 2], u32) {
+fn settings(op: &Masked) -> ([String; 2], u32) {
     let draw = |draw: Draw| match draw {
         Draw::Uniform(stream) => ("DRAW_UNIFORM", stream.word()),
         Draw::Coin(stream) => ("DRAW_COIN", stream.word()),
@@ -61,7 +61,7 @@ struct Site {
     threshold: f32,
     /// Index of the op's first input behind them.
     end: usize,
-    constants: Vec<Constant>,
+    constants: Vec<String>,
 }
 
 impl Site {
@@ -170,7 +170,7 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
     if let Some((any, _)) = each.into_iter().flatten().next() {
         let want = |gradient: Gradient| gradient.map_or(0, |(_, add)| if add { 2 } else { 1 });
         let mut constants = site.constants.clone();
-        constants.extend(each.map(|gradient| Constant::from(want(gradient))));
+        constants.extend(each.map(|gradient| want(gradient).to_string()));
         let mut arguments = site.parameters(to);
         arguments.push(gh.into());
         arguments.extend(site.arguments());

@@ -1,19 +1,19 @@
 use super::{CausalMixing, Sizes};
-use crate::cuda::lowering::{Constant, Lowering, Source, arguments, constants};
+use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 
 const KERNELS: Source = Source::new("causal_mixing", include_str!("kernel.cu"));
 
 /// Results of a thread, as in `kernel.cu`.
 const EIGHT: usize = 8;
 
-fn constants(sizes: Sizes) -> Vec<Constant> {
+fn constants(sizes: Sizes) -> Vec<String> {
     let Sizes {
         batch,
         positions,
         lags,
         columns,
     } = sizes;
-    [batch, lags, positions, columns].map(Into::into).to_vec()
+    constants![batch, lags, positions, columns].to_vec()
 }
 
 /// Threads for eight of `rows` results of each batch row.

@@ -1,7 +1,5 @@
 use super::{Kind, Norm, NormParameterGrad};
-use crate::cuda::lowering::{
-    Argument, Constant, Lowering, Source, arguments, constants, stretches, vector,
-};
+use crate::cuda::lowering::{Argument, Lowering, Source, arguments, constants, stretches, vector};
 use crate::cuda::operand::Operand;
 use crate::value::DType;
 
@@ -12,7 +10,7 @@ const BLOCK: usize = 128;
 
 /// The constants of a `Row` of the kernels and whether it is centred, and the numbers of blocks and
 /// threads. A thread has at most four vectors of a row, unless the row has more than 2048 of these.
-fn shape(kind: Kind, rows: usize, columns: usize, dtype: DType) -> ([Constant; 5], usize, usize) {
+fn shape(kind: Kind, rows: usize, columns: usize, dtype: DType) -> ([String; 5], usize, usize) {
     let width = vector(columns, dtype);
     let vectors = columns.div_ceil(width);
     let least = vectors.next_power_of_two().min(32);
@@ -43,7 +41,7 @@ pub(super) fn gradient(kind: Kind, to: &mut Lowering<'_>) {
     let [x, weight, statistics, g] = [0, 1, 2, 3].map(|index| to.input(index));
     let out = to.output(0);
     let (constants, blocks, threads) = shape(kind, rows, columns, to.ty(0).dtype);
-    let constants = [&constants[..], &[to.adds(0).into()]].concat();
+    let constants = [&constants[..], &constants![to.adds(0)]].concat();
     to.kernel(KERNELS, "norm_grad", &constants)
         .blocks(blocks, 1)
         .threads(threads)

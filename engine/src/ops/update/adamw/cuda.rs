@@ -1,7 +1,5 @@
 use super::Update;
-use crate::cuda::lowering::{
-    Argument, Lowering, MOST_OPERANDS, Source, constants, scalar, tensors,
-};
+use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source, constants, tensors};
 
 const KERNELS: Source = Source::new("adamw", include_str!("kernel.cu"));
 
@@ -9,7 +7,7 @@ pub(super) fn value(op: &Update, to: &mut Lowering<'_>) {
     let (settings, all) = (&op.settings, op.tensors);
     let totals = to.totals(4 * all);
     let [lr, correction1, correction2] =
-        [settings.lr, settings.correction1, settings.correction2].map(scalar);
+        [settings.lr, settings.correction1, settings.correction2].map(|scalar| scalar.0);
     let constants = constants![settings.clip.is_some(), lr, correction1, correction2];
     let numbers = [
         settings.beta1,

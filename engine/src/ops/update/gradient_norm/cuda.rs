@@ -1,6 +1,4 @@
-use crate::cuda::lowering::{
-    Constant, Lowering, MOST_OPERANDS, Source, arguments, shares, tensors,
-};
+use crate::cuda::lowering::{Lowering, MOST_OPERANDS, Source, arguments, shares, tensors};
 use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("gradient_norm", include_str!("kernel.cu"));
@@ -11,7 +9,7 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     let mut blocks = 0;
     for gradient in &gradients {
         blocks += shares(gradient.len);
-        ends.push(Constant::from(blocks));
+        ends.push(blocks.to_string());
     }
     let sums = to.scratch(blocks);
     let mut first = 0;
