@@ -120,7 +120,7 @@ impl Loaded {
             all_reduces: device.allocate(program.all_reduce_bytes(), "sums over ranks")?,
             inputs: Inputs::new(device, program.given_bytes())?,
             done: device.event()?,
-            kernels: device.load(&program.kernels)?,
+            kernels: device.load(&program.writer.kernels)?,
             device: Arc::clone(device),
         })
     }

@@ -66,11 +66,6 @@ impl Kernel {
         self.call.split(['<', '(']).next().unwrap_or_default()
     }
 
-    /// Unique among the kernels of a program.
-    fn key(&self) -> String {
-        format!("{} {}", self.definition, self.shared)
-    }
-
     /// Name and source of this kernel alone, the same in every program.
     pub(crate) fn alone(&self) -> (String, String) {
         let name = format!("spd_{}", self.function());
@@ -84,26 +79,17 @@ impl Kernel {
 
 /// Collects the kernels of a program; equal calls on equal operands share one kernel.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
-    pub(super) kernels: Vec<Kernel>,
+pub(crate) struct Writer {
+    pub(crate) kernels: Vec<Kernel>,
     definitions: BTreeMap<String, usize>,
 }
 
 impl Writer {
-    /// Continues a list of kernels.
-    pub(super) fn of(kernels: Vec<Kernel>) -> Self {
-        let known = kernels.iter().enumerate();
-        let definitions = known.map(|(index, kernel)| (kernel.key(), index)).collect();
-        Self {
-            kernels,
-            definitions,
-        }
-    }
-
     pub(super) fn kernel(&mut self, launch: &Launch) -> usize {
         let mut kernel = Kernel::of(launch);
         let index = self.kernels.len();
-        *self.definitions.entry(kernel.key()).or_insert_with(|| {
+        let key = format!("{} {}", kernel.definition, kernel.shared);
+        *self.definitions.entry(key).or_insert_with(|| {
             kernel.name += &format!("_{index}");
             self.kernels.push(kernel);
             index

@@ -182,7 +182,7 @@ fn hot_kernels_access_memory_in_whole_vectors() {
     };
     let mut every_op = EveryOp::new(LARGE, false);
     every_op.b.precision = Precision::Bf16;
-    let mut kernels = Program::new(&every_op.b).kernels;
+    let mut kernels = Program::new(&every_op.b).writer.kernels;
     kernels.retain(|kernel| {
         let (function, elements) = (kernel.function(), elements(kernel));
         let is_large = elements >= MANY && elements.is_multiple_of(4);

@@ -10,7 +10,7 @@ use super::autotune_record::Autotuned;
 use super::device_graph::{DeviceGraph, DeviceNode};
 use super::fusion::fused;
 use super::gated::gated;
-use super::kernel::{Kernel, Writer};
+use super::kernel::Writer;
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::padding::padded;
@@ -30,7 +30,7 @@ use crate::value::{DType, Type, Value};
 /// A lowered program.
 #[derive(Debug)]
 pub(crate) struct Program {
-    pub(crate) kernels: Vec<Kernel>,
+    pub(crate) writer: Writer,
     pub(crate) steps: Vec<Step>,
     /// The steps of each op.
     pub(crate) ops: Vec<Range<usize>>,
@@ -130,7 +130,7 @@ impl Program {
             ranks,
             outputs,
             given: Given::new(builder, plan),
-            kernels: writer.kernels,
+            writer,
             steps,
             ops,
         }
@@ -152,22 +152,16 @@ impl Program {
         &mut self,
         mut chosen: impl FnMut(&PlacedProduct) -> Result<Autotuned, Fault>,
     ) -> Result<(), Fault> {
-        let mut writer = Writer::of(std::mem::take(&mut self.kernels));
-        let mut computed = || {
-            for step in &mut self.steps {
-                let Step::Product(placed) = step else {
-                    continue;
-                };
-                match chosen(placed)? {
-                    Autotuned::CublasLt(algorithm) => placed.algorithm = Some(algorithm),
-                    Autotuned::Own => *step = placed.launched(&mut writer),
-                }
+        for step in &mut self.steps {
+            let Step::Product(placed) = step else {
+                continue;
+            };
+            match chosen(placed)? {
+                Autotuned::CublasLt(algorithm) => placed.algorithm = Some(algorithm),
+                Autotuned::Own => *step = placed.launched(&mut self.writer),
             }
-            Ok(())
-        };
-        let computed = computed();
-        self.kernels = writer.kernels;
-        computed
+        }
+        Ok(())
     }
 
     /// Tensors of the store that the program reads or writes, and those that it writes.

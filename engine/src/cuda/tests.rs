@@ -330,13 +330,14 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
     if Library::Nvrtc.found().is_none() {
         return spd_testing::skip("NVRTC");
     }
+    let kernels = &program.writer.kernels;
     for arch in ["sm_80", "sm_90", "sm_90a"] {
-        let (cubin, log) = explained(&source(&program.kernels), arch).unwrap();
+        let (cubin, log) = explained(&source(kernels), arch).unwrap();
         assert!(cubin.starts_with(b"\x7fELF"), "{arch}");
         let uses = uses(&log);
-        assert_eq!(uses.len(), program.kernels.len(), "{arch}\n{log}");
+        assert_eq!(uses.len(), kernels.len(), "{arch}\n{log}");
         for used in uses {
-            let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
+            let kernel = kernels.iter().find(|k| k.name == used.kernel);
             let kernel = kernel.expect("a kernel of the program");
             // Two blocks of 256 threads leave 128 registers for each thread, of which all but the
             // widest kernels take half; blocks of half as many threads may have twice as many.
@@ -373,8 +374,8 @@ fn a_kernel_compiles_without_the_others() {
     let mut every_op = EveryOp::new(EVEN, false);
     every_op.b.precision = Precision::Bf16;
     let program = Program::new(&every_op.b);
-    let compiled = compile_all(&program.kernels, "sm_90", None).unwrap();
-    for (kernel, compiled) in program.kernels.iter().zip(compiled) {
+    let compiled = compile_all(&program.writer.kernels, "sm_90", None).unwrap();
+    for (kernel, compiled) in program.writer.kernels.iter().zip(compiled) {
         let (name, _) = kernel.alone();
         let names = compiled.cubin.windows(name.len());
         assert!(
@@ -441,7 +442,7 @@ fn the_program_of_all_ops_launches_every_kernel() {
     every_op.b.precision = Precision::F32;
     let full = Program::new(&every_op.b);
     let kernels = [in_bf16, full].into_iter();
-    let kernels: Vec<Kernel> = kernels.flat_map(|program| program.kernels).collect();
+    let kernels: Vec<Kernel> = kernels.flat_map(|program| program.writer.kernels).collect();
     let launched: Vec<&str> = kernels.iter().map(Kernel::function).collect();
     // Parts of kernels.
     let parts = [

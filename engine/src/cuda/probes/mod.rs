@@ -166,7 +166,7 @@ fn limit(seconds: u64) -> Duration {
 /// If a kernel does not compile.
 pub fn compile(device: &Arc<Device>) -> Result<()> {
     let (graph, _) = graph::program(graph::SIDE);
-    let mut kernels = Program::new(&graph).kernels;
+    let mut kernels = Program::new(&graph).writer.kernels;
     kernels.extend(primitives::all().map(|primitive| primitive.kernel()));
     device.load(&kernels).map(drop)
 }

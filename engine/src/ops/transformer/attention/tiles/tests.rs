@@ -142,6 +142,7 @@ impl Case {
         let stored = rounded_wherever_possible(&b);
         let program = Program::of(&stored);
         let on_tensor_cores = program
+            .writer
             .kernels
             .iter()
             .filter(|kernel| kernel.function().starts_with("attention"))
@@ -299,7 +300,7 @@ fn tiles_compile_within_their_budget() {
             };
             let b = case.build(&mut Store::of_shapes(), false);
             let program = Program::of(&rounded_wherever_possible(&b));
-            let kernels = program.kernels.into_iter();
+            let kernels = program.writer.kernels.into_iter();
             let kernels: Vec<Kernel> = kernels
                 .filter(|kernel| kernel.function().starts_with("attention_tiles"))
                 .collect();
