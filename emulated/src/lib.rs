@@ -25,8 +25,8 @@ use std::time::Duration;
 use spd_engine::Fault;
 use spd_engine::cuda::Device;
 use spd_engine::cuda::replacement::{
-    self, Algorithm, Argument, Direction, Driver, Factors, Handle, Kernel, Key, LibraryCall,
-    Module, PlacedProduct, Replacement, Stream, Transfer, compile_all, source,
+    self, Algorithm, Argument, Driver, Factors, Handle, Kernel, Key, LibraryCall, Module,
+    PlacedProduct, Replacement, Stream, compile_all, source,
 };
 
 use kernels::Kernels;
@@ -86,6 +86,17 @@ pub(crate) enum Call {
     Library,
     Capture,
     Graph,
+}
+
+/// Direction of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the host.
+    ToDevice,
+    /// To the host.
+    ToHost,
+    /// On the device.
+    OnDevice,
 }
 
 /// The emulated device.
@@ -336,10 +347,16 @@ impl Driver for Emulated {
         Ok(state.worker.elapsed(from, to))
     }
 
-    unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault> {
+    unsafe fn copy(&self, stream: Stream, places: [u64; 2], bytes: usize) -> Result<(), Fault> {
         let mut state = self.state();
-        state.called(Call::Copy(stream, transfer.direction))?;
-        state.enqueue(stream, Item::Do(Work::Copy(transfer)));
+        let direction = match places.map(|place| state.worker.memory.is_pinned(place)) {
+            [true, false] => Direction::ToDevice,
+            [false, true] => Direction::ToHost,
+            [false, false] => Direction::OnDevice,
+            [true, true] => panic!("a copy from the host to the host"),
+        };
+        state.called(Call::Copy(stream, direction))?;
+        state.enqueue(stream, Item::Do(Work::Copy(places, bytes)));
         Ok(())
     }
 

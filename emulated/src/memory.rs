@@ -103,6 +103,12 @@ impl Memory {
         block.bytes
     }
 
+    /// Whether an address lies in pinned memory.
+    pub(super) fn is_pinned(&self, address: u64) -> bool {
+        let found = self.blocks.range(..=address).next_back();
+        found.is_some_and(|(_, block)| block.pinned)
+    }
+
     /// Start of a stretch.
     ///
     /// # Panics

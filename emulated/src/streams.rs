@@ -252,7 +252,7 @@ impl Streams {
     /// Whether an unfinished copy accesses this range.
     pub(super) fn copies(&self, within: &Range<u64>) -> bool {
         let uses = |task: &Task| match task {
-            Task::Do(Work::Copy(copy)) => within.contains(&copy.from) || within.contains(&copy.to),
+            Task::Do(Work::Copy(places, _)) => places.iter().any(|place| within.contains(place)),
             _ => false,
         };
         self.queues.iter().flatten().any(uses)

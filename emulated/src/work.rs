@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use spd_engine::Fault;
-use spd_engine::cuda::replacement::{
-    Argument, Direction, Factors, Kernel, LibraryCall, Product, Transfer,
-};
+use spd_engine::cuda::replacement::{Argument, Factors, Kernel, LibraryCall, Product};
 
 use super::kernels::{Kernels, Operand, Span, Traffic, multiply};
 use super::memory::Memory;
@@ -15,7 +13,8 @@ use super::memory::Memory;
 /// One item of work.
 #[derive(Clone)]
 pub(super) enum Work {
-    Copy(Transfer),
+    /// So many bytes, from the first address to the second.
+    Copy([u64; 2], usize),
     Launch {
         kernels: Arc<Kernels>,
         kernel: Kernel,
@@ -82,7 +81,7 @@ impl Worker {
 
     pub(super) fn take_on(&mut self, work: &Work) {
         match work {
-            Work::Copy(transfer) => self.copy(transfer),
+            Work::Copy(places, bytes) => self.copy(*places, *bytes),
             Work::Launch {
                 kernels,
                 kernel,
@@ -109,19 +108,11 @@ impl Worker {
         self.paced += self.pace.map_or(0.0, |pace| pace(function));
     }
 
-    fn copy(&mut self, transfer: &Transfer) {
-        let Transfer {
-            direction,
-            from,
-            to,
-            bytes,
-        } = *transfer;
-        let from = self
-            .memory
-            .stretch(from, bytes, direction == Direction::ToDevice);
-        let to = self
-            .memory
-            .stretch(to, bytes, direction == Direction::ToHost);
+    fn copy(&mut self, places: [u64; 2], bytes: usize) {
+        let [from, to] = places.map(|place| {
+            let pinned = self.memory.is_pinned(place);
+            self.memory.stretch(place, bytes, pinned)
+        });
         // SAFETY: both stretches are allocated.
         unsafe { std::ptr::copy(from.cast::<u8>(), to.cast(), bytes) };
     }

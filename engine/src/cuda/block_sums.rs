@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, KERNELS, Meeting, room, tree_sum};
 use super::device::{Device, Event, Kernels, Memory};
-use super::driver::{Argument, Direction, Stream, Transfer};
+use super::driver::{Argument, Stream};
 use super::executor::{Arena, Executor};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, THREADS, arguments};
@@ -106,12 +106,13 @@ impl BlockSums {
         let mut first = 0;
         for name in names {
             let from = program.output_at(name, (store, arena));
-            self.copy(from.address, self.address(0, first), from.len)?;
+            self.copy([from.address, self.address(0, first)], from.len)?;
             first += from.len;
         }
         for size in 0..self.subtrees.len() {
             if !std::mem::replace(&mut self.subtrees[size], true) {
-                return self.copy(self.address(0, 0), self.address(size + 1, 0), self.elements);
+                let places = [0, size + 1].map(|buffer| self.address(buffer, 0));
+                return self.copy(places, self.elements);
             }
             self.subtrees[size] = false;
             self.add_to_first(size + 1)?;
@@ -127,7 +128,8 @@ impl BlockSums {
                 continue;
             }
             if std::mem::take(&mut is_first) {
-                self.copy(self.address(size + 1, 0), self.address(0, 0), self.elements)?;
+                let places = [size + 1, 0].map(|buffer| self.address(buffer, 0));
+                self.copy(places, self.elements)?;
             } else {
                 self.add_to_first(size + 1)?;
             }
@@ -137,11 +139,8 @@ impl BlockSums {
         let mut first = 0;
         for &slot in sums {
             let len = store.ty(slot).len();
-            self.copy(
-                self.address(0, first),
-                store.device_tensors().address(slot),
-                len,
-            )?;
+            let to = store.device_tensors().address(slot);
+            self.copy([self.address(0, first), to], len)?;
             first += len;
         }
         store.changed_on_device(sums);
@@ -185,21 +184,12 @@ impl BlockSums {
         Argument::f32s(self.address(buffer, 0), self.elements, written)
     }
 
-    fn copy(&self, from: u64, to: u64, len: usize) -> Result<(), Fault> {
-        let transfer = Transfer {
-            direction: Direction::OnDevice,
-            from,
-            to,
-            bytes: 4 * len,
-        };
+    /// Copies `len` elements from the first address to the second.
+    fn copy(&self, places: [u64; 2], len: usize) -> Result<(), Fault> {
+        let driver = self.loaded().device.driver();
         // SAFETY: outputs in their arena, buffers and tensors of the store have that length; only
         // this stream uses them.
-        unsafe {
-            self.loaded()
-                .device
-                .driver()
-                .copy(Stream::Programs, transfer)
-        }
+        unsafe { driver.copy(Stream::Programs, places, 4 * len) }
     }
 
     /// Adds a buffer to buffer 0.

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Fault;
 use super::compiler::compile_all;
-use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream, Transfer};
+use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream};
 use super::kernel::Kernel;
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
@@ -75,7 +75,7 @@ impl Driver for Compiling {
         [] stream_waits(Stream, u64);
         [] graphs_wait(u64);
         [] wait(u64, &dyn Fn() -> Result<(), Fault>);
-        [unsafe] copy(Stream, Transfer);
+        [unsafe] copy(Stream, [u64; 2], usize);
         [unsafe] launch(Stream, (u64, &Kernel), [usize; 2], &[Argument], &[u32]);
         [unsafe] multiply(&PlacedProduct, Factors);
         [unsafe] call(Stream, &[Argument], LibraryCall);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::Fault;
 use super::autotune_record::AutotuneRecord;
 use super::compiling::Compiling;
-use super::driver::{Direction, Driver, Handle, Module, Stream, Transfer};
+use super::driver::{Driver, Handle, Module, Stream};
 use super::gpu::Gpu;
 use super::kernel::Kernel;
 use super::nccl::{Communicator, Id, Nccl, PATIENCE};
@@ -246,14 +246,10 @@ impl Device {
                 let values = &values[part.first..][..part.len];
                 buffer.pinned.words()[part.at..][..part.len]
                     .copy_from_slice(bytemuck::cast_slice(values));
-                let transfer = Transfer {
-                    direction: Direction::ToDevice,
-                    from: buffer.pinned.address + 4 * part.at as u64,
-                    to: to + 4 * part.first as u64,
-                    bytes: 4 * part.len,
-                };
+                let from = buffer.pinned.address + 4 * part.at as u64;
+                let places = [from, to + 4 * part.first as u64];
                 // SAFETY: the caller's promise; the buffer is left alone until its event happens.
-                unsafe { self.driver.copy(Stream::Programs, transfer) }?;
+                unsafe { self.driver.copy(Stream::Programs, places, 4 * part.len) }?;
             }
             buffer.leave()?;
         }
@@ -287,14 +283,10 @@ impl Device {
                 continue;
             };
             for part in load {
-                let transfer = Transfer {
-                    direction: Direction::ToHost,
-                    from: wanted[part.tensor].0 + 4 * part.first as u64,
-                    to: buffer.pinned.address + 4 * part.at as u64,
-                    bytes: 4 * part.len,
-                };
+                let from = wanted[part.tensor].0 + 4 * part.first as u64;
+                let places = [from, buffer.pinned.address + 4 * part.at as u64];
                 // SAFETY: as in `upload`.
-                unsafe { self.driver.copy(Stream::Programs, transfer) }?;
+                unsafe { self.driver.copy(Stream::Programs, places, 4 * part.len) }?;
             }
             buffer.leave()?;
         }

@@ -15,7 +15,7 @@ use half::bf16;
 
 use super::Fault;
 use super::device::{ALIGN, Device, Memory};
-use super::driver::{Direction, Stream, Transfer};
+use super::driver::Stream;
 use super::placed::Rounded;
 use super::staging::{Staged, Staging, Values};
 use crate::store::{Elsewhere, Slot, Store, Tensor};
@@ -158,14 +158,10 @@ impl Elsewhere for DeviceTensors {
         if newest.is_none_or(|newest| *newest == Newest::Host) {
             return Ok(false);
         }
-        let transfer = Transfer {
-            direction: Direction::OnDevice,
-            from: self.address(from),
-            to: self.address(to),
-            bytes,
-        };
+        let places = [from, to].map(|slot| self.address(slot));
+        let driver = self.device.driver();
         // SAFETY: both tensors lie at their addresses, and have as many bytes.
-        unsafe { self.device.driver().copy(Stream::Programs, transfer) }?;
+        unsafe { driver.copy(Stream::Programs, places, bytes) }?;
         self.newest[to.index()] = Newest::Device;
         Ok(true)
     }

@@ -28,26 +28,6 @@ pub enum Stream {
     AllReduce,
 }
 
-/// Direction of a copy. Host memory is always pinned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// From the host.
-    ToDevice,
-    /// To the host.
-    ToHost,
-    /// On the device.
-    OnDevice,
-}
-
-/// A copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Transfer {
-    pub direction: Direction,
-    pub from: u64,
-    pub to: u64,
-    pub bytes: usize,
-}
-
 /// An operand of a kernel or a product, at its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Argument {
@@ -153,12 +133,13 @@ pub trait Driver: Send + Sync {
     /// Milliseconds between two events that have happened.
     fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault>;
 
-    /// Enqueues a copy.
+    /// Enqueues a copy of `bytes` from the first address of `places` to the second. Memory of the
+    /// host is pinned.
     ///
     /// # Safety
     ///
     /// Both stretches of memory live until the copy is done, and the host does not access its own.
-    unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault>;
+    unsafe fn copy(&self, stream: Stream, places: [u64; 2], bytes: usize) -> Result<(), Fault>;
 
     /// Compiles and loads kernels.
     fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault>;

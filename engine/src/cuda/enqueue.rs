@@ -3,7 +3,7 @@
 
 use super::Fault;
 use super::device::Kernels;
-use super::driver::{Argument, Direction, Driver, Factors, Stream, Transfer};
+use super::driver::{Argument, Driver, Factors, Stream};
 use super::placed::{Placed, Step};
 
 /// Enqueues a step of a program on the stream of programs.
@@ -20,15 +20,10 @@ pub(super) unsafe fn enqueue(
     // SAFETY: the caller's promise.
     unsafe {
         match step {
-            Step::Copy { from, to } => driver.copy(
-                Stream::Programs,
-                Transfer {
-                    direction: Direction::OnDevice,
-                    from: argument(from).address,
-                    to: argument(to).address,
-                    bytes: to.len * to.dtype.bytes(),
-                },
-            ),
+            Step::Copy { from, to } => {
+                let places = [from, to].map(|placed| argument(placed).address);
+                driver.copy(Stream::Programs, places, to.len * to.dtype.bytes())
+            }
             Step::Launch {
                 kernel,
                 blocks,

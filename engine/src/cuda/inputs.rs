@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::device::{Device, Event, Memory, Pinned};
-use super::driver::{Direction, Stream, Transfer};
+use super::driver::Stream;
 use crate::given::Given;
 
 /// The inputs and numbers of a program on a device.
@@ -96,27 +96,21 @@ impl Inputs {
             .iter_mut()
             .zip(words)
             .for_each(|(to, word)| *to = word);
-        let copy = |stream, direction, from: u64, to: u64| {
+        let copy = |stream, places: [u64; 2]| {
             parts.iter().try_for_each(|part| {
-                let transfer = Transfer {
-                    direction,
-                    from: from + 4 * part.start as u64,
-                    to: to + 4 * part.start as u64,
-                    bytes: 4 * part.len(),
-                };
+                let places = places.map(|place| place + 4 * part.start as u64);
                 // SAFETY: both are as large; the host waits for `travelled` before it writes again,
                 // and the next copy to the buffer for `taken`.
-                unsafe { driver.copy(stream, transfer) }
+                unsafe { driver.copy(stream, places, 4 * part.len()) }
             })
         };
         let (pinned, memory) = (buffer.pinned.address, buffer.memory.address);
         buffer.taken.make_wait(Stream::Inputs)?;
-        copy(Stream::Inputs, Direction::ToDevice, pinned, memory)?;
+        copy(Stream::Inputs, [pinned, memory])?;
         buffer.travelled.record(Stream::Inputs)?;
         buffer.sent = true;
         buffer.travelled.make_wait(Stream::Programs)?;
-        let place = self.place.address;
-        copy(Stream::Programs, Direction::OnDevice, memory, place)?;
+        copy(Stream::Programs, [memory, self.place.address])?;
         buffer.taken.record(Stream::Programs)?;
         self.next = 1 - self.next;
         Ok(())

@@ -4,9 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 pub use super::compiler::compile_all;
-pub use super::driver::{
-    Argument, Direction, Driver, Factors, Handle, LibraryCall, Module, Stream, Transfer,
-};
+pub use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream};
 pub use super::kernel::{Kernel, source};
 pub use super::placed::PlacedProduct;
 pub use super::product::{Algorithm, Key, Layout, Matrix, Product};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::driver::{Direction, Stream};
-use super::emulated::{Call, Emulated, Ignored, Order, is_there};
+use super::driver::Stream;
+use super::emulated::{Call, Direction, Emulated, Ignored, Order, is_there};
 use super::tests::{Alone, on, replay_on, same_bits};
 use super::{Arena, Device};
 use crate::cpu::{self, Pool};

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
 use super::device::{ALIGN, Device, Event, Pinned};
-use super::driver::{Direction, Stream, Transfer};
+use super::driver::Stream;
 use crate::store::{self, Held, Named};
 use crate::value::Type;
 
@@ -71,15 +71,13 @@ impl Staging {
         self.reached.record(Stream::Programs)?;
         self.reached.make_wait(Stream::Staging)?;
         let asked = merged(stretches, &places).try_for_each(|(from, first, words)| {
-            let transfer = Transfer {
-                direction: Direction::ToHost,
-                from,
-                to: to + 4 * first as u64,
-                bytes: 4 * words,
-            };
+            let places = [from, to + 4 * first as u64];
             // SAFETY: the caller's promise; the load waits for its copies even if one of them
             // fails.
-            unsafe { self.device.driver().copy(Stream::Staging, transfer) }
+            unsafe {
+                let driver = self.device.driver();
+                driver.copy(Stream::Staging, places, 4 * words)
+            }
         });
         self.left.record(Stream::Staging)?;
         asked.map(|()| load)

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use super::driver::{Direction, Stream};
-use super::emulated::{Call, Emulated, Ignored, Order, is_there};
+use super::driver::Stream;
+use super::emulated::{Call, Direction, Emulated, Ignored, Order, is_there};
 use super::replay_tests::{ask, emulated, told_in_one_line, training};
 use super::tests::{Alone, on};
 use super::{Device, Result, Staged};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::device::{ALIGN, Device, Event, Kernels, Memory};
-use super::driver::{Argument, Direction, Stream, Transfer};
+use super::driver::{Argument, Stream};
 use super::enqueue::enqueue;
 use super::kernel::Kernel;
 use super::placed::{self, Placed, PlacedProduct, Step};
@@ -59,16 +59,9 @@ fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
     let mut filled = 4 * words.len();
     while 0 < filled && filled < memory.bytes {
         let bytes = filled.min(memory.bytes - filled);
-        let (from, to) = (memory.address, memory.address + filled as u64);
-        let direction = Direction::OnDevice;
-        let transfer = Transfer {
-            direction,
-            from,
-            to,
-            bytes,
-        };
+        let places = [memory.address, memory.address + filled as u64];
         // SAFETY: both stretches are disjoint parts of the memory.
-        unsafe { device.driver().copy(Stream::Programs, transfer) }?;
+        unsafe { device.driver().copy(Stream::Programs, places, bytes) }?;
         filled += bytes;
     }
     Ok(())

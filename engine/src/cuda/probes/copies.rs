@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::Place;
-use crate::cuda::driver::{Direction, Stream, Transfer};
+use crate::cuda::driver::Stream;
 use crate::cuda::replacement::is_installed;
 use crate::cuda::{Device, Fault, Result};
 
@@ -33,27 +33,21 @@ pub(super) fn rates(device: &Arc<Device>, words: usize) -> Result<String> {
         .iter_mut()
         .zip(numbers)
         .for_each(|(word, number)| *word = number);
-    let copy = |direction, from, to| {
-        let transfer = Transfer {
-            direction,
-            from,
-            to,
-            bytes: 4 * words,
-        };
+    let copy = |places| {
         let mut best = f32::INFINITY;
         for _ in 0..COPIES {
             let [start, end] = [device.event()?, device.event()?];
             start.record(Stream::Inputs)?;
             // SAFETY: both stretches have that length, and are left alone until the copy is done.
-            unsafe { device.driver().copy(Stream::Inputs, transfer) }?;
+            unsafe { device.driver().copy(Stream::Inputs, places, 4 * words) }?;
             end.record(Stream::Inputs)?;
             device.wait(&end)?;
             best = best.min(device.driver().elapsed(start.handle, end.handle)?);
         }
         Ok(4e-6 * words as f64 / f64::from(best))
     };
-    let sent = copy(Direction::ToDevice, from.address, memory.address)?;
-    let fetched = copy(Direction::ToHost, memory.address, to.address)?;
+    let sent = copy([from.address, memory.address])?;
+    let fetched = copy([memory.address, to.address])?;
     let mut pairs = to.read().iter().zip(from.read());
     if let Some(at) = pairs.position(|(found, expected)| found != expected) {
         return Err(Fault::new(format!(
