@@ -51,61 +51,49 @@ const IN_PROGRESS: c_int = 7;
 const F32: c_int = 7;
 const SUM: c_int = 0;
 
-/// Functions of NCCL that are called, with the types of nccl.h.
-#[derive(Clone, Copy)]
-pub(crate) struct Nccl {
-    id: unsafe extern "C" fn(*mut Id) -> c_int,
-    join: unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> c_int,
-    state: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
-    finalize: unsafe extern "C" fn(Handle) -> c_int,
-    destroy: unsafe extern "C" fn(Handle) -> c_int,
-    abort: unsafe extern "C" fn(Handle) -> c_int,
-    group_start: unsafe extern "C" fn() -> c_int,
-    group_end: unsafe extern "C" fn() -> c_int,
-    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, Handle) -> c_int,
-    receive: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int,
-    all_reduce: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        c_int,
-        c_int,
-        Handle,
-        Handle,
-    ) -> c_int,
-    error: unsafe extern "C" fn(c_int) -> *const c_char,
-    last_error: unsafe extern "C" fn(Handle) -> *const c_char,
+/// The table of NCCL's functions: a field for each, its name, and its type in nccl.h, since 2.14.
+macro_rules! functions {
+    ($($field:ident = $name:literal ($($operand:ty),*) -> $answer:ty;)*) => {
+        /// Functions of NCCL that are called.
+        #[derive(Clone, Copy)]
+        pub(crate) struct Nccl {
+            $($field: unsafe extern "C" fn($($operand),*) -> $answer,)*
+        }
+
+        impl Nccl {
+            pub(super) fn of(library: &Found) -> Result<Self> {
+                let path = library.path.display();
+                let missing = |name: &str| Fault::new(format!("{path} has no {name}"));
+                Ok(Self {
+                    // SAFETY: the types of nccl.h.
+                    $($field: unsafe { library.function($name) }.ok_or_else(|| missing($name))?,)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    id = "ncclGetUniqueId" (*mut Id) -> c_int;
+    join = "ncclCommInitRankConfig" (*mut Handle, c_int, Id, c_int, *mut Config) -> c_int;
+    state = "ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int;
+    finalize = "ncclCommFinalize" (Handle) -> c_int;
+    destroy = "ncclCommDestroy" (Handle) -> c_int;
+    abort = "ncclCommAbort" (Handle) -> c_int;
+    group_start = "ncclGroupStart" () -> c_int;
+    group_end = "ncclGroupEnd" () -> c_int;
+    send = "ncclSend" (*const c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+    receive = "ncclRecv" (*mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+    all_reduce = "ncclAllReduce"
+        (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+    error = "ncclGetErrorString" (c_int) -> *const c_char;
+    last_error = "ncclGetLastError" (Handle) -> *const c_char;
 }
 
 impl Nccl {
     /// Functions of this machine's library.
     pub(crate) fn found() -> Result<Self> {
         Self::of(Library::Nccl.needed()?)
-    }
-
-    pub(super) fn of(library: &Found) -> Result<Self> {
-        let missing = |name: &str| Fault::new(format!("{} has no {name}", library.path.display()));
-        macro_rules! bind {
-            ($name:literal) => {
-                // SAFETY: its type in nccl.h, since 2.14.
-                unsafe { library.function($name) }.ok_or_else(|| missing($name))?
-            };
-        }
-        Ok(Self {
-            id: bind!("ncclGetUniqueId"),
-            join: bind!("ncclCommInitRankConfig"),
-            state: bind!("ncclCommGetAsyncError"),
-            finalize: bind!("ncclCommFinalize"),
-            destroy: bind!("ncclCommDestroy"),
-            abort: bind!("ncclCommAbort"),
-            group_start: bind!("ncclGroupStart"),
-            group_end: bind!("ncclGroupEnd"),
-            send: bind!("ncclSend"),
-            receive: bind!("ncclRecv"),
-            all_reduce: bind!("ncclAllReduce"),
-            error: bind!("ncclGetErrorString"),
-            last_error: bind!("ncclGetLastError"),
-        })
     }
 
     /// Creates an id. One rank does so, and sends it to the others.
