@@ -13,7 +13,7 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
 use super::Fault;
-use super::driver::{Argument, Factors};
+use super::driver::{Argument, Factors, pointer};
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key, Layout, Matrix};
 use crate::value::DType;
@@ -155,20 +155,16 @@ impl CublasLt {
                 plan.layouts[1],
                 pointer(out),
                 plan.layouts[2],
-                pointer(out).cast_mut(),
+                pointer(out),
                 plan.layouts[2],
                 &raw const algorithm,
-                pointer(workspace).cast_mut(),
+                pointer(workspace),
                 WORKSPACE,
                 stream.cast(),
             )
             .map_err(|error| failed("multiply", error))
         }
     }
-}
-
-fn pointer(address: u64) -> *const c_void {
-    std::ptr::without_provenance(usize::try_from(address).expect("addresses have 64 bits"))
 }
 
 /// # Safety

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::Fault;
 use super::autotune_record::AutotuneRecord;
 use super::compiling::Compiling;
-use super::driver::{Driver, Handle, Module, Stream};
+use super::driver::{Driver, Handle, Module, Stream, pointer};
 use super::gpu::Gpu;
 use super::kernel::Kernel;
 use super::nccl::{Communicator, Id, Nccl, PATIENCE};
@@ -31,8 +31,8 @@ pub struct Device {
     joined: OnceLock<Arc<Communicator>>,
     pub(super) driver: Arc<dyn Driver>,
     autotuned: Mutex<AutotuneRecord>,
-    /// Allocated for the first copy.
-    pinned_pair: Mutex<Option<PinnedPair>>,
+    /// Allocated for the first copy. The host fills or reads one while the other is copied.
+    pinned_pair: Mutex<Option<[PinnedBuffer; 2]>>,
     waits: AtomicU64,
 }
 
@@ -238,7 +238,7 @@ impl Device {
         let mut pinned_pair = self.pinned_pair()?;
         let pinned_pair = pinned_pair.as_mut().expect("made above");
         for (number, load) in loads(sent.iter().map(|(_, values)| values.len())).enumerate() {
-            let buffer = &mut pinned_pair.buffers[number % 2];
+            let buffer = &mut pinned_pair[number % 2];
             // The last copy from this buffer, which may be of an earlier call, is done.
             self.wait_for(buffer)?;
             for part in &load {
@@ -268,7 +268,7 @@ impl Device {
         let loads: Vec<Vec<Part>> = loads(lengths).collect();
         // A buffer is read before it is refilled, and both are read at the end.
         for number in 0..loads.len() + 2 {
-            let buffer = &mut pinned_pair.buffers[number % 2];
+            let buffer = &mut pinned_pair[number % 2];
             if buffer.busy {
                 self.wait_for(buffer)?;
                 let carried = number.checked_sub(2).map(|number| &loads[number]);
@@ -301,7 +301,7 @@ impl Device {
         Ok(())
     }
 
-    fn pinned_pair(&self) -> Result<std::sync::MutexGuard<'_, Option<PinnedPair>>, Fault> {
+    fn pinned_pair(&self) -> Result<std::sync::MutexGuard<'_, Option<[PinnedBuffer; 2]>>, Fault> {
         let mut pinned_pair = self
             .pinned_pair
             .lock()
@@ -314,9 +314,7 @@ impl Device {
                     busy: false,
                 })
             };
-            *pinned_pair = Some(PinnedPair {
-                buffers: [buffer()?, buffer()?],
-            });
+            *pinned_pair = Some([buffer()?, buffer()?]);
         }
         Ok(pinned_pair)
     }
@@ -326,19 +324,11 @@ impl Drop for Device {
     fn drop(&mut self) {
         let pinned_pair = self.pinned_pair.lock();
         let pinned_pair = pinned_pair.unwrap_or_else(PoisonError::into_inner);
-        for buffer in pinned_pair
-            .iter()
-            .flat_map(|pinned_pair| &pinned_pair.buffers)
-        {
+        for buffer in pinned_pair.iter().flatten() {
             // Pinned memory is freed when no copy reads it any more.
             let _ = self.wait_uncounted(&buffer.arrived);
         }
     }
-}
-
-/// Two buffers of pinned memory: the host fills or reads one while the other is copied.
-struct PinnedPair {
-    buffers: [PinnedBuffer; 2],
 }
 
 struct PinnedBuffer {
@@ -451,18 +441,13 @@ impl Pinned {
     pub(super) fn words(&mut self) -> &mut [u32] {
         // SAFETY: pinned, of that length; any bits are words, and only copies that are waited for
         // access it.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), self.words) }
+        unsafe { std::slice::from_raw_parts_mut(pointer(self.address), self.words) }
     }
 
     /// All words.
     pub(super) fn read(&self) -> &[u32] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(self.start(), self.words) }
-    }
-
-    fn start(&self) -> *mut u32 {
-        let start = usize::try_from(self.address).expect("addresses have 64 bits");
-        std::ptr::with_exposed_provenance_mut(start)
+        unsafe { std::slice::from_raw_parts(pointer(self.address), self.words) }
     }
 }
 

@@ -15,6 +15,11 @@ use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
 use crate::value::DType;
 
+/// The pointer of a handle or an address.
+pub(super) fn pointer<T>(number: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(number).expect("addresses have 64 bits"))
+}
+
 /// Work on one stream runs in order; streams run concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {

@@ -78,7 +78,6 @@ pub struct Executor {
     first_write: Option<usize>,
     loaded: Option<Loaded>,
     last: Replay,
-    graph: Option<Captured>,
     /// Outputs in the arena, as last fetched.
     fetched: Vec<Vec<f32>>,
     is_fetched: bool,
@@ -100,6 +99,8 @@ type On<'a> = (&'a Store, &'a Arena);
 
 /// A program loaded on a device.
 struct Loaded {
+    /// Dropped after its last replay, and before the kernels and memory that it uses.
+    graph: Option<Captured>,
     device: Arc<Device>,
     kernels: Kernels,
     inputs: Inputs,
@@ -116,6 +117,7 @@ impl Loaded {
         let meetings: Result<Vec<[Event; 2]>, Fault> =
             program.buckets.iter().map(meeting).collect();
         Ok(Self {
+            graph: None,
             meetings: meetings?,
             all_reduces: device.allocate(program.all_reduce_bytes(), "sums over ranks")?,
             inputs: Inputs::new(device, program.given_bytes())?,
@@ -180,7 +182,6 @@ impl Executor {
             refused: None,
             loaded: None,
             last: Replay::default(),
-            graph: None,
             is_fetched: false,
         }
     }
@@ -192,7 +193,7 @@ impl Executor {
         }
         let here = |loaded: &Loaded| Arc::ptr_eq(&loaded.device, device);
         if !self.loaded.as_ref().is_some_and(here) {
-            (self.graph, self.loaded) = (None, None);
+            self.loaded = None;
             self.loaded = Some(Loaded::new(device, &self.program)?);
         }
         Ok(())
@@ -240,22 +241,23 @@ impl Executor {
         self.last.begin(&mut arena.of);
         store.changed_on_device(&self.writes);
         let ground = (store.device_tensors().id(), base);
-        if let (Some(captured), None) = (&self.graph, &self.times)
+        let times = &self.program.given.times;
+        if let (Some(captured), None) = (&loaded.graph, times)
             && captured.of == ground
         {
             // SAFETY: it was captured with this arena and store; kernels and inputs are held.
             return unsafe { captured.graph.launch() };
         }
         let on = (&*store, &*arena);
-        if self.times.is_some() {
+        if times.is_some() {
             return self.run_timed(on);
         }
-        self.graph = None;
+        loaded.graph = None;
         self.enqueue(on)?;
         // Libraries load lazily, which a capture forbids; faults of the program show here.
         self.loaded().wait()?;
         let graph = Graph::capture(&arena.device, || self.enqueue(on))?;
-        self.graph = Some(Captured {
+        self.loaded.as_mut().expect("loaded before").graph = Some(Captured {
             graph,
             of: ground,
             _left: Arc::clone(store.device_tensors().staging().left()),
@@ -463,15 +465,5 @@ impl Deref for Executor {
 impl DerefMut for Executor {
     fn deref_mut(&mut self) -> &mut Given {
         &mut self.program.given
-    }
-}
-
-impl Drop for Executor {
-    fn drop(&mut self) {
-        // The graph is dropped after its last replay and before its kernels are unloaded.
-        if let Some(loaded) = &self.loaded {
-            let _ = loaded.wait();
-        }
-        self.graph = None;
     }
 }

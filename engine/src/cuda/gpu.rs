@@ -15,7 +15,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use super::Fault;
 use super::compiler::compile_all;
 use super::cublaslt::{CublasLt, WORKSPACE};
-use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream};
+use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream, pointer};
 use super::kernel::Kernel;
 use super::libraries;
 use super::placed::PlacedProduct;
@@ -25,14 +25,9 @@ fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
 }
 
-/// Converts a handle or a host address to a number.
+/// The number of a handle or a host address, which [`pointer`] converts back.
 fn number<T>(pointer: *mut T) -> u64 {
     pointer.expose_provenance() as u64
-}
-
-/// Converts it back.
-fn pointer<T>(number: u64) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(usize::try_from(number).expect("addresses have 64 bits"))
 }
 
 /// An open GPU. Fields are dropped in this order, so that users of the context precede it.

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
+use super::driver::pointer;
 use super::libraries::{Found, Library};
 use super::{Fault, Result};
 
@@ -150,10 +151,6 @@ impl std::fmt::Debug for Communicator {
 
 fn number(count: usize) -> c_int {
     c_int::try_from(count).expect("few ranks")
-}
-
-fn pointer(address: u64) -> Handle {
-    std::ptr::with_exposed_provenance_mut(usize::try_from(address).expect("64 bits"))
 }
 
 impl Communicator {
