@@ -580,7 +580,7 @@ impl EveryOp {
         let lse = self.b.log_sum_exp(target)?;
         let divergence = self.b.kl_divergence(target, lse, logits)?;
         let entropy = self.b.cross_entropy(logits, labels)?;
-        // The gradient of the last reader replaces the logits, and the others are added to it.
+        // The gradient of each divergence replaces the logits, or a copy of them; all are added up.
         let other = self.b.add(target, target)?;
         let lse = self.b.log_sum_exp(other)?;
         let last = self.b.kl_divergence(other, lse, logits)?;

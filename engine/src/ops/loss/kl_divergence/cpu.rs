@@ -1,7 +1,6 @@
-use super::KlDivergenceGrad;
 use crate::cpu::math::exp;
 use crate::cpu::reduce::{log_sum_exp, mean, sum_over};
-use crate::cpu::{Frame, Output, Rows};
+use crate::cpu::{Frame, Rows};
 use crate::ops::each_chunk;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
@@ -29,28 +28,17 @@ pub(super) fn run(frame: &mut Frame<'_>) {
     out[0] = mean(losses, rows);
 }
 
-pub(super) fn run_gradient(op: KlDivergenceGrad, frame: &mut Frame<'_>) {
-    let Output { values: out, add } = frame.output(0);
+pub(super) fn run_gradient(frame: &mut Frame<'_>) {
+    let out = frame.output(0).values;
     let (target, target_lse, lse) = (frame.input(0), frame.input(1), frame.input(2));
     let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
     let scale = frame.input(3)[0] / rows as f32;
-    let logits = (!op.in_place).then(|| frame.input(4));
     each_chunk!(frame, [rows, columns], Rows(out, columns), |range, out| {
         for (row, out) in range.zip(out.0.chunks_exact_mut(columns)) {
             let target = &target[row * columns..][..columns];
             let (target_lse, lse) = (target_lse[row], lse[row]);
-            let Some(logits) = logits else {
-                for (x, t) in out.iter_mut().zip(target) {
-                    *x = scale * (exp(*x - lse) - exp(*t - target_lse));
-                }
-                continue;
-            };
-            if !add {
-                out.fill(0.0);
-            }
-            let logits = &logits[row * columns..][..columns];
-            for ((g, t), x) in out.iter_mut().zip(target).zip(logits) {
-                *g += scale * (exp(*x - lse) - exp(*t - target_lse));
+            for (x, t) in out.iter_mut().zip(target) {
+                *x = scale * (exp(*x - lse) - exp(*t - target_lse));
             }
         }
     });

@@ -1,4 +1,3 @@
-use super::KlDivergenceGrad;
 use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
 use crate::ops::basic::log_sum_exp_threads;
@@ -34,16 +33,13 @@ pub(in crate::ops) fn divergences(
         .launch(&operands.map(Into::into));
 }
 
-pub(super) fn gradient(op: KlDivergenceGrad, to: &mut Lowering<'_>) {
+pub(super) fn gradient(to: &mut Lowering<'_>) {
     let rows = to.ty(0).rows();
     let [columns, pitch] = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
     let [target, target_lse, lse, g] = [0, 1, 2, 3].map(|index| to.input(index));
-    let logits = (!op.in_place).then(|| to.input(4));
     let out = to.output(0);
-    // A gradient in the place of the logits adds to none.
-    let adds = to.adds(0) && !op.in_place;
-    let constants = constants![rows, columns, pitch, op.in_place, adds];
+    let constants = constants![rows, columns, pitch];
     to.kernel(KERNELS, "kl_divergence_grad", &constants)
         .fours(rows, pitch)
-        .launch(&arguments![target, target_lse, logits, lse, g, out]);
+        .launch(&arguments![target, target_lse, lse, g, out]);
 }

@@ -26,20 +26,14 @@ DEVICE void kl_divergence(InFloats auto target, In<float> target_lse, auto logit
     }
 }
 
-// Without `logits`, `out` holds them before.
-template <i64 ROWS, i64 COLUMNS, i64 PITCH, bool IN_PLACE, bool ADD>
-DEVICE void kl_divergence_grad(InFloats auto target, In<float> target_lse, InFloats auto logits, In<float> lse, In<float> g,
-                               OutFloats auto out) {
+// `out` holds the logits before.
+template <i64 ROWS, i64 COLUMNS, i64 PITCH>
+DEVICE void kl_divergence_grad(InFloats auto target, In<float> target_lse, In<float> lse, In<float> g, OutFloats auto out) {
     float scale = g[0] / (float)ROWS;
     each_four<ROWS, PITCH>([&](i64 row, i64 column) {
-        Four t = load<PITCH>(target, row, column), x;
-        if constexpr (IN_PLACE) {
-            x = load<PITCH>(out, row, column);
-        } else {
-            x = load<PITCH>(logits, row, column);
-        }
+        Four t = load<PITCH>(target, row, column), x = load<PITCH>(out, row, column);
         float of_target = target_lse[row], all = lse[row];
-        give<PITCH, ADD>(out, row, column, map([&](int k) {
+        store<PITCH>(out, row, column, map([&](int k) {
             return column + k < COLUMNS ? scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)) : 0.0f;
         }));
     });

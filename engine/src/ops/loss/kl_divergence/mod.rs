@@ -20,13 +20,10 @@ use crate::value::{Type, Value};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KlDivergence;
 
-/// Gradient of [`KlDivergence`]'s logits, from the target's logits, both log-sum-exps, the gradient
-/// of the scalar, and the logits.
+/// Gradient of [`KlDivergence`]'s logits, from the target's logits, both log-sum-exps and the
+/// gradient of the scalar. The logits are in the result before the op.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct KlDivergenceGrad {
-    /// Whether the logits are in the result before the op, instead of in an input.
-    in_place: bool,
-}
+struct KlDivergenceGrad;
 
 impl Builder {
     /// Mean over rows of `KL(softmax(target) || softmax(logits))`: f32 `[.., v]`, `[..]` from
@@ -81,30 +78,22 @@ impl Op for KlDivergence {
         if gradients.wants(target) || gradients.wants(target_lse) {
             return refuse!(self, "the target has no gradient");
         }
-        let inputs = [target, target_lse, node.outputs[1], g, logits];
-        let in_place = gradients.wants(logits) && gradients.of(logits).is_none();
-        let op = KlDivergenceGrad { in_place };
-        if !in_place {
-            return gradients.emit(op, &inputs, &[Some(logits)]);
+        if !gradients.wants(logits) {
+            return Ok(());
         }
-        let into = vec![Some(logits)];
-        let gradient = gradients.builder().node(Arc::new(op), &inputs[..4], into)?[0];
+        let inputs = [target, target_lse, node.outputs[1], g];
+        let (op, into) = (Arc::new(KlDivergenceGrad), vec![Some(logits)]);
+        let gradient = gradients.builder().node(op, &inputs, into)?[0];
         gradients.pass(logits, gradient)
     }
 }
 
 impl Op for KlDivergenceGrad {
     op! {
-        name "kl_divergence_grad"; formats [Either, Full, Full, Full, Either] => [Either];
-        accumulates;
-        kernels(self) cpu::run_gradient(*self), cuda::gradient(*self);
+        name "kl_divergence_grad"; formats [Either, Full] => [Either];
+        alike(self, _inputs, _outputs) Alike::columns([Of::Input(0), Of::Output(0)]);
+        kernels(self) cpu::run_gradient(), cuda::gradient();
         flops(self, inputs) 45 * inputs[0].len() as u64;
-    }
-
-    fn alike(&self, inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let logits = (inputs.len() > 4).then_some(Of::Input(4));
-        let others = [Of::Input(0), Of::Output(0)].into_iter().chain(logits);
-        Alike::columns(others)
     }
 }
 
