@@ -89,18 +89,9 @@ impl Builder {
         if range.is_empty() {
             return refuse!("slice", "columns {range:?} of {ty} are empty");
         }
-        *columns = range.len();
-        let run = Run {
-            from: range.start,
-            to: 0,
-            len: range.len(),
-        };
-        let op = Columns {
-            name: "slice",
-            dims,
-            columns: range.len(),
-            runs: vec![run],
-        };
+        let len = range.len();
+        *columns = len;
+        let op = Columns::of_run("slice", dims, len, [range.start, 0, len]);
         self.op1(op, &[x])
     }
 
@@ -115,22 +106,27 @@ impl Builder {
             return refuse!("reshape", "{ty} does not have the elements of {dims:?}");
         }
         let columns = ty.columns();
-        let run = Run {
-            from: 0,
-            to: 0,
-            len: columns,
-        };
-        let op = Columns {
-            name: "reshape",
-            dims: dims.to_vec(),
-            columns,
-            runs: vec![run],
-        };
+        let op = Columns::of_run("reshape", dims.to_vec(), columns, [0, 0, columns]);
         self.op1(op, &[x])
     }
 }
 
 impl Columns {
+    /// A copy of one run: the first column in the input, the first in the result, and columns.
+    fn of_run(
+        name: &'static str,
+        dims: Vec<usize>,
+        columns: usize,
+        [from, to, len]: [usize; 3],
+    ) -> Self {
+        Self {
+            name,
+            dims,
+            columns,
+            runs: vec![Run { from, to, len }],
+        }
+    }
+
     /// Rows of the result.
     fn rows(&self) -> usize {
         self.dims.iter().product::<usize>() / self.columns.max(1)
@@ -153,16 +149,8 @@ impl Op for Columns {
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         for (&input, &Run { from, to, len }) in node.inputs.iter().zip(&self.runs) {
             let ty = gradients.builder().ty(input);
-            let back = Self {
-                name: "columns_grad",
-                dims: ty.dims.clone(),
-                columns: ty.len() / self.rows().max(1),
-                runs: vec![Run {
-                    from: to,
-                    to: from,
-                    len,
-                }],
-            };
+            let columns = ty.len() / self.rows().max(1);
+            let back = Self::of_run("columns_grad", ty.dims.clone(), columns, [to, from, len]);
             gradients.emit(back, &[g], &[Some(input)])?;
         }
         Ok(())
