@@ -93,6 +93,11 @@ impl MatMul {
         Shape { m, n, k }
     }
 
+    /// Whether each factor is stored transposed.
+    fn sides(&self) -> [bool; 2] {
+        [self.a_transposed, self.b_transposed]
+    }
+
     fn with(&self, a_transposed: bool, b_transposed: bool) -> Self {
         Self {
             alpha: self.alpha,
@@ -105,6 +110,8 @@ impl Op for MatMul {
     op! {
         name "matmul"; formats [Factor, Factor, AsResult] => [Either]; accumulates;
         kernels(self) cpu::run(self), cuda::value(self);
+        scratch_bytes(self, inputs) 4 * self.shape(inputs[0], inputs[1]).scratch(self.sides());
+        packed_bytes(self, inputs) 4 * self.shape(inputs[0], inputs[1]).packed(self.sides());
     }
 
     fn alike(&self, inputs: &[&Type], outputs: &[&Type]) -> Vec<Alike> {
@@ -154,19 +161,8 @@ impl Op for MatMul {
         })
     }
 
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let stored = [self.a_transposed, self.b_transposed];
-        4 * self.shape(inputs[0], inputs[1]).scratch(stored)
-    }
-
-    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
-        let stored = [self.a_transposed, self.b_transposed];
-        4 * self.shape(inputs[0], inputs[1]).packed(stored)
-    }
-
     fn right_factors(&self, inputs: &[&Type]) -> Vec<(usize, bool)> {
-        let stored = [self.a_transposed, self.b_transposed];
-        let in_blocks = self.shape(inputs[0], inputs[1]).in_blocks(stored);
+        let in_blocks = self.shape(inputs[0], inputs[1]).in_blocks(self.sides());
         in_blocks
             .then_some((1, self.b_transposed))
             .into_iter()
@@ -175,23 +171,15 @@ impl Op for MatMul {
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (a, b) = (node.inputs[0], node.inputs[1]);
-        let (for_a, for_b) = match (self.a_transposed, self.b_transposed) {
-            (false, false) => (
-                (self.with(false, true), [g, b]),
-                (self.with(true, false), [a, g]),
-            ),
-            (false, true) => (
-                (self.with(false, false), [g, b]),
-                (self.with(true, false), [g, a]),
-            ),
-            (true, false) => (
-                (self.with(false, true), [b, g]),
-                (self.with(false, false), [a, g]),
-            ),
-            (true, true) => (
-                (self.with(true, true), [b, g]),
-                (self.with(true, true), [g, a]),
-            ),
+        let [a_transposed, b_transposed] = self.sides();
+        // A factor that is stored transposed gets the transposed product: its operands change places.
+        let for_a = match a_transposed {
+            true => (self.with(b_transposed, true), [b, g]),
+            false => (self.with(false, !b_transposed), [g, b]),
+        };
+        let for_b = match b_transposed {
+            true => (self.with(true, a_transposed), [g, a]),
+            false => (self.with(!a_transposed, false), [a, g]),
         };
         gradients.emit(for_a.0, &for_a.1, &[Some(a)])?;
         gradients.emit(for_b.0, &for_b.1, &[Some(b)])?;
