@@ -458,8 +458,10 @@ impl EveryOp {
         let shares = self.b.softmax(again)?;
         self.count(shares)?;
         let product = self.b.mul(again, normal)?;
-        let bounded = self.b.tanh(product)?;
-        let power = self.b.exp(bounded)?;
+        let names = ["tanh", "tanh_grad"];
+        let bounded = self.b.elementwise(names, [product], |[x]| x.tanh())?;
+        let names = ["exp", "exp_grad"];
+        let power = self.b.elementwise(names, [bounded], |[x]| x.exp())?;
         let silu = self.b.silu(power)?;
         let scaled = self.b.scale(silu, mean)?;
         self.count(scaled)?;
@@ -504,7 +506,8 @@ impl EveryOp {
         let d = heads * size;
         let waves = self.b.fourier_table(positions, d / 2, 5)?;
         self.count(waves)?;
-        let x = self.b.tanh(x)?;
+        let names = ["tanh", "tanh_grad"];
+        let x = self.b.elementwise(names, [x], |[x]| x.tanh())?;
         let (h, bias) = (self.leaf(&[positions - 3, d]), self.leaf(&[d]));
         let mixed = self.b.causal_mixing(x, h, bias)?;
         self.count(mixed)?;

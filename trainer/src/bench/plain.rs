@@ -25,6 +25,10 @@ fn piece(b: &mut Builder, x: Value, at: usize, len: usize) -> Result<Value> {
     b.slice(x, at * len..(at + 1) * len)
 }
 
+fn tanh(b: &mut Builder, x: Value) -> Result<Value> {
+    b.elementwise(["tanh", "tanh_grad"], [x], |[x]| x.tanh())
+}
+
 /// Causal attention with the hidden layer of all pairs.
 pub(super) fn attention(b: &mut Builder, of: AdditiveScores, v_btd: Value) -> Result<Value> {
     let [rows, t, heads, e] = b.ty(of.by_head[0]).dims[..] else {
@@ -60,7 +64,7 @@ pub(super) fn attention(b: &mut Builder, of: AdditiveScores, v_btd: Value) -> Re
             let names = ["add_scalar", "add_scalar_grad"];
             let scores = b.elementwise(names, [scores, of.beta], |[x, beta]| x + beta)?;
             let scores = b.elementwise(["halve", "halve_grad"], [scores], |[x]| x * 0.5)?;
-            let links = b.tanh(scores)?;
+            let links = tanh(b, scores)?;
             let scores = b.scale(links, of.scale)?;
             let scores = b.add(scores, mask)?;
             let weights = b.softmax(scores)?;
@@ -83,7 +87,7 @@ pub(super) fn reaction(
     let times = |b: &mut Builder, x, factor: f32| {
         b.elementwise(["times", "times_grad"], [x], |[x]| x * factor)
     };
-    let (x, y) = (b.tanh(x)?, b.tanh(y)?);
+    let (x, y) = (tanh(b, x)?, tanh(b, y)?);
     let drive = b.add(x, y)?;
     let names = ["logistic", "logistic_grad"];
     let dt = b.elementwise(names, [with.dt], |[dt]| dt.logistic() * 0.2)?;

@@ -63,24 +63,6 @@ impl Builder {
         self.elementwise(["silu", "silu_grad"], [x], |[x]| x.silu())
     }
 
-    /// `tanh x`, f32 of any shape.
-    ///
-    /// # Errors
-    ///
-    /// When `x` is no f32.
-    pub fn tanh(&mut self, x: Value) -> Result<Value> {
-        self.elementwise(["tanh", "tanh_grad"], [x], |[x]| x.tanh())
-    }
-
-    /// `e^x`, f32 of any shape, within the range of [`Expr::exp`](super::Expr::exp).
-    ///
-    /// # Errors
-    ///
-    /// When `x` is no f32.
-    pub fn exp(&mut self, x: Value) -> Result<Value> {
-        self.elementwise(["exp", "exp_grad"], [x], |[x]| x.exp())
-    }
-
     /// GELU of each element, `x Phi(x)` or GPT-2's approximation of it; f32 of any shape.
     ///
     /// # Errors
