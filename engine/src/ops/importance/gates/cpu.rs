@@ -8,7 +8,7 @@ use crate::cpu::math::{clamp, logistic, pow};
 use crate::cpu::reduce::{add_chunks, add_to, mean, sum_over};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
-use crate::ops::{each_chunk, grain_rows};
+use crate::ops::{each_chunk, row_chunks};
 
 /// Slope of the leaky sides.
 const ALPHA: f32 = 0.01;
@@ -53,7 +53,7 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
         .penalty
         .map(|(penalty, scalar)| (penalty, frame.scalar(scalar)));
     // For each chunk its sums, and its number of active components.
-    let (partials, counts) = partials.split_at_mut(chunks(rows, c) * c);
+    let (partials, counts) = partials.split_at_mut(row_chunks(frame.ty(0)) * c);
     let parts = (
         Rows(g, c),
         PerChunk(&mut *partials, c),
@@ -86,11 +86,6 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
     });
     add_chunks(frame.pool, Output::overwrite(sums), partials);
     active[0] = mean(counts, rows);
-}
-
-/// Number of chunks of [`forward`].
-pub(super) fn chunks(rows: usize, c: usize) -> usize {
-    crate::cpu::pool::chunks(rows, grain_rows(c))
 }
 
 /// `x^p`, NaN where `x` is NaN. The exponents 0, 1 and 2 need no logarithm.

@@ -47,8 +47,9 @@ pub(crate) mod cuda;
 use spd_draws::Stream;
 
 use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result, op, refuse};
+use crate::ops::row_chunks;
 use crate::ops::site::draws::drawn;
-use crate::precision::Format::{self, Either, Full};
+use crate::precision::Format::{Either, Full};
 use crate::value::{StepScalar, Type, Value};
 
 /// The pair of sigmoids.
@@ -160,6 +161,7 @@ impl Op for ImportanceGates {
     op! {
         name "importance_gates"; formats [Either, Full] => [Either, Full];
         kernels(self) cpu::forward(self), cuda::value(self);
+        scratch_bytes(self, inputs) 4 * row_chunks(inputs[0]) * (inputs[0].columns() + 1);
         flops(self, inputs) 4 * inputs[0].len() as u64;
         expensive_ops(self, inputs) match self.noise {
             LogitNoise::Drawn(_) => drawn(inputs[0].len()),
@@ -177,11 +179,6 @@ impl Op for ImportanceGates {
         }
         let columns = Type::f32(&[inputs[0].columns()]);
         Ok(vec![inputs[0].clone(), columns, Type::scalar()])
-    }
-
-    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let (rows, c) = (inputs[0].rows(), inputs[0].columns());
-        4 * cpu::chunks(rows, c) * (c + 1)
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -203,19 +200,14 @@ impl Op for ImportanceGates {
     }
 }
 
-impl ImportanceGatesGrad {
-    /// Formats of logits, given noise, and gradients; that of sums is a vector, and always f32.
-    fn formats(&self) -> &'static [Format] {
-        match self.forward.is_given() {
-            true => &[Either, Full, Either],
-            false => &[Either],
-        }
-    }
-}
-
 impl Op for ImportanceGatesGrad {
     op! {
-        name "importance_gates_grad"; formats(self) [self.formats(), &[Either]]; accumulates;
+        name "importance_gates_grad"; accumulates;
+        // Logits, given noise, and gradients; that of sums is a vector, and always f32.
+        formats(self) match self.forward.is_given() {
+            true => [&[Either, Full, Either], &[Either]],
+            false => [&[Either], &[Either]],
+        };
         kernels(self) cpu::backward(self), cuda::gradient(self);
         flops(self, inputs) 8 * inputs[0].len() as u64;
     }
