@@ -107,7 +107,7 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
 fn start(op: &Elementwise, frame: &Frame<'_>, len: usize, registers: &mut Registers) {
     for (register, fill) in registers.iter_mut().zip(&op.steps.fills) {
         register[..len].fill(match *fill {
-            Fill::Constant(number) => number,
+            Fill::Constant(bits) => f32::from_bits(bits),
             Fill::Operand(index) => frame.input(index)[0],
         });
     }

@@ -140,7 +140,7 @@ fn steps(op: &Elementwise, first: usize, element: impl Fn(usize) -> String) -> S
     };
     for (register, fill) in op.steps.fills.iter().enumerate() {
         let number = match fill {
-            Fill::Constant(number) => format!("f32({:#x}u)", number.to_bits()),
+            Fill::Constant(bits) => format!("f32({bits:#x}u)"),
             Fill::Operand(index) => format!("a{}[0]", first + index),
         };
         set(&mut text, register, number);

@@ -28,7 +28,7 @@ use crate::value::{DType, Type, Value};
 const RESULTS: usize = 2;
 
 /// One or two expressions of some operands, element by element.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct Elementwise {
     /// Its name, and that of its gradient.
     names: [&'static str; 2],
@@ -40,6 +40,7 @@ pub struct Elementwise {
     dims: Option<Vec<usize>>,
     /// Whether no gradient passes through, and everything is kept in f32.
     is_constant: bool,
+    /// They follow from the results.
     steps: Steps,
 }
 
@@ -49,17 +50,6 @@ struct Operand {
     value: Value,
     /// Whether it is a scalar beside larger ones, and stands for all of their elements.
     is_scalar: bool,
-}
-
-/// The steps follow from the results.
-impl PartialEq for Elementwise {
-    fn eq(&self, other: &Self) -> bool {
-        self.names[0] == other.names[0]
-            && self.results == other.results
-            && self.is_scalar == other.is_scalar
-            && self.dims == other.dims
-            && self.is_constant == other.is_constant
-    }
 }
 
 impl fmt::Debug for Elementwise {

@@ -32,7 +32,7 @@ pub(super) enum Action {
 
 /// A step: its computation, and the destination of its numbers. It writes to no register that it
 /// reads.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Step {
     pub(super) action: Action,
     pub(super) to: To,
@@ -51,15 +51,16 @@ impl Step {
 }
 
 /// Initial contents of a register.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Fill {
-    Constant(f32),
+    /// Bits of an f32.
+    Constant(u32),
     /// The only element of an operand.
     Operand(usize),
 }
 
 /// Steps that compute some results.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Steps {
     /// Registers that hold one number throughout: the first ones.
     pub(super) fills: Vec<Fill>,
@@ -144,7 +145,7 @@ impl Steps {
                     continue;
                 }
                 Node::Operand(index) => Fill::Operand(index),
-                Node::Constant(bits) => Fill::Constant(f32::from_bits(bits)),
+                Node::Constant(bits) => Fill::Constant(bits),
                 Node::Of(..) | Node::Both(..) => continue,
             };
             *at = Some(From::Register(steps.fills.len()));
