@@ -1,27 +1,21 @@
 use super::IGNORED;
 use crate::cpu::math::exp;
-use crate::cpu::reduce::{log_sum_exp, mean};
+use crate::cpu::reduce::mean;
 use crate::cpu::{Frame, Output, Rows};
 use crate::ops::each_chunk;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
     let out = frame.output(0).values;
-    let lse = frame.output(1).values;
     let losses = frame.scratch();
-    let (logits, labels) = (frame.input(0), frame.input_u32(1));
-    let (rows, columns) = (labels.len(), frame.ty(0).columns());
-    let parts = (Rows(lse, 1), Rows(&mut *losses, 1));
-    each_chunk!(frame, [rows, columns], parts, |range, (lse, losses)| {
-        for ((row, lse), loss) in range.zip(&mut *lse.0).zip(&mut *losses.0) {
-            let logits = &logits[row * columns..][..columns];
-            *lse = log_sum_exp(logits);
-            *loss = if labels[row] == IGNORED {
-                0.0
-            } else {
-                *lse - logits[column(labels[row], columns)]
-            };
-        }
-    });
+    let (logits, labels, lse) = (frame.input(0), frame.input_u32(1), frame.input(2));
+    let columns = frame.ty(0).columns();
+    for (row, loss) in losses.iter_mut().enumerate() {
+        *loss = if labels[row] == IGNORED {
+            0.0
+        } else {
+            lse[row] - logits[row * columns + column(labels[row], columns)]
+        };
+    }
     out[0] = mean(losses, counted(labels));
 }
 

@@ -1,16 +1,13 @@
 use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
-use crate::ops::basic::log_sum_exp_rows;
 use crate::value::Type;
 
 const KERNELS: Source = Source::new("cross_entropy", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let sizes = [to.unpadded_ty(0), to.ty(0)].map(Type::columns);
-    let (logits, labels) = (to.input(0), to.input(1));
-    let (y, lse) = (to.output(0), to.output(1));
-    let found = to.scratch(labels.len);
-    log_sum_exp_rows(to, (logits, sizes), lse);
+    let [logits, labels, lse] = [0, 1, 2].map(|index| to.input(index));
+    let (y, found) = (to.output(0), to.scratch(labels.len));
     label_logits(to, (logits, sizes), labels, found);
     mean(to, [lse, found, labels], y);
 }

@@ -2,19 +2,19 @@
 //! Rows whose label is [`IGNORED`] do not count; the mean of no rows is 0.
 //!
 //! `x` gets `Q - onehot(label)` times the gradient of `y` over the number of rows that count. The
-//! log-sum-exp of each row is kept for it.
+//! log-sum-exp of each row is an operand of both, from [`LogSumExp`](crate::ops::LogSumExp).
 
 pub(super) mod cpu;
 pub(super) mod cuda;
 
 use crate::alike::{Alike, Of};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
-use crate::value::{DType, Type, Value};
+use crate::value::{Type, Value};
 
 /// Label of a row that does not count.
 pub(super) const IGNORED: u32 = u32::MAX;
 
-/// Mean cross-entropy of rows of logits and labels, to a scalar and the log-sum-exp of each row.
+/// Mean cross-entropy of rows of logits, labels and log-sum-exps, to a scalar.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy;
 
@@ -31,14 +31,14 @@ impl Builder {
     ///
     /// When the shapes do not fit. Any other label beyond `v` panics in the replay.
     pub fn cross_entropy(&mut self, logits: Value, labels: Value) -> Result<Value> {
-        if self.streams_target_logits {
-            // The walk of a divergence from themselves gives it without the logits.
-            let lse = self.log_sum_exp(logits)?;
-            if let Some(both) = self.through_head([logits, lse, logits], Some(labels))? {
-                return Ok(both[1]);
-            }
+        let lse = self.log_sum_exp(logits)?;
+        // The walk of a divergence from themselves gives it without the logits.
+        if self.streams_target_logits
+            && let Some(both) = self.through_head([logits, lse, logits], Some(labels))?
+        {
+            return Ok(both[1]);
         }
-        self.op1(CrossEntropy, &[logits, labels])
+        self.op1(CrossEntropy, &[logits, labels, lse])
     }
 }
 
@@ -48,15 +48,13 @@ impl Op for CrossEntropy {
         alike(self, _inputs, _outputs) Alike::columns([Of::Input(0)]);
         kernels(self) cpu::run(), cuda::value();
         scratch_bytes(self, inputs) 4 * inputs[1].len();
-        // Some 20 flops for an exponential.
-        flops(self, inputs) 20 * inputs[0].len() as u64;
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let (logits, labels) = (inputs[0], inputs[1]);
+        let (logits, labels, lse) = (inputs[0], inputs[1], inputs[2]);
         match logits.dims.split_last() {
-            Some((_, rows)) if labels.dtype == DType::U32 && labels.dims == rows => {
-                Ok(vec![Type::scalar(), Type::f32(rows)])
+            Some((_, rows)) if *labels == Type::u32(rows) && *lse == Type::f32(rows) => {
+                Ok(vec![Type::scalar()])
             }
             _ => refuse!(
                 self,
@@ -66,9 +64,8 @@ impl Op for CrossEntropy {
     }
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
-        let (logits, labels) = (node.inputs[0], node.inputs[1]);
-        let inputs = [logits, labels, node.outputs[1], g];
-        gradients.emit(CrossEntropyGrad, &inputs, &[Some(logits)])
+        let inputs = [node.inputs, &[g]].concat();
+        gradients.emit(CrossEntropyGrad, &inputs, &[Some(inputs[0])])
     }
 }
 

@@ -186,8 +186,9 @@ impl HeadDivergence {
         if let Some(labels) = self.labels()
             && let Some(g) = gradients.of(node.outputs[1])
         {
-            let of = [logits, inputs[labels]];
-            terms.push((gradients.builder().op1(CrossEntropy, &of)?, g));
+            let b = gradients.builder();
+            let of = [logits, inputs[labels], b.log_sum_exp(logits)?];
+            terms.push((b.op1(CrossEntropy, &of)?, g));
         }
         for (term, g) in terms {
             let found = gradients.builder().gradients_from(term, g, &wanted)?;
