@@ -61,6 +61,12 @@ pub(crate) fn row_chunks(ty: &Type) -> usize {
     chunks(ty.rows(), grain_rows(ty.columns()))
 }
 
+/// Indices, from `first` on, of those operands that are there.
+pub(crate) fn indices<const N: usize>(first: usize, are_there: [bool; N]) -> [Option<usize>; N] {
+    let mut next = first..;
+    are_there.map(|is_there| is_there.then(|| next.next()).flatten())
+}
+
 /// Calls a block for each chunk of so many rows and columns, or of so many rows and rows of a
 /// chunk, with its range of rows and its parts of the results: [`Pool::run`](crate::cpu::Pool) with
 /// work that is compiled for the widest vectors of this processor.

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{Draw, Mask, Masked, MaskedGrad, Operands};
+use super::{Draw, Mask, Masked, MaskedGrad};
 use crate::cpu::reduce::sum_over;
 use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
@@ -50,7 +50,7 @@ fn of(mask: Mask, g: f32, r: f32) -> f32 {
 pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
     let h = frame.output(0).values;
     let scratch = frame.scratch();
-    let site = Site::new(op, op.operands(0), frame, scratch);
+    let site = Site::new(op, 0, frame, scratch);
     let parts = Compacted::new(h, site.c, site.routed);
     each_chunk!(frame, [site.rows, site.c], parts, |range, mut h| {
         let mut tiles = Tiles::new();
@@ -69,7 +69,7 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let scratch = frame.scratch();
     let sums = op.sums(|index| frame.ty(index), frame.ty(0).rows());
     let (partials, room) = scratch.split_at_mut(op.partials(|index| frame.ty(index)));
-    let site = Site::new(&op.of, op.of.operands(1), frame, room);
+    let site = Site::new(&op.of, 1, frame, room);
     let (c, mask) = (site.c, site.mask);
     let outputs = op.results().map(|index| Some(frame.output(index?)));
     let [a, importance, mut given, mut delta] = outputs;
@@ -217,11 +217,13 @@ impl Tiles {
 }
 
 impl<'a> Site<'a> {
-    /// `room` is for the numbers of the routed rows.
-    fn new(op: &Masked, at: Operands, frame: &Frame<'a>, room: &'a mut [f32]) -> Self {
-        let input = |index: Option<usize>| index.map(|index| frame.input(index));
-        let c = frame.ty(at.a).columns();
-        let (given_row, given) = match input(at.given) {
+    /// Inputs from the one at `first` on; `room` is for the numbers of the routed rows.
+    fn new(op: &Masked, first: usize, frame: &Frame<'a>, room: &'a mut [f32]) -> Self {
+        let operands = op.operands(first);
+        let [importance, given, delta, route] =
+            operands.map(|index| index.map(|index| frame.input(index)));
+        let (rows, c) = (frame.ty(first).rows(), frame.ty(first).columns());
+        let (given_row, given) = match given {
             Some(row) if row.len() == c => (Some(row), None),
             given => (None, given),
         };
@@ -233,17 +235,16 @@ impl<'a> Site<'a> {
             },
             _ => None,
         };
-        let rows = frame.ty(at.a).rows();
         Self {
             mask: op.mask,
             rows,
             c,
-            a: frame.input(at.a),
-            importance: input(at.importance),
+            a: frame.input(first),
+            importance,
             given,
             given_row,
-            delta: input(at.delta),
-            routed: input(at.route).map(|route| routed(route, room)),
+            delta,
+            routed: route.map(|route| routed(route, room)),
             drawn: drawn
                 .map(|(stream, coin)| (Uniforms::new(stream, frame.parameters, [rows, c]), coin)),
         }

@@ -4,7 +4,8 @@ use crate::cuda::lowering::{
 };
 use crate::cuda::operand::Operand;
 use crate::ops::importance::gates::cuda::{Sums, named, settings as settings_of_gates};
-use crate::ops::{Gates, ImportanceGates};
+use crate::ops::{Gates, ImportanceGates, indices};
+use crate::value::Type;
 
 const KERNELS: Source = Source::new(
     "masked",
@@ -69,30 +70,28 @@ impl Site {
     fn new(op: &Masked, gates: Option<Gates>, first: usize, to: &Lowering<'_>) -> Self {
         let (own_rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
         let at = op.operands(first);
-        let list = at.route.map(|index| to.ty(index));
+        let [_, given, delta, list] = at.map(|index| index.map(|index| to.ty(index)));
         let rows = list.map_or(own_rows, |list| list.len() - own_rows);
         let room = list.map_or(0, |_| own_rows);
-        let input = |index: Option<usize>| index.map(|index| to.input(index));
-        let given_rows = at
-            .given
-            .map_or(0, |index| to.ty(index).len() / columns.max(1));
-        let deltas = at.delta.map_or(0, |index| to.ty(index).len());
-        let all = [at.importance, at.given, at.delta, at.route];
+        let given_rows = given.map_or(0, |given| given.len() / columns.max(1));
+        let deltas = delta.map_or(0, Type::len);
+        let end = first + 1 + at.into_iter().flatten().count();
+        let [importance, given, delta, list] = at.map(|index| index.map(|index| to.input(index)));
         let ([mask, draw], word) = settings(op);
         Self {
             rows,
             own_rows,
             columns,
             a: to.input(first),
-            importance: input(at.importance),
+            importance,
             gates,
-            given: input(at.given),
-            delta: input(at.delta),
+            given,
+            delta,
             room,
-            list: input(at.route).unwrap_or_else(|| to.parameters()),
+            list: list.unwrap_or_else(|| to.parameters()),
             word,
             threshold: threshold(op),
-            end: first + 1 + all.into_iter().flatten().count(),
+            end,
             constants: constants![rows, columns, mask, draw, given_rows, deltas, room].to_vec(),
         }
     }
@@ -211,9 +210,8 @@ pub(crate) fn to_logits(
     let row_sums = sums_rows.then(|| to.row_sums(site.rows, site.columns, 4));
     let stretch = row_sums.as_ref().map_or(0, |sums| sums.stretch);
     constants.extend(constants![want_a, before, of_sums, stretch]);
-    let mut next = site.end..;
-    let mut after = |present: bool| present.then(|| next.next().map(|at| to.input(at)));
-    let after = [after(before), after(of_sums)].map(|input| Argument::from(input.flatten()));
+    let after = indices(site.end, [before, of_sums]);
+    let after = after.map(|index| Argument::from(index.map(|index| to.input(index))));
     let mut arguments = site.parameters(to);
     arguments.push(to.input(0).into());
     arguments.extend(site.arguments());

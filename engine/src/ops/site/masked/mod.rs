@@ -31,8 +31,8 @@ use spd_draws::Stream;
 use crate::op::{
     BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result, listed, op, refuse,
 };
-use crate::ops::row_chunks;
 use crate::ops::site::draws::drawn;
+use crate::ops::{indices, row_chunks};
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{DType, Type, Value};
 
@@ -139,47 +139,26 @@ impl Builder {
     }
 }
 
-/// Index of each operand among the inputs, after `a` at `first`.
-#[derive(Debug, Clone, Copy)]
-struct Operands {
-    a: usize,
-    importance: Option<usize>,
-    given: Option<usize>,
-    delta: Option<usize>,
-    route: Option<usize>,
-}
-
 impl Masked {
     /// Index of the importances, if it reads any and `a` is at `first`.
     pub(crate) fn importance(&self, first: usize) -> Option<usize> {
-        self.operands(first).importance
+        self.operands(first)[0]
     }
 
     /// Index of the route, if there is one and `a` is at `first`.
     pub(crate) fn route(&self, first: usize) -> Option<usize> {
-        self.operands(first).route
+        self.operands(first)[3]
     }
 
-    fn operands(&self, first: usize) -> Operands {
-        let mut next = first;
-        let mut take = |present: bool| {
-            present.then(|| {
-                next += 1;
-                next
-            })
-        };
-        Operands {
-            a: first,
-            importance: take(self.mask.reads_importance()),
-            given: take(self.mask.given()),
-            delta: take(self.delta),
-            route: take(self.route),
-        }
+    /// Indices of importances, given draws, deltas and the route, after `a` at `first`.
+    fn operands(&self, first: usize) -> [Option<usize>; 4] {
+        let [importance, given] = [self.mask.reads_importance(), self.mask.given()];
+        indices(first + 1, [importance, given, self.delta, self.route])
     }
 
     /// Draws of the masks.
     fn drawn(&self, inputs: &[&Type], first: usize) -> ExpensiveOps {
-        let len = match self.operands(first).route.map(|route| inputs[route].dtype) {
+        let len = match self.route(first).map(|route| inputs[route].dtype) {
             // For half of the rows, as in `RoutedMatMul`. On a device `a` has fewer rows.
             Some(DType::F32) => inputs[first].len() / 2,
             _ => inputs[first].len(),
@@ -194,9 +173,9 @@ impl Masked {
     /// Bytes of importances and draws that are not read: those of rows that are not on the list
     /// which a device has in the place of the route.
     pub(crate) fn unlisted_bytes(&self, inputs: &[&Type]) -> usize {
-        let at = self.operands(0);
-        let list = at.route.map(|index| inputs[index]);
-        let all = [at.importance, at.given].into_iter().flatten();
+        let [importance, given, _, route] = self.operands(0);
+        let list = route.map(|index| inputs[index]);
+        let all = [importance, given].into_iter().flatten();
         let all = all
             .map(|index| inputs[index])
             .filter(|ty| ty.dims.len() > 1);
@@ -217,15 +196,15 @@ impl Masked {
     }
 
     fn check(&self, inputs: &[&Type], first: usize) -> Result<()> {
-        let operands = self.operands(first);
-        let a = inputs[operands.a];
+        let [importance, given, delta, route] = self.operands(first);
+        let a = inputs[first];
         let fits = |index: Option<usize>, fits: &dyn Fn(&Type) -> bool| {
             index.is_none_or(|index| fits(inputs[index]))
         };
-        if fits(operands.importance, &|g| g == a)
-            && fits(operands.given, &|r| r == a || r.dims == [a.columns()])
-            && fits(operands.delta, &|d| d.len() == a.rows() || d.dims == [1])
-            && fits(operands.route, &|route| route.len() == a.rows())
+        if fits(importance, &|g| g == a)
+            && fits(given, &|r| r == a || r.dims == [a.columns()])
+            && fits(delta, &|d| d.len() == a.rows() || d.dims == [1])
+            && fits(route, &|route| route.len() == a.rows())
         {
             return Ok(());
         }
@@ -256,17 +235,15 @@ impl Sums {
 impl MaskedGrad {
     /// Indices of the operands whose gradients are needed.
     fn wanted(&self) -> impl Iterator<Item = usize> + use<> {
-        let at = self.of.operands(1);
-        let operands = [Some(at.a), at.importance, at.given, at.delta];
+        let [importance, given, delta, _] = self.of.operands(1);
+        let operands = [Some(1), importance, given, delta];
         let each = operands.into_iter().zip(self.wants);
         each.filter_map(|(operand, wanted)| operand.filter(|_| wanted))
     }
 
     /// Index of each operand's gradient among the results.
     fn results(&self) -> [Option<usize>; 4] {
-        let mut next = 0..;
-        self.wants
-            .map(|wanted| wanted.then(|| next.next()).flatten())
+        indices(0, self.wants)
     }
 
     /// Whether activations have a gradient here, which then is the first result.
@@ -282,12 +259,12 @@ impl MaskedGrad {
     }
 
     fn sums<'t>(&self, ty: impl Fn(usize) -> &'t Type, rows: usize) -> Sums {
-        let at = self.of.operands(1);
+        let [_, given, delta, _] = self.of.operands(1);
         let row = |index: Option<usize>| index.is_some_and(|index| ty(index).dims.len() == 1);
         let one = |index: Option<usize>| index.is_some_and(|index| ty(index).len() < rows);
         Sums {
-            given: self.wants[2] && rows > 1 && row(at.given),
-            delta: self.wants[3] && one(at.delta),
+            given: self.wants[2] && rows > 1 && row(given),
+            delta: self.wants[3] && one(delta),
         }
     }
 
@@ -313,18 +290,13 @@ impl Op for Masked {
     }
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
-        let operands = self.operands(0);
-        let importance = operands.importance.filter(|_| self.mask.has_gradient());
+        let [importance, given, delta, _] = self.operands(0);
+        let importance = importance.filter(|_| self.mask.has_gradient());
         let wanted = |operand: Option<usize>| {
             let value = operand.map(|index| node.inputs[index]);
             value.filter(|&value| gradients.wants(value))
         };
-        let targets = [
-            wanted(Some(operands.a)),
-            wanted(importance),
-            wanted(operands.given),
-            wanted(operands.delta),
-        ];
+        let targets = [Some(0), importance, given, delta].map(wanted);
         let wants = targets.map(|target| target.is_some());
         let inputs = [&[g], node.inputs].concat();
         let targets: Vec<Option<Value>> = targets.into_iter().filter(Option::is_some).collect();

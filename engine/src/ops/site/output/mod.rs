@@ -31,6 +31,7 @@ use crate::alike::{Alike, Of, Side};
 use crate::cpu::shape::Shape;
 use crate::derivation::{Derivation, SiteInputs};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
+use crate::ops::indices;
 use crate::ops::{MatMul, RoutedMatMul, SumRows, row_chunks};
 use crate::value::{DType, Type, Value};
 
@@ -51,12 +52,6 @@ impl Share {
     pub(crate) fn inputs(&self, inputs: &[Value]) -> SiteInputs {
         self.0.path(inputs)
     }
-}
-
-/// Indices, from `first` on, of those operands that are there.
-pub(crate) fn indices<const N: usize>(first: usize, are_there: [bool; N]) -> [Option<usize>; N] {
-    let mut next = first..;
-    are_there.map(|is_there| is_there.then(|| next.next()).flatten())
 }
 
 /// `r (c - b) . G`: the gradient of the delta mask through the clean path.

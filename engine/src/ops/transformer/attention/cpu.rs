@@ -54,14 +54,17 @@ impl<'a> Problem<'a> {
         let [of_q, of_k, of_v] = op.columns(sizes.size);
         let [q, k, v] = op.indices().map(|index| frame.input(index));
         let operand = |values, columns| Operand { values, columns };
+        let [rotary, documents] = op
+            .table_and_documents()
+            .map(|index| index.map(|index| frame.input(index)));
         Self {
             op,
             sizes,
             q: operand(q, of_q),
             k: operand(k, of_k),
             v: operand(v, of_v),
-            rotary: op.table().map(|index| frame.input(index)),
-            documents: op.documents().map(|index| frame.input(index)),
+            rotary,
+            documents,
         }
     }
 

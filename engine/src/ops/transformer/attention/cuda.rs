@@ -34,8 +34,9 @@ impl Problem {
         let sizes = op.sizes(&[to.ty(0)]);
         let [q, k, v] = op.indices().map(|index| to.input(index));
         let [of_q, of_k, of_v] = op.columns(sizes.size);
-        let [table, documents] =
-            [op.table(), op.documents()].map(|index| index.map(|index| to.input(index)));
+        let [table, documents] = op
+            .table_and_documents()
+            .map(|index| index.map(|index| to.input(index)));
         let numbers = [
             sizes.positions,
             op.heads.count,

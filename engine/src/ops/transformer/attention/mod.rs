@@ -35,6 +35,7 @@ mod tiles;
 
 use crate::cpu::pool::{chunks, rows_with_scratch};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
+use crate::ops::indices;
 use crate::value::{Type, Value};
 
 /// Queries of a block.
@@ -208,20 +209,14 @@ impl Sizes {
 }
 
 impl Attention {
-    /// Index of the rotary table, if there is one.
-    fn table(&self) -> Option<usize> {
-        (self.turned > 0).then_some(self.operands())
-    }
-
-    /// Index of the documents, if they are apart.
-    fn documents(&self) -> Option<usize> {
-        let before = self.operands() + usize::from(self.turned > 0);
-        self.documents.then_some(before)
+    /// Indices of the rotary table and of the documents, if there are any.
+    fn table_and_documents(&self) -> [Option<usize>; 2] {
+        indices(self.operands(), [self.turned > 0, self.documents])
     }
 
     /// Number of operands before `y`, the log-sum-exps and the gradient.
     fn all_operands(&self) -> usize {
-        self.operands() + usize::from(self.turned > 0) + usize::from(self.documents)
+        self.operands() + self.table_and_documents().into_iter().flatten().count()
     }
 
     /// Number of operands that hold `q`, `k` and `v`.
@@ -321,7 +316,8 @@ impl Attention {
         if !fused && (*inputs[1] != shared || *inputs[2] != shared) {
             return refuse(format!("k and v {shared}"));
         }
-        if let Some(table) = self.table()
+        let [table, documents] = self.table_and_documents();
+        if let Some(table) = table
             && (self.turned % 2 == 1
                 || self.turned > size
                 || inputs[table].dims != [t, self.turned])
@@ -330,7 +326,7 @@ impl Attention {
                 "a rotary table [{t}, n] of an even number of columns up to {size}"
             ));
         }
-        if let Some(documents) = self.documents()
+        if let Some(documents) = documents
             && *inputs[documents] != Type::f32(&[b, t])
         {
             return refuse(format!("documents f32 [{b}, {t}]"));
