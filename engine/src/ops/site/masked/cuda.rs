@@ -15,28 +15,22 @@ const KERNELS: Source = Source::new(
     ),
 );
 
-/// The settings of a mask for the kernels, and the stream of its draws.
-fn settings(op: &Masked) -> ([String; 2], u32) {
+/// The settings of a mask for the kernels, the stream of its draws, and its threshold.
+fn settings(op: &Masked) -> ([&'static str; 2], u32, f32) {
+    let none = ("DRAW_NONE", 0);
     let draw = |draw: Draw| match draw {
         Draw::Uniform(stream) => ("DRAW_UNIFORM", stream.word()),
         Draw::Coin(stream) => ("DRAW_COIN", stream.word()),
         Draw::Given => ("DRAW_GIVEN", 0),
     };
-    let (mask, (draw, word)) = match op.mask {
-        Mask::Importance => ("MASK_IMPORTANCE", ("DRAW_NONE", 0)),
-        Mask::Between(from) => ("MASK_BETWEEN", draw(from)),
-        Mask::Drawn(from) => ("MASK_DRAWN", draw(from)),
-        Mask::Rounded(_) => ("MASK_ROUNDED", ("DRAW_NONE", 0)),
-        Mask::Ones => ("MASK_ONES", ("DRAW_NONE", 0)),
+    let (mask, (draw, word), threshold) = match op.mask {
+        Mask::Importance => ("MASK_IMPORTANCE", none, 0.0),
+        Mask::Between(from) => ("MASK_BETWEEN", draw(from), 0.0),
+        Mask::Drawn(from) => ("MASK_DRAWN", draw(from), 0.0),
+        Mask::Rounded(threshold) => ("MASK_ROUNDED", none, threshold),
+        Mask::Ones => ("MASK_ONES", none, 0.0),
     };
-    (constants![mask, draw], word)
-}
-
-fn threshold(op: &Masked) -> f32 {
-    match op.mask {
-        Mask::Rounded(threshold) => threshold,
-        _ => 0.0,
-    }
+    ([mask, draw], word, threshold)
 }
 
 /// The operands of a masked site, and its constants in the kernels: rows and columns, settings, then
@@ -77,7 +71,7 @@ impl Site {
         let deltas = delta.map_or(0, Type::len);
         let end = first + 1 + at.into_iter().flatten().count();
         let [importance, given, delta, list] = at.map(|index| index.map(|index| to.input(index)));
-        let ([mask, draw], word) = settings(op);
+        let ([mask, draw], word, threshold) = settings(op);
         Self {
             rows,
             own_rows,
@@ -90,23 +84,21 @@ impl Site {
             room,
             list: list.unwrap_or_else(|| to.parameters()),
             word,
-            threshold: threshold(op),
+            threshold,
             end,
             constants: constants![rows, columns, mask, draw, given_rows, deltas, room].to_vec(),
         }
     }
 
-    /// The first arguments of the kernels: the step's parameters, and the stream of the mask's
-    /// draws.
-    fn parameters(&self, to: &Lowering<'_>) -> Vec<Argument> {
-        vec![to.parameters().into(), Argument::Word(self.word)]
-    }
-
-    /// Activations, importances, given draws, deltas and the list.
-    fn arguments(&self) -> [Argument; 5] {
-        let [given, delta] = [self.given, self.delta].map(Argument::from);
-        let (a, list) = (self.a.into(), self.list.into());
-        [a, self.importance(), given, delta, list]
+    /// The first arguments of the kernels: the step's parameters, the stream of the mask's draws,
+    /// the gradient of its result if it is `gh`, activations, importances, given draws, deltas and
+    /// the list.
+    fn arguments(&self, gh: Option<Operand>, to: &Lowering<'_>) -> Vec<Argument> {
+        let mut all = arguments![to.parameters(), Argument::Word(self.word)].to_vec();
+        all.extend(gh.map(Argument::from));
+        let (importance, list) = (self.importance(), self.list);
+        all.extend(arguments![self.a, importance, self.given, self.delta, list]);
+        all
     }
 
     fn importance(&self) -> Argument {
@@ -124,10 +116,8 @@ impl Site {
 /// `gates`: the sigmoids of the logits that stand in the place of importances, if they do.
 pub(crate) fn value(op: &Masked, gates: Option<Gates>, to: &mut Lowering<'_>) {
     let site = Site::new(op, gates, 0, to);
-    let mut arguments = site.parameters(to);
-    arguments.extend(site.arguments());
-    arguments.push(to.output(0).into());
-    arguments.push(site.threshold.into());
+    let mut arguments = site.arguments(None, to);
+    arguments.extend(arguments![to.output(0), site.threshold]);
     to.kernel(KERNELS, "masked", &site.constants)
         .fours(site.own_rows, site.columns)
         .launch(&arguments);
@@ -141,8 +131,7 @@ pub(crate) fn with_sums(op: &Masked, gates: &ImportanceGates, to: &mut Lowering<
     let mut constants = site.constants.clone();
     constants.extend(constants![sigmoids, penalty, parameter, sums.stretch]);
     let ([across, down], [parts, counts]) = (sums.blocks, sums.parts());
-    let mut arguments = site.parameters(to);
-    arguments.extend(site.arguments());
+    let mut arguments = site.arguments(None, to);
     let (h, threshold) = (to.output(0), site.threshold);
     arguments.extend(arguments![h, parts, counts, threshold, gates.alive]);
     to.kernel(KERNELS, "masked_with_sums", &constants)
@@ -153,6 +142,11 @@ pub(crate) fn with_sums(op: &Masked, gates: &ImportanceGates, to: &mut Lowering<
 
 /// A gradient that is written or added to.
 type Gradient = Option<(Operand, bool)>;
+
+/// The number of a gradient in the kernels: whether it is needed, and added to.
+fn want(gradient: Gradient) -> usize {
+    gradient.map_or(0, |(_, add)| 1 + usize::from(add))
+}
 
 /// As [`value`].
 pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<'_>) {
@@ -167,12 +161,9 @@ pub(crate) fn gradient(op: &MaskedGrad, gates: Option<Gates>, to: &mut Lowering<
     let each = [a, importance, each_given];
     // Any result can stand for one that is not needed: the kernel does not touch it.
     if let Some((any, _)) = each.into_iter().flatten().next() {
-        let want = |gradient: Gradient| gradient.map_or(0, |(_, add)| if add { 2 } else { 1 });
         let mut constants = site.constants.clone();
         constants.extend(each.map(|gradient| want(gradient).to_string()));
-        let mut arguments = site.parameters(to);
-        arguments.push(gh.into());
-        arguments.extend(site.arguments());
+        let mut arguments = site.arguments(Some(gh), to);
         arguments.extend(each.map(|gradient| Argument::from(gradient.map_or(any, |g| g.0))));
         arguments.push(site.threshold.into());
         to.kernel(KERNELS, "masked_grad", &constants)
@@ -201,26 +192,21 @@ pub(crate) fn to_logits(
     let of_a = op.is_of_activations();
     let a = of_a.then(|| (to.output(0), to.adds(0)));
     let logits = to.output(usize::from(of_a));
-    let want_a = a.map_or(0u32, |(_, add)| if add { 2 } else { 1 });
-    let (settings, _) = settings_of_gates(gates);
-    let [sigmoids, _, penalty, parameter] = settings;
-    let mut constants = site.constants.clone();
-    constants.extend([sigmoids, penalty, parameter]);
+    let ([sigmoids, _, penalty, parameter], _) = settings_of_gates(gates);
     let sums_rows = to.outputs() > usize::from(of_a) + 1;
     let row_sums = sums_rows.then(|| to.row_sums(site.rows, site.columns, 4));
     let stretch = row_sums.as_ref().map_or(0, |sums| sums.stretch);
-    constants.extend(constants![want_a, before, of_sums, stretch]);
+    let mut constants = site.constants.clone();
+    constants.extend(constants![sigmoids, penalty, parameter]);
+    constants.extend(constants![want(a), before, of_sums, stretch]);
     let after = indices(site.end, [before, of_sums]);
     let after = after.map(|index| Argument::from(index.map(|index| to.input(index))));
-    let mut arguments = site.parameters(to);
-    arguments.push(to.input(0).into());
-    arguments.extend(site.arguments());
+    let mut arguments = site.arguments(Some(to.input(0)), to);
     arguments.extend(after);
     arguments.extend(arguments![a.map_or(logits, |(a, _)| a), logits]);
     // Without sums, the kernel takes any result.
     let parts = row_sums.as_ref().map_or(logits, |sums| sums.parts.out());
-    arguments.push(parts.into());
-    arguments.push(site.threshold.into());
+    arguments.extend(arguments![parts, site.threshold]);
     let kernel = to.kernel(KERNELS, "masked_logits_grad", &constants);
     match row_sums {
         None => kernel.fours(site.rows, site.columns).launch(&arguments),
@@ -246,9 +232,8 @@ fn source_sums(
     let parts = to.scratch(count * site.columns);
     let between = matches!(op.of.mask, Mask::Between(_));
     let constants = constants![site.rows, site.columns, stretch, between, site.room];
-    let mut arguments = arguments![gh, site.a].to_vec();
-    arguments.push(site.importance());
-    arguments.extend(arguments![site.list, parts.out()]);
+    let importance = site.importance();
+    let arguments = arguments![gh, site.a, importance, site.list, parts.out()];
     to.kernel(KERNELS, "masked_source_sums", &constants)
         .blocks(site.columns.div_ceil(32), count)
         .launch(&arguments);
@@ -258,25 +243,21 @@ fn source_sums(
 fn delta_grad(
     site: &Site,
     gh: Operand,
-    ((delta, add), summed): ((Operand, bool), bool),
+    (delta, summed): ((Operand, bool), bool),
     to: &mut Lowering<'_>,
 ) {
-    let (out, into) = if summed {
-        (to.scratch(site.rows).out(), false)
+    let dots = if summed {
+        to.scratch(site.rows)
     } else {
-        (delta, add)
+        delta.0
     };
     let threads = row_threads(site.columns);
-    let constants = constants![threads, site.columns, into, site.room];
+    let constants = constants![threads, site.columns, delta.1 && !summed, site.room];
     to.kernel(KERNELS, "masked_delta_grad", &constants)
         .blocks(site.rows, 1)
         .threads(threads)
-        .launch(&arguments![gh, site.a, site.list, out]);
+        .launch(&arguments![gh, site.a, site.list, dots.out()]);
     if summed {
-        let parts = Operand {
-            written: false,
-            ..out
-        };
-        to.sum_parts(parts, (delta, add), 1.0);
+        to.sum_parts(dots, delta, 1.0);
     }
 }
