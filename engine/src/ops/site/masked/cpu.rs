@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::{Draw, Mask, Masked, MaskedGrad};
-use crate::cpu::reduce::sum_over;
+use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
@@ -68,7 +68,9 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
     let scratch = frame.scratch();
     let sums = op.sums(|index| frame.ty(index), frame.ty(0).rows());
-    let (partials, room) = scratch.split_at_mut(op.partials(|index| frame.ty(index)));
+    let [of_given, of_delta] = op.partials(|index| frame.ty(index));
+    let (given_partials, scratch) = scratch.split_at_mut(of_given);
+    let (delta_partials, room) = scratch.split_at_mut(of_delta);
     let site = Site::new(&op.of, 1, frame, room);
     let (c, mask) = (site.c, site.mask);
     let outputs = op.results().map(|index| Some(frame.output(index?)));
@@ -84,12 +86,16 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
             rows_of(importance, c),
         ),
         (rows_of(given, c), rows_of(delta, 1)),
-        PerChunk(&mut *partials, sums.columns(c)),
+        (
+            PerChunk(&mut *given_partials, usize::from(sums.given) * c),
+            PerChunk(&mut *delta_partials, usize::from(sums.delta)),
+        ),
     );
     each_chunk!(frame, [site.rows, c], parts, |range, parts| {
-        let ((mut of_a, mut importance), (mut given, mut delta), partial) = parts;
-        partial.0.fill(0.0);
-        let (given_sum, delta_sum) = partial.0.split_at_mut(if sums.given { c } else { 0 });
+        let ((mut of_a, mut importance), (mut given, mut delta), partials) = parts;
+        let (given_sum, delta_sum) = (partials.0.0, partials.1.0);
+        given_sum.fill(0.0);
+        delta_sum.fill(0.0);
         for (out, add) in [(&mut importance, adds[1]), (&mut given, adds[2])] {
             if let Some(out) = out {
                 site.clear_others(&range, out.0, add);
@@ -138,28 +144,16 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
             }
         }
     });
-    add_sums(given_sum, partials, 0, sums.columns(c));
-    let first = usize::from(sums.given) * c;
-    add_sums(delta_sum, partials, first, sums.columns(c));
+    if let Some(sum) = given_sum {
+        add_chunks(frame.pool, sum, given_partials);
+    }
+    if let Some(sum) = delta_sum {
+        add_chunks(frame.pool, sum, delta_partials);
+    }
 }
 
 fn rows_of(gradient: Option<Output<&mut [f32]>>, columns: usize) -> Option<Rows<'_>> {
     Some(Rows(gradient?.values, columns))
-}
-
-/// Adds up the partial sums of chunks, each `columns` long, from column `first` on, in order.
-fn add_sums(to: Option<Output<&mut [f32]>>, partials: &[f32], first: usize, columns: usize) {
-    let Some(Output { values, add }) = to else {
-        return;
-    };
-    if !add {
-        values.fill(0.0);
-    }
-    for partial in partials.chunks_exact(columns) {
-        for (total, part) in values.iter_mut().zip(&partial[first..]) {
-            *total += part;
-        }
-    }
 }
 
 /// The operands of a masked site as slices, and its draws.

@@ -225,13 +225,6 @@ struct Sums {
     delta: bool,
 }
 
-impl Sums {
-    /// Partial sums of a chunk.
-    fn columns(self, c: usize) -> usize {
-        usize::from(self.given) * c + usize::from(self.delta)
-    }
-}
-
 impl MaskedGrad {
     /// Indices of the operands whose gradients are needed.
     fn wanted(&self) -> impl Iterator<Item = usize> + use<> {
@@ -268,10 +261,12 @@ impl MaskedGrad {
         }
     }
 
-    /// f32s of partial sums.
-    fn partials<'t>(&self, ty: impl Fn(usize) -> &'t Type) -> usize {
+    /// f32s of partial sums: of given draws, and of the delta.
+    fn partials<'t>(&self, ty: impl Fn(usize) -> &'t Type) -> [usize; 2] {
         let a = ty(0);
-        row_chunks(a) * self.sums(ty, a.rows()).columns(a.columns())
+        let Sums { given, delta } = self.sums(ty, a.rows());
+        let of_a_chunk = [usize::from(given) * a.columns(), usize::from(delta)];
+        of_a_chunk.map(|len| row_chunks(a) * len)
     }
 }
 
@@ -308,7 +303,7 @@ impl Op for MaskedGrad {
     op! {
         name "masked_grad"; formats(self) [self.of.formats(1), &[Either]]; accumulates;
         kernels(self) cpu::backward(self), cuda::gradient(self, None);
-        scratch_bytes(self, inputs) 4 * self.partials(|index| inputs[index])
+        scratch_bytes(self, inputs) 4 * self.partials(|index| inputs[index]).iter().sum::<usize>()
             + self.of.list_bytes(inputs[0].rows());
         expensive_ops(self, inputs) self.of.drawn(inputs, 1);
     }
