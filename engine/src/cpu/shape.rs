@@ -62,6 +62,19 @@ impl<'a> Strided<'a> {
         }
     }
 
+    /// The rows from `row` on.
+    pub(crate) fn from(self, row: usize) -> Self {
+        Self {
+            values: &self.values[row * self.row..],
+            ..self
+        }
+    }
+
+    /// The first `len` numbers of a row, of a matrix whose columns are consecutive.
+    pub(crate) fn numbers(self, row: usize, len: usize) -> &'a [f32] {
+        &self.values[row * self.row..][..len]
+    }
+
     pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
         (rows - 1) * self.row + (columns - 1) * self.column < self.values.len()
     }

@@ -12,23 +12,6 @@ use crate::cpu::{Frame, Output, PerChunk, Rows};
 use crate::ops::transformer::rotary_table::{turn, turn_back};
 use crate::precision::Precision;
 
-/// Columns of one head at all positions of a batch row: rows `stride` apart.
-#[derive(Clone, Copy)]
-struct Head<'a> {
-    values: &'a [f32],
-    stride: usize,
-}
-
-impl<'a> Head<'a> {
-    fn from(self, position: usize) -> Strided<'a> {
-        Strided::rows(&self.values[position * self.stride..], self.stride)
-    }
-
-    fn row(self, position: usize, size: usize) -> &'a [f32] {
-        &self.values[position * self.stride..][..size]
-    }
-}
-
 /// Layout of the batch rows and heads of an operand.
 #[derive(Clone, Copy)]
 struct Operand<'a> {
@@ -71,7 +54,7 @@ impl<'a> Problem<'a> {
     /// The queries of a block, `[rows, size]`: rotated into scratch, or in place.
     fn queries<'s>(
         &self,
-        head: Head<'s>,
+        head: Strided<'s>,
         rows: Range<usize>,
         scratch: &'s mut [f32],
     ) -> Strided<'s> {
@@ -84,7 +67,7 @@ impl<'a> Problem<'a> {
     fn turned<'s>(
         &self,
         table: &[f32],
-        head: Head<'_>,
+        head: Strided<'_>,
         rows: Range<usize>,
         scratch: &'s mut [f32],
     ) -> Strided<'s> {
@@ -93,7 +76,7 @@ impl<'a> Problem<'a> {
             #[inline(always)]
             || {
                 for (position, out) in rows.zip(scratch.chunks_exact_mut(size)) {
-                    let x = head.row(position, size);
+                    let x = head.numbers(position, size);
                     turn(
                         &table[position * turned..][..turned],
                         &x[..turned],
@@ -146,17 +129,15 @@ impl Unit {
         }
     }
 
-    fn head<'a>(&self, of: Operand<'a>, head: usize) -> Head<'a> {
+    /// Columns of one head at all positions of the batch row.
+    fn head<'a>(&self, of: Operand<'a>, head: usize) -> Strided<'a> {
         let row = self.batch_row * self.sizes.positions;
         let Columns {
             first,
             step,
             stride,
         } = of.columns;
-        Head {
-            values: &of.values[row * stride + first + head * step..],
-            stride,
-        }
+        Strided::rows(&of.values[row * stride + first + head * step..], stride)
     }
 }
 
@@ -223,11 +204,6 @@ impl<'a> Block<'a> {
         start - self.keys.start..end - self.keys.start
     }
 
-    /// The rows of the block's keys, out of all positions.
-    fn of_keys<'s>(&self, all: Strided<'s>) -> Strided<'s> {
-        Strided::rows(&all.values[self.keys.start * all.row..], all.row)
-    }
-
     /// Scores `[rows, keys]` of queries and keys, or of other rows of theirs; `k` has all
     /// positions.
     fn scores(&self, scale: f32, q: Strided<'_>, k: Strided<'_>, out: &mut [f32]) {
@@ -237,7 +213,7 @@ impl<'a> Block<'a> {
             shape,
             scale,
             q,
-            Factor::Matrix(self.of_keys(k).t()),
+            Factor::Matrix(k.from(self.keys.start).t()),
             Output::overwrite(Tile::whole(out, self.keys.len())),
         );
     }
@@ -250,7 +226,7 @@ impl<'a> Block<'a> {
             shape,
             1.0,
             Strided::rows(weights, self.keys.len()),
-            Factor::Matrix(self.of_keys(k)),
+            Factor::Matrix(k.from(self.keys.start)),
             out,
         );
     }
@@ -315,7 +291,7 @@ fn forward(
     let (scores, scratch) = scratch.split_at_mut(BLOCK * positions);
     let (queries, keys) = scratch.split_at_mut(scratch.len() / (BLOCK + positions) * BLOCK);
     let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
-    let values = unit.head(problem.v, unit.kv_head).from(0);
+    let values = unit.head(problem.v, unit.kv_head);
     for (index, lse) in lse.chunks_exact_mut(positions).enumerate() {
         let q = unit.head(problem.q, unit.kv_head * group + index);
         for start in (0..positions).step_by(BLOCK) {
@@ -442,7 +418,7 @@ fn backward(
         },
     };
     let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
-    let values = unit.head(problem.v, unit.kv_head).from(0);
+    let values = unit.head(problem.v, unit.kv_head);
     if !v_out.add {
         v_out.values.fill(0.0);
     }
@@ -502,8 +478,8 @@ fn softmax_gradient(
         #[inline(always)]
         || {
             for (row, ((scores, slopes), lse)) in rows.zip(lse).enumerate() {
-                let y = &y.values[row * y.row..][..block.size];
-                let g = &g.values[row * g.row..][..block.size];
+                let y = y.numbers(row, block.size);
+                let g = g.numbers(row, block.size);
                 let mean = dot(y, g);
                 let Range { start, end } = block.seen(row);
                 for unseen in [&mut *scores, &mut *slopes] {
