@@ -1,14 +1,12 @@
 //! Fuses an addition with the norm that follows it: the sum is written and not read again.
 //!
-//! The norm of a residual stream follows its addition. [`fused`] replaces both by one op, lowered
-//! by [`Norm::cuda_of_sum`].
+//! The norm of a residual stream follows its addition. [`fused`] replaces both by one op.
 
 use std::sync::Arc;
 
 use super::device_graph::{DeviceGraph, DeviceNode};
-use super::lowering::Lowering;
 use crate::op::{Op, op};
-use crate::ops::{Elementwise, Norm};
+use crate::ops::{Elementwise, Norm, norm};
 use crate::schedule;
 use crate::value::Value;
 
@@ -20,11 +18,8 @@ struct OfSum(Norm);
 impl Op for OfSum {
     op! {
         name "of_sum"; of_devices;
+        cuda(self) norm::cuda::value(&self.0, true);
         flops(self, inputs) inputs[0].len() as u64 + self.0.flops(&inputs[1..]);
-    }
-
-    fn cuda(&self, to: &mut Lowering<'_>) {
-        self.0.cuda_of_sum(to);
     }
 }
 

@@ -3,7 +3,7 @@
 mod attention;
 mod documents;
 mod embedding;
-mod norm;
+pub(crate) mod norm;
 mod rotary_table;
 
 pub use attention::{Attention, Heads, Qkv};

@@ -16,12 +16,12 @@ fn shape(kind: Kind, rows: usize, columns: usize, dtype: DType) -> ([String; 5],
     let least = vectors.next_power_of_two().min(32);
     let threads = vectors.div_ceil(4).next_power_of_two().clamp(least, 512);
     let block = if threads > 32 { threads } else { BLOCK };
-    let constants = constants![rows, columns, threads, width, kind == Kind::Layer];
+    let constants = constants![rows, columns, threads, width, kind.is_centred()];
     (constants, (rows * threads).div_ceil(block), block)
 }
 
 /// The norm of `x`, or of a sum, which is a result too.
-pub(super) fn value(op: &Norm, of_sum: bool, to: &mut Lowering<'_>) {
+pub(crate) fn value(op: &Norm, of_sum: bool, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let (constants, blocks, threads) = shape(op.kind, rows, columns, to.ty(0).dtype);
     let kernel = if of_sum { "norm_of_sum" } else { "norm" };
@@ -55,7 +55,7 @@ pub(super) fn parameter_gradient(op: NormParameterGrad, to: &mut Lowering<'_>) {
     let parts: Vec<_> = (0..op.count())
         .map(|_| to.scratch(count * columns))
         .collect();
-    let constants = constants![rows, columns, stretch, op.0 == Kind::Layer];
+    let constants = constants![rows, columns, stretch, op.0.is_centred()];
     // Only a centred norm writes the second.
     let [of_weight, of_bias] = [parts[0], parts[parts.len() - 1]].map(Operand::out);
     let operands = arguments![x, statistics, g, of_weight, of_bias];

@@ -18,10 +18,8 @@
 //! mean square layer normalization", 2019.
 
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::row_chunks;
 use crate::value::{Type, Value};
@@ -73,6 +71,11 @@ impl Builder {
 }
 
 impl Kind {
+    /// Whether rows have a mean, and a bias.
+    fn is_centred(self) -> bool {
+        self == Self::Layer
+    }
+
     /// One of two, as the norm is.
     fn either<T>(self, layer: T, rms: T) -> T {
         match self {
@@ -82,19 +85,11 @@ impl Kind {
     }
 }
 
-impl Norm {
-    /// Lowers the norm of a sum of two values: they take the place of its first operand, and the
-    /// sum comes before its results.
-    pub(crate) fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, true, to);
-    }
-}
-
 impl Op for Norm {
     op! {
         name(self) self.kind.either("layer_norm", "rms_norm");
         formats [Either, Full] => [Either, Full];
-        cuda(self) cuda::value(self, false);
+        kernels(self) cpu::run(self.kind.is_centred(), self.eps), cuda::value(self, false);
         flops(self, inputs) self.kind.either(7, 4) * inputs[0].len() as u64;
     }
 
@@ -119,28 +114,14 @@ impl Op for Norm {
             &parameters,
         )
     }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        match self.kind {
-            Kind::Layer => cpu::run::<true>(self.eps, frame),
-            Kind::Rms => cpu::run::<false>(self.eps, frame),
-        }
-    }
 }
 
 impl Op for NormGrad {
     op! {
         name(self) self.0.either("layer_norm_grad", "rms_norm_grad");
         formats [Either, Full, Full, Either] => [Either]; accumulates;
-        cuda(self) cuda::gradient(self.0);
+        kernels(self) cpu::run_gradient(self.0.is_centred()), cuda::gradient(self.0);
         flops(self, inputs) self.0.either(15, 8) * inputs[0].len() as u64;
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        match self.0 {
-            Kind::Layer => cpu::run_gradient::<true>(frame),
-            Kind::Rms => cpu::run_gradient::<false>(frame),
-        }
     }
 }
 
@@ -156,17 +137,11 @@ impl Op for NormParameterGrad {
         name(self) self.0.either("layer_norm_parameter_grad", "rms_norm_weight_grad");
         formats [Either, Full, Either] => [Full]; accumulates;
         results(self, inputs) vec![Type::f32(&[inputs[0].columns()]); self.count()];
-        cuda(self) cuda::parameter_gradient(*self);
+        kernels(self)
+            cpu::run_parameter_gradient(self.0.is_centred()), cuda::parameter_gradient(*self);
         scratch_bytes(self, inputs)
             4 * self.count() * row_chunks(inputs[0]) * inputs[0].columns();
         flops(self, inputs) self.0.either(5, 3) * inputs[0].len() as u64;
-    }
-
-    fn run(&self, frame: &mut Frame<'_>) {
-        match self.0 {
-            Kind::Layer => cpu::run_parameter_gradient::<true>(frame),
-            Kind::Rms => cpu::run_parameter_gradient::<false>(frame),
-        }
     }
 }
 
