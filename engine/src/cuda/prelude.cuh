@@ -161,6 +161,14 @@ template <i64 COLUMNS, bool ADD> DEVICE void give(OutFloats auto y, i64 row, i64
 
 template <bool ADD> DEVICE void give(OutFloats auto y, i64 at, float value) { y[at] = ADD ? y[at] + value : value; }
 
+// `body(index)` for the index of this thread, if it is below COUNT.
+template <i64 COUNT, class F> DEVICE void each_thread(F body) {
+    i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index < COUNT) {
+        body(index);
+    }
+}
+
 // `body(row, column)` for the four columns of this thread, if there are any.
 template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
     const i64 groups = (COLUMNS + 3) / 4;
@@ -172,10 +180,7 @@ template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
         }
         return;
     }
-    i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index < ROWS * groups) {
-        body(index / groups, index % groups * 4);
-    }
+    each_thread<ROWS * groups>([&](i64 index) { body(index / groups, index % groups * 4); });
 }
 
 // y = [y +] the first columns of rows of PITCH.

@@ -2,12 +2,11 @@ DEVICE u32 half_of(u32 word, i64 column) { return column % 2 == 0 ? word & 0xfff
 
 // A thread for each number.
 template <i64 LEN, i64 COLUMNS, bool UNIT> DEVICE void unpack(In<float> words, Out<float> y) {
-    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < LEN) {
+    each_thread<LEN>([&](i64 at) {
         i64 row = at / COLUMNS, column = at % COLUMNS;
         u32 bits = half_of(__float_as_uint(words[row * ((COLUMNS + 1) / 2) + column / 2]), column);
         y[at] = UNIT ? (float)bits / 65535.0f : f32(bits << 16);
-    }
+    });
 }
 
 template <bool UNIT, bool DRAWN> DEVICE u32 packed(float x, float draw) {
@@ -22,8 +21,7 @@ template <bool UNIT, bool DRAWN> DEVICE u32 packed(float x, float draw) {
 
 // A thread for each word.
 template <i64 LEN, i64 COLUMNS, bool UNIT, bool DRAWN> DEVICE void pack(In<float> x, In<float> draws, Out<float> words) {
-    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < LEN) {
+    each_thread<LEN>([&](i64 at) {
         i64 row = at / ((COLUMNS + 1) / 2), column = 2 * (at % ((COLUMNS + 1) / 2));
         i64 first = row * COLUMNS + column;
         u32 low = packed<UNIT, DRAWN>(x[first], DRAWN ? draws[first] : 0.0f), high = 0u;
@@ -31,5 +29,5 @@ template <i64 LEN, i64 COLUMNS, bool UNIT, bool DRAWN> DEVICE void pack(In<float
             high = packed<UNIT, DRAWN>(x[first + 1], DRAWN ? draws[first + 1] : 0.0f);
         }
         words[at] = f32(high << 16 | low);
-    }
+    });
 }

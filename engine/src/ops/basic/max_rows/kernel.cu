@@ -23,17 +23,15 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH> DEVICE void max_rows_parts(In<floa
 // The largest of all stretches, in the row of this block.
 template <i64 BLOCKS, i64 COLUMNS, i64 STRETCHES>
 DEVICE void max_rows(In<u32> parameters, In<float> parts, Out<float> y) {
-    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= BLOCKS * COLUMNS) {
-        return;
-    }
-    if (BLOCKS > 1 && at / COLUMNS != (i64)parameters[3]) {
-        y[at] = 0.0f;
-        return;
-    }
-    float most = -f32(INFINITE);
-    for (i64 stretch = 0; stretch < STRETCHES; ++stretch) {
-        most = larger(most, parts[stretch * COLUMNS + at % COLUMNS]);
-    }
-    y[at] = most;
+    each_thread<BLOCKS * COLUMNS>([&](i64 at) {
+        if (BLOCKS > 1 && at / COLUMNS != (i64)parameters[3]) {
+            y[at] = 0.0f;
+            return;
+        }
+        float most = -f32(INFINITE);
+        for (i64 stretch = 0; stretch < STRETCHES; ++stretch) {
+            most = larger(most, parts[stretch * COLUMNS + at % COLUMNS]);
+        }
+        y[at] = most;
+    });
 }

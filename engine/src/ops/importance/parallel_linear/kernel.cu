@@ -8,29 +8,27 @@ template <i64 ROWS, i64 COLUMNS> DEVICE void rows_of_bias(In<float> bias, OutFlo
 // A thread keeps the weights of a component, for a stretch of rows.
 template <i64 ROWS, i64 COMPONENTS, int INPUTS, int WIDTH, i64 STRETCH>
 DEVICE void parallel_dots(InFloats auto x, InFloats auto w, In<float> bias, OutFloats auto y) {
-    i64 component = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (component >= COMPONENTS) {
-        return;
-    }
-    Wide<WIDTH> weights[INPUTS / WIDTH];
-    for (int group = 0; group < INPUTS / WIDTH; ++group) {
-        weights[group] = load_wide<WIDTH>(w, component * INPUTS + group * WIDTH);
-    }
-    float start = bias[component];
-    i64 end = ((i64)blockIdx.y + 1) * STRETCH;
-    end = end < ROWS ? end : ROWS;
-#pragma unroll 2
-    for (i64 row = (i64)blockIdx.y * STRETCH; row < end; ++row) {
-        i64 at = row * COMPONENTS + component;
-        float sum = 0.0f;
+    each_thread<COMPONENTS>([&](i64 component) {
+        Wide<WIDTH> weights[INPUTS / WIDTH];
         for (int group = 0; group < INPUTS / WIDTH; ++group) {
-            Wide<WIDTH> some = load_wide<WIDTH>(x, at * INPUTS + group * WIDTH);
-            for (int k = 0; k < WIDTH; ++k) {
-                sum = fmaf(some.v[k], weights[group].v[k], sum);
-            }
+            weights[group] = load_wide<WIDTH>(w, component * INPUTS + group * WIDTH);
         }
-        y[at] = start + sum;
-    }
+        float start = bias[component];
+        i64 end = ((i64)blockIdx.y + 1) * STRETCH;
+        end = end < ROWS ? end : ROWS;
+#pragma unroll 2
+        for (i64 row = (i64)blockIdx.y * STRETCH; row < end; ++row) {
+            i64 at = row * COMPONENTS + component;
+            float sum = 0.0f;
+            for (int group = 0; group < INPUTS / WIDTH; ++group) {
+                Wide<WIDTH> some = load_wide<WIDTH>(x, at * INPUTS + group * WIDTH);
+                for (int k = 0; k < WIDTH; ++k) {
+                    sum = fmaf(some.v[k], weights[group].v[k], sum);
+                }
+            }
+            y[at] = start + sum;
+        }
+    });
 }
 
 // The gradient of each column's component.

@@ -3,11 +3,10 @@ const u32 IGNORED = 0xffffffffu;
 // A thread for each row: the label's logit. A label beyond the columns gives NaN, which the guard
 // of the update finds.
 template <i64 ROWS, i64 COLUMNS, i64 PITCH> DEVICE void label_logits(InFloats auto logits, In<u32> labels, Out<float> found) {
-    i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (row < ROWS) {
+    each_thread<ROWS>([&](i64 row) {
         u32 label = labels[row];
         found[row] = label == IGNORED ? 0.0f : label < COLUMNS ? logits[row * PITCH + label] : f32(0x7fc00000u);
-    }
+    });
 }
 
 // Number of rows in the mean, at least 1.

@@ -32,18 +32,16 @@ template <i64 POSITIONS, int COLUMNS> DEVICE void gram_penalty(In<float> phi, Ou
 // factor is 4 / elements of all matrices.
 template <i64 LEN, i64 POSITIONS, int COLUMNS, bool ADD>
 DEVICE void gram_penalty_grad(In<float> phi, In<float> gram, In<float> norms, In<float> up, Out<float> out, float factor) {
-    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= LEN) {
-        return;
-    }
-    i64 b = at / (POSITIONS * COLUMNS), row = at / COLUMNS * COLUMNS;
-    int k = (int)(at % COLUMNS);
-    i64 of_gram = b * COLUMNS * COLUMNS;
-    float norm = norms[b * COLUMNS + k], q = phi[at] / norm, p = -q, dot = -gram[of_gram + k * COLUMNS + k];
-    for (int other = 0; other < COLUMNS; ++other) {
-        float cosine = gram[of_gram + other * COLUMNS + k];
-        p = fmaf(phi[row + other] / norms[b * COLUMNS + other], cosine, p);
-        dot = fmaf(cosine, cosine, dot);
-    }
-    give<ADD>(out, at, factor * up[0] * (p - (norm > 1e-12f ? q * dot : 0.0f)) / norm);
+    each_thread<LEN>([&](i64 at) {
+        i64 b = at / (POSITIONS * COLUMNS), row = at / COLUMNS * COLUMNS;
+        int k = (int)(at % COLUMNS);
+        i64 of_gram = b * COLUMNS * COLUMNS;
+        float norm = norms[b * COLUMNS + k], q = phi[at] / norm, p = -q, dot = -gram[of_gram + k * COLUMNS + k];
+        for (int other = 0; other < COLUMNS; ++other) {
+            float cosine = gram[of_gram + other * COLUMNS + k];
+            p = fmaf(phi[row + other] / norms[b * COLUMNS + other], cosine, p);
+            dot = fmaf(cosine, cosine, dot);
+        }
+        give<ADD>(out, at, factor * up[0] * (p - (norm > 1e-12f ? q * dot : 0.0f)) / norm);
+    });
 }

@@ -43,18 +43,16 @@ template <class L> DEVICE void linear_attention_states(InFloats auto k, InFloats
 
 // Sums over the tiles before each, or behind it, in place.
 template <i64 UNITS, i64 TILES, i64 ELEMENTS, bool AHEAD> DEVICE void linear_attention_sums(Out<float> states) {
-    i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= UNITS * ELEMENTS) {
-        return;
-    }
-    float sum = 0.0f;
-    for (i64 step = 0; step < TILES; ++step) {
-        i64 tile = AHEAD ? TILES - 1 - step : step;
-        i64 at = (index / ELEMENTS * TILES + tile) * ELEMENTS + index % ELEMENTS;
-        float own = states[at];
-        states[at] = sum;
-        sum += own;
-    }
+    each_thread<UNITS * ELEMENTS>([&](i64 index) {
+        float sum = 0.0f;
+        for (i64 step = 0; step < TILES; ++step) {
+            i64 tile = AHEAD ? TILES - 1 - step : step;
+            i64 at = (index / ELEMENTS * TILES + tile) * ELEMENTS + index % ELEMENTS;
+            float own = states[at];
+            states[at] = sum;
+            sum += own;
+        }
+    });
 }
 
 template <class L, bool ADD>
