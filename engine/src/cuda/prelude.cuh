@@ -337,6 +337,26 @@ DEVICE void head_dots(InFloats auto y, InFloats auto g, Out<float> dots) {
     }
 }
 
+// ---- Weighted sums of the 32 rows of a tile in shared memory, which has H::size columns in rows
+// H::pitch apart: a warp has every eighth sum, and a lane every 32nd column.
+
+// Adds to sum[i] the rows weighted by row `line + 8 i` of the weights, or with DOWN by that column.
+// Rows of weights are 33 apart.
+template <class H, bool DOWN>
+DEVICE void add_weighted(float (&sum)[4][H::columns], Shared<float> weights, Shared<float> rows) {
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    for (int row = 0; row < 32; ++row) {
+        for (int part = 0; part < H::columns; ++part) {
+            int column = lane + 32 * part;
+            float value = column < H::size ? rows[row * H::pitch + column] : 0.0f;
+            for (int i = 0; i < 4; ++i) {
+                int own = line + 8 * i;
+                sum[i][part] = fmaf(weights[DOWN ? row * 33 + own : own * 33 + row], value, sum[i][part]);
+            }
+        }
+    }
+}
+
 // ---- Sums over rows: a block of 32 columns by 8 rows takes a stretch of rows; then stretches are
 // added in order.
 

@@ -114,15 +114,7 @@ DEVICE void additive_attention(InFloats auto q, InFloats auto k, InFloats auto c
         }
         load_heads(values, at, v, first);
         __syncthreads();
-        for (int key = 0; key < 32; ++key) {
-            for (int part = 0; part < A::columns; ++part) {
-                int column = at.lane + 32 * part;
-                float value = column < A::size ? values[key * A::pitch + column] : 0.0f;
-                for (int i = 0; i < 4; ++i) {
-                    sum[i][part] = fmaf(powers[(at.line + 8 * i) * 33 + key], value, sum[i][part]);
-                }
-            }
-        }
+        add_weighted<A, false>(sum, powers, values);
     }
     for (int i = 0; i < 4; ++i) {
         i64 t = position + at.line + 8 * i;
@@ -306,15 +298,7 @@ DEVICE void additive_attention_grad_kv(InFloats auto q, InFloats auto k, InFloat
                 of_rows[(at.line + 8 * i) * A::padded + column + at.lane] += sum.v[i];
             }
         }
-        for (int query = 0; query < 32; ++query) {
-            for (int part = 0; part < A::columns; ++part) {
-                int column = at.lane + 32 * part;
-                float up = column < A::size ? gradients[query * A::pitch + column] : 0.0f;
-                for (int i = 0; i < 4; ++i) {
-                    of_values[i][part] = fmaf(weights[query * 33 + at.line + 8 * i], up, of_values[i][part]);
-                }
-            }
-        }
+        add_weighted<A, true>(of_values, weights, gradients);
     }
     for (int i = 0; i < 4; ++i) {
         i64 t = first + at.line + 8 * i;

@@ -147,15 +147,7 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
         __syncthreads();
         load_tile<H, false>(keys, v, table, H::v_first + H::key(b, kv, first), H::k_stride, first);
         __syncthreads();
-        for (int at = 0; at < TILE; ++at) {
-            for (int c = 0; c < H::columns; ++c) {
-                int column = lane + 32 * c;
-                float value = column < H::size ? keys[at * H::pitch + column] : 0.0f;
-                for (int i = 0; i < 4; ++i) {
-                    sum[i][c] = fmaf(weights[(line + 8 * i) * 33 + at], value, sum[i][c]);
-                }
-            }
-        }
+        add_weighted<H, false>(sum, weights, keys);
     }
     for (int i = 0; i < 4; ++i) {
         i64 t = position + line + 8 * i;
@@ -223,17 +215,8 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
             score_slopes<H, true>(queries, gradients, keys, values, documents, lse, dots, b * H::heads + head, position, first,
                                   scale, probabilities, slopes);
             __syncthreads();
-            for (int at = 0; at < TILE; ++at) {
-                for (int c = 0; c < H::columns; ++c) {
-                    int column = lane + 32 * c;
-                    float up = column < H::size ? gradients[at * H::pitch + column] : 0.0f;
-                    float query = column < H::size ? queries[at * H::pitch + column] : 0.0f;
-                    for (int j = 0; j < 4; ++j) {
-                        sum_v[j][c] = fmaf(probabilities[at * 33 + line + 8 * j], up, sum_v[j][c]);
-                        sum_k[j][c] = fmaf(slopes[at * 33 + line + 8 * j], query, sum_k[j][c]);
-                    }
-                }
-            }
+            add_weighted<H, true>(sum_v, probabilities, gradients);
+            add_weighted<H, true>(sum_k, slopes, queries);
         }
     }
     __syncthreads();
@@ -273,15 +256,7 @@ DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, 
         __syncthreads();
         score_slopes<H, false>(queries, gradients, keys, values, documents, lse, dots, unit, position, first, scale, slopes, slopes);
         __syncthreads();
-        for (int at = 0; at < TILE; ++at) {
-            for (int c = 0; c < H::columns; ++c) {
-                int column = lane + 32 * c;
-                float key = column < H::size ? keys[at * H::pitch + column] : 0.0f;
-                for (int i = 0; i < 4; ++i) {
-                    sum[i][c] = fmaf(slopes[(line + 8 * i) * 33 + at], key, sum[i][c]);
-                }
-            }
-        }
+        add_weighted<H, false>(sum, slopes, keys);
     }
     __syncthreads();
     for (int i = 0; i < 4; ++i) {
