@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Stdio;
 use std::slice;
@@ -241,12 +241,26 @@ fn place(settings: &Settings) -> String {
 }
 
 /// Opens a file for appending before anything is timed, so that no time is spent on numbers that
-/// cannot be written.
+/// cannot be written. Refuses a file of something else, such as a run file.
 fn open(path: &Path) -> Result<(&Path, File), Fault> {
-    let opened = spd_files::open_with(OpenOptions::new().append(true).create(true), path);
-    opened
-        .map(|file| (path, file))
-        .map_err(|error| unwritable("--out", path, &error))
+    if !path.is_file() || holds_json_lines(path) {
+        let opened = spd_files::open_with(OpenOptions::new().append(true).create(true), path);
+        return opened
+            .map(|file| (path, file))
+            .map_err(|error| unwritable("--out", path, &error));
+    }
+    Err(Fault::BadInput(format!(
+        "--out {}: holds something else than JSON lines, which would be appended to it; \
+         give another name, like bench.jsonl",
+        path.display()
+    )))
+}
+
+/// Whether a file is empty or begins as a JSON line of results does; also if it cannot be read.
+fn holds_json_lines(path: &Path) -> bool {
+    let mut start = [0];
+    let read = spd_files::open(path).and_then(|mut file| file.read(&mut start));
+    read.map_or(true, |len| start[..len].iter().all(|byte| *byte == b'{'))
 }
 
 /// The error for a file of `option` that cannot be written.
@@ -361,6 +375,25 @@ mod tests {
         assert_eq!(cells(&op, 4.0), expected);
         let silent = OpRow { flops: 0, ..op };
         assert_eq!(cells(&silent, 4.0)[4], "");
+    }
+
+    #[test]
+    fn results_are_appended_to_results_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let [run, results, new] = ["run.toml", "results", "new"].map(|name| dir.path().join(name));
+        spd_checkpoint::atomic::write_file(&run, b"steps = 5").unwrap();
+        spd_checkpoint::atomic::write_file(&results, b"{\"workload\":\"a\"}\n").unwrap();
+        let refused = open(&run).unwrap_err().to_string();
+        let expected = "holds something else than JSON lines, which would be appended to it; \
+                        give another name, like bench.jsonl";
+        assert_eq!(refused, format!("--out {}: {expected}", run.display()));
+        for path in [&results, &new, &new] {
+            open(path).unwrap().1.write_all(b"{}\n").unwrap();
+        }
+        let text = |path| std::fs::read_to_string(path).unwrap();
+        assert_eq!(text(&new), "{}\n{}\n");
+        assert_eq!(text(&results), "{\"workload\":\"a\"}\n{}\n");
+        assert_eq!(text(&run), "steps = 5");
     }
 
     #[test]
