@@ -142,6 +142,7 @@ const SHAPES: [Shape; 16] = [
         valued: &["--dtype", "RUN"],
         bare: &["--help"],
     },
+    // Without a run file, which alone is a run of a minute.
     Shape {
         name: "doctor or nothing",
         words: &[],
@@ -153,7 +154,6 @@ const SHAPES: [Shape; 16] = [
             "bench",
             "profile",
             "--run-dir",
-            "CONFIG",
         ],
         bare: &["doctor", "--help", "rank"],
     },
