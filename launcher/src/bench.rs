@@ -243,17 +243,17 @@ fn place(settings: &Settings) -> String {
 /// Opens a file for appending before anything is timed, so that no time is spent on numbers that
 /// cannot be written. Refuses a file of something else, such as a run file.
 fn open(path: &Path) -> Result<(&Path, File), Fault> {
-    if !path.is_file() || holds_json_lines(path) {
-        let opened = spd_files::open_with(OpenOptions::new().append(true).create(true), path);
-        return opened
-            .map(|file| (path, file))
-            .map_err(|error| unwritable("--out", path, &error));
+    if path.is_file() && !holds_json_lines(path) {
+        return Err(Fault::BadInput(format!(
+            "--out {}: holds something else than JSON lines, which would be appended to it; \
+             give another name, like bench.jsonl",
+            path.display()
+        )));
     }
-    Err(Fault::BadInput(format!(
-        "--out {}: holds something else than JSON lines, which would be appended to it; \
-         give another name, like bench.jsonl",
-        path.display()
-    )))
+    let opened = spd_files::open_with(OpenOptions::new().append(true).create(true), path);
+    opened
+        .map(|file| (path, file))
+        .map_err(|error| unwritable("--out", path, &error))
 }
 
 /// Whether a file is empty or begins as a JSON line of results does; also if it cannot be read.

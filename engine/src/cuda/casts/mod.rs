@@ -118,8 +118,8 @@ pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
     to
 }
 
-/// The program with bf16 for all values that are not `exact`. A node that `rounds` one of its
-/// operands takes all of its operands with that format in bf16.
+/// The program with bf16 for all values that are not `exact`. A node takes those of its operands in
+/// bf16 whose format it `rounds`.
 fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(&Node, Format) -> bool) -> DeviceGraph {
     let mut to = from.with_nodes(Vec::new());
     // The rewritten program needs no further rounding.

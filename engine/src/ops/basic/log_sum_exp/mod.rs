@@ -1,5 +1,5 @@
-//! `y = ln sum_v e^(x_v)` of each row: needed once for logits, for all losses that read them. It has
-//! no gradient: a target is a constant, and the gradient of a cross-entropy includes it.
+//! `y = ln sum_v e^(x_v)` of each row: made once for all losses that read the logits. It has no
+//! gradient: a target is a constant, and the gradient of a cross-entropy includes it.
 
 mod cpu;
 mod cuda;

@@ -172,7 +172,7 @@ impl Op for MatMul {
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (a, b) = (node.inputs[0], node.inputs[1]);
         let [a_transposed, b_transposed] = self.sides();
-        // A factor that is stored transposed gets the transposed product: its operands change places.
+        // A factor that is stored transposed has the transposed gradient: operands change places.
         let for_a = match a_transposed {
             true => (self.with(b_transposed, true), [b, g]),
             false => (self.with(false, !b_transposed), [g, b]),
