@@ -1,13 +1,16 @@
 //! The cut of a product into parts for threads, and the memory that it takes.
 //!
-//! The cut of the sums, and so every bit of the result, depends only on the shape. Rows and columns
-//! are cut finer for more threads.
+//! The cut of the sums, and so every bit of the result, depends only on the shape, and on whether the
+//! product is multiplied [in tiles](super::bf16::in_tiles). Rows and columns are cut finer for more
+//! threads.
 
 use std::ops::Range;
 
+use super::bf16::in_tiles;
 use super::pool::chunks;
 use super::shape::Shape;
 use super::thin;
+use crate::precision::Precision;
 
 /// Parts of a product; thin products are cut by rows or along their sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +54,8 @@ const LONG: usize = 8;
 
 /// Elements of a matrix that stays in a near cache while a long one is read.
 const SMALL: usize = 1 << 14;
+/// Terms of a sum from which a product with such a matrix in tiles is cut into blocks: a tile has 32.
+const TILE_TERMS: usize = 16;
 
 /// Terms of a sum that the crate packs at a time, and the most columns for which it packs those
 /// too.
@@ -64,10 +69,10 @@ const FEW_THIN_ROWS: usize = 48;
 
 impl Shape {
     /// The parts of a product for so many threads; `transposed` says how each operand is stored.
-    pub(super) fn cut_for(self, threads: usize, transposed: [bool; 2]) -> Cut {
+    pub(super) fn cut_for(self, threads: usize, transposed: [bool; 2], in_tiles: bool) -> Cut {
         let Self { m, n, k } = self;
         let wanted = PARTS_A_THREAD * threads;
-        match self.cut(transposed) {
+        match self.cut(transposed, in_tiles) {
             Cut::Blocks([mut down, mut across, along]) => {
                 let wanted = wanted.min(m * n * k / CHUNK_WORK);
                 while down * across * along < wanted {
@@ -99,10 +104,12 @@ impl Shape {
     }
 
     /// The parts of a product for a few threads.
-    fn cut(self, transposed: [bool; 2]) -> Cut {
+    fn cut(self, transposed: [bool; 2], in_tiles: bool) -> Cut {
         let Self { m, n, k } = self;
         match transposed {
-            [false, _] if k * n <= SMALL && m >= 64 => return Cut::Narrow(THIN_ROWS),
+            [false, _] if k * n <= SMALL && m >= 64 && !(in_tiles && k >= TILE_TERMS) => {
+                return Cut::Narrow(THIN_ROWS);
+            }
             [true, false] if m.min(n) <= 8 && m * n <= SMALL && k >= LONG * m.max(n) => {
                 return Cut::ThinSums(k.div_ceil(MOST_CHUNKS).max(THIN_ROWS));
             }
@@ -143,20 +150,24 @@ impl Shape {
         Cut::Blocks([down, across, along])
     }
 
-    /// Whether a product is cut into blocks, each of which packs its factors.
+    /// Whether a product in bf16 is cut into blocks, each of which packs its factors.
     pub(crate) fn in_blocks(self, transposed: [bool; 2]) -> bool {
-        matches!(self.cut(transposed), Cut::Blocks(_))
+        matches!(
+            self.cut(transposed, in_tiles(Precision::Bf16)),
+            Cut::Blocks(_)
+        )
     }
 
-    /// f32s of scratch that [`product`](super::gemm::product) needs.
+    /// f32s of scratch that [`product`](super::gemm::product) needs, in tiles or not.
     pub(crate) fn scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
-        match self.cut(transposed) {
+        let of = |in_tiles| match self.cut(transposed, in_tiles) {
             Cut::Blocks([_, _, 1]) => 0,
             Cut::Blocks([_, _, along]) => along * m * n,
             Cut::ThinSums(each) => chunks(k, each) * m * n,
             Cut::Narrow(_) => thin::panels_len(k, n),
-        }
+        };
+        of(false).max(of(true))
     }
 
     /// f32s that a thread packs at a time for a block of this shape: its rows, and its columns if
@@ -166,11 +177,11 @@ impl Shape {
         self.k.min(PACKED_SUMS) * (self.m + columns)
     }
 
-    /// Most f32s that a thread holds during its part of [`product`](super::gemm::product), beside
-    /// the scratch, for any number of threads.
+    /// Most f32s that a thread holds during its part of [`product`](super::gemm::product) in f32,
+    /// beside the scratch, for any number of threads.
     pub(crate) fn packed(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
-        let Cut::Blocks([down, across, along]) = self.cut(transposed) else {
+        let Cut::Blocks([down, across, along]) = self.cut(transposed, false) else {
             return 0;
         };
         let block = Self {
@@ -231,7 +242,7 @@ mod tests {
     // By rows first, then by columns, then by sums if the result is small.
     #[test]
     fn products_are_cut_by_their_shapes() {
-        let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
+        let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed, false);
         let blocks = |m, n, k, transposed| match cut(m, n, k, transposed) {
             Cut::Blocks(parts) => parts,
             other => panic!("{other:?}"),
@@ -247,6 +258,9 @@ mod tests {
         assert_eq!(blocks(12, 20, 9000, [true, true]), [1, 1, 2]);
         assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
         assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
+        let in_tiles = |n, k| Shape { m: 1000, n, k }.cut([false, true], true);
+        assert_eq!(in_tiles(70, 40), Cut::Blocks([2, 1, 1]));
+        assert!(matches!(in_tiles(70, 15), Cut::Narrow(_)));
     }
 
     #[test]
@@ -259,14 +273,15 @@ mod tests {
         ];
         for ((m, n, k, transposed), threads) in shapes.into_iter().zip([16, 16, 16, 64]) {
             let shape = Shape { m, n, k };
-            let cut = shape.cut_for(threads, transposed);
+            let cut = shape.cut_for(threads, transposed, false);
             let Cut::Blocks([down, across, along]) = cut else {
                 panic!("{shape:?}: {cut:?}")
             };
             let parts = down * across * along;
             assert!(parts >= 2 * threads, "{shape:?}: {parts}");
             for few in [1, 2, 4] {
-                assert_eq!(shape.cut_for(few, transposed), shape.cut(transposed));
+                let cut = shape.cut_for(few, transposed, false);
+                assert_eq!(cut, shape.cut(transposed, false));
             }
         }
     }
@@ -281,7 +296,8 @@ mod tests {
             ((64, 16), (66, 1)),
             ((8192, 64), (64, 128)),
         ] {
-            let cut = Shape { m, n: 70, k: 40 }.cut_for(threads, [false, true]);
+            let shape = Shape { m, n: 70, k: 40 };
+            let cut = shape.cut_for(threads, [false, true], false);
             let Cut::Narrow(rows) = cut else {
                 panic!("{m}: {cut:?}")
             };

@@ -20,7 +20,7 @@ use crate::precision::Precision;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product<'a> {
     /// Precision of the factors. In bf16 they are rounded if the product is cut into blocks; thin
-    /// products are bound by memory and stay in f32.
+    /// products stay in f32, unless they are multiplied [in tiles](bf16::in_tiles).
     pub(crate) precision: Precision,
     pub(crate) shape: Shape,
     pub(crate) alpha: f32,
@@ -47,7 +47,7 @@ pub(crate) fn product(
         a,
         b,
         packed,
-        ..
+        precision,
     } = *product;
     let Shape { m, n, k } = shape;
     let lens = (a.values.len(), out.values.len());
@@ -58,7 +58,8 @@ pub(crate) fn product(
         "{shape:?}: {}",
         b.values.len()
     );
-    match shape.cut_for(pool.threads(), [a.transposed, b.transposed]) {
+    let in_tiles = bf16::in_tiles(precision);
+    match shape.cut_for(pool.threads(), [a.transposed, b.transposed], in_tiles) {
         Cut::Blocks([down, across, along]) => {
             let partials = &mut scratch[..if along > 1 { along * m * n } else { 0 }];
             let whole = if along > 1 {

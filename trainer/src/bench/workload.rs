@@ -389,7 +389,8 @@ mod tests {
     }
 
     // Rounding changes every factor by at most 2^-9 of it, and a loss of some dozen products in a
-    // row by a few per cent.
+    // row by a few per cent. An adversary's sources step by the signs of gradients, of which
+    // rounding turns those near 0: its loss changes by up to twice as much.
     #[test]
     fn a_step_in_bf16_on_a_processor_loses_about_what_it_loses_in_f32() {
         for name in ["tiny-gpt2-h1", "tiny-ss-llama", "tiny-pgd", "tiny-seed"] {
@@ -411,8 +412,9 @@ mod tests {
             });
             let mut differ = false;
             for ((path, rounded), (_, full)) in rounded.iter().zip(&full) {
+                let share = if path == "pgd" { 0.1 } else { 0.05 };
                 assert!(
-                    (rounded - full).abs() <= 0.05 * full.abs(),
+                    (rounded - full).abs() <= share * full.abs(),
                     "{name}, {path}: {rounded} {full}"
                 );
                 differ |= rounded.to_bits() != full.to_bits();
