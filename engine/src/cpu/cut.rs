@@ -1,8 +1,8 @@
 //! The cut of a product into parts for threads, and the memory that it takes.
 //!
-//! The cut of the sums, and so every bit of the result, depends only on the shape, and on whether the
-//! product is multiplied [in tiles](super::bf16::in_tiles). Rows and columns are cut finer for more
-//! threads.
+//! The cut of the sums, and so every bit of the result, depends only on the shape, and on whether
+//! the product is multiplied [in tiles](super::bf16::in_tiles). Rows and columns are cut finer for
+//! more threads.
 
 use std::ops::Range;
 
@@ -54,7 +54,8 @@ const LONG: usize = 8;
 
 /// Elements of a matrix that stays in a near cache while a long one is read.
 const SMALL: usize = 1 << 14;
-/// Terms of a sum from which a product with such a matrix in tiles is cut into blocks: a tile has 32.
+/// Terms of a sum from which a product with such a matrix is cut into blocks if it is multiplied in
+/// tiles, of 32 terms each.
 const TILE_TERMS: usize = 16;
 
 /// Terms of a sum that the crate packs at a time, and the most columns for which it packs those
@@ -127,7 +128,9 @@ impl Shape {
             many => many,
         };
         let (mut down, mut across, mut along) = (parts(m, MOST[0]), parts(n, MOST[1]), 1);
-        while down * across < wanted {
+        // The rows of such a product lie across memory, and blocks side by side each pack them.
+        let only_along = in_tiles && transposed[0] && m * n <= PARTIAL;
+        while down * across < wanted && !only_along {
             if m / down >= HALVED[0] {
                 down *= 2;
             } else if n / across >= HALVED[1] {
@@ -261,6 +264,9 @@ mod tests {
         let in_tiles = |n, k| Shape { m: 1000, n, k }.cut([false, true], true);
         assert_eq!(in_tiles(70, 40), Cut::Blocks([2, 1, 1]));
         assert!(matches!(in_tiles(70, 15), Cut::Narrow(_)));
+        let sums = Shape::of([256, 400, 2048]);
+        assert_eq!(sums.cut([true, false], true), Cut::Blocks([1, 1, 4]));
+        assert_eq!(sums.cut([true, false], false), Cut::Blocks([1, 2, 2]));
     }
 
     #[test]
