@@ -133,7 +133,8 @@ impl Tiling {
         for (vector, start) in block.iter().zip(self.starts(rows.len(), group)) {
             let to = &mut rows[start..];
             match to.first_chunk_mut::<LANES>() {
-                Some(to) if add => to.iter_mut().zip(vector).for_each(|(to, x)| *to += x),
+                // A sum of its own becomes vector instructions: it aliases neither operand.
+                Some(to) if add => *to = std::array::from_fn(|lane| to[lane] + vector[lane]),
                 Some(to) => *to = *vector,
                 None => {
                     for (to, x) in to.iter_mut().zip(vector) {
