@@ -209,13 +209,24 @@ impl<S: Simd> Place<S> {
             .expect("as long as the longest vectors");
         let [lanes, ..] = simd.deinterleave_shfl_f32s(vectors);
         S::as_mut_simd_f32s(&mut order).0[0] = lanes;
+        // To divide the number of each counter takes as long as many draws.
+        let end = narrow(per_row);
+        let mut next = [first % per_row, first / per_row].map(narrow);
+        let places: [_; COUNTERS] = std::array::from_fn(|_| {
+            let [block, row] = next;
+            next = if block + 1 == end {
+                [0, row + 1]
+            } else {
+                [block + 1, row]
+            };
+            [block, row]
+        });
         let (mut block, mut row) = ([0; COUNTERS], [0; COUNTERS]);
         for at in 0..VECTORS * S::U32_LANES {
             let (vector, lane) = (at / S::U32_LANES, at % S::U32_LANES);
             let number = order[lane].to_bits() as usize;
-            let counter = first + vector * S::U32_LANES + number / NUMBERS;
-            block[at] = narrow(counter % per_row);
-            row[at] = draws.first_row + narrow(counter / per_row);
+            let place = places[vector * S::U32_LANES + number / NUMBERS];
+            (block[at], row[at]) = (place[0], draws.first_row + place[1]);
         }
         let word = |values: &[u32; COUNTERS]| {
             let (vectors, _) = S::as_simd_u32s(values);
@@ -224,7 +235,7 @@ impl<S: Simd> Place<S> {
         Self {
             block: word(&block),
             row: word(&row),
-            per_row: narrow(per_row),
+            per_row: end,
         }
     }
 
