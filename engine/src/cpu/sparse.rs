@@ -5,6 +5,7 @@
 //! until it has seen too many nonzeros, which in a dense factor is soon. A zero times infinity
 //! counts as zero, as in other libraries for sparse matrices.
 
+use super::bf16::in_tiles;
 use super::gemm;
 use super::math::vectorised;
 use super::output::Output;
@@ -15,6 +16,9 @@ use crate::ops::grain_rows;
 
 /// A factor is sparse if at most one in so many of its elements is nonzero.
 const RARITY: usize = 16;
+/// The same of a factor that would else be multiplied [in tiles](super::bf16::in_tiles), which takes
+/// less time.
+const RARITY_IN_TILES: usize = 64;
 /// Fewest columns of the other factor, and fewest elements of the sparse one, that are worth a
 /// scan.
 const FEWEST_COLUMNS: usize = 32;
@@ -31,14 +35,24 @@ pub(crate) fn product(
     product: &gemm::Product<'_>,
     Output { values, add }: Output<&mut [f32]>,
 ) -> bool {
-    let gemm::Product { alpha, a, b, .. } = *product;
+    let gemm::Product {
+        alpha,
+        a,
+        b,
+        precision,
+        ..
+    } = *product;
+    let rarity = match in_tiles(precision) {
+        true => RARITY_IN_TILES,
+        false => RARITY,
+    };
     let Shape { m, n, k } = product.shape;
     if b.transposed
         || n < FEWEST_COLUMNS
         || a.values.len() < FEWEST_ELEMENTS
         || !vectorised(
             #[inline(always)]
-            || is_sparse(a.values),
+            || is_sparse(a.values, rarity),
         )
     {
         return false;
@@ -81,10 +95,10 @@ pub(crate) fn product(
     true
 }
 
-/// Whether at most one element in [`RARITY`] differs from zero.
+/// Whether at most one element in `rarity` differs from zero.
 #[inline(always)]
-fn is_sparse(values: &[f32]) -> bool {
-    let most = values.len() / RARITY;
+fn is_sparse(values: &[f32], rarity: usize) -> bool {
+    let most = values.len() / rarity;
     let mut found = 0;
     for block in values.chunks(BLOCK * BLOCK) {
         found += block.iter().map(|x| u32::from(*x != 0.0)).sum::<u32>() as usize;
@@ -126,8 +140,18 @@ mod tests {
         (0..len).map(value).collect()
     }
 
-    /// Whether the sparse product was made. Integers: any order of sums gives the same bits.
     fn check(shape: Shape, rarity: usize, transposed: bool, add: bool) -> bool {
+        check_in(Precision::F32, shape, rarity, transposed, add)
+    }
+
+    /// Whether the sparse product was made. Integers: any order of sums gives the same bits.
+    fn check_in(
+        precision: Precision,
+        shape: Shape,
+        rarity: usize,
+        transposed: bool,
+        add: bool,
+    ) -> bool {
         let Shape { m, n, k } = shape;
         let (a, b) = (numbers(m * k, rarity), numbers(k * n, 2));
         let at = |i: usize, j: usize| {
@@ -145,7 +169,7 @@ mod tests {
             let pool = Pool::new(threads).unwrap();
             let mut out = vec![1.0; m * n];
             let of = gemm::Product {
-                precision: Precision::F32,
+                precision,
                 shape,
                 alpha: 2.0,
                 a: Matrix {
@@ -198,6 +222,13 @@ mod tests {
         assert!(!check(shape, 3, true, false));
         assert!(!check(Shape { n: 31, ..shape }, 17, false, true));
         assert!(!check(Shape { m: 10, ..shape }, 17, true, true));
+    }
+
+    #[test]
+    fn a_factor_multiplied_in_tiles_is_sparse_with_fewer_numbers() {
+        let shape = Shape::of([1000, 70, 33]);
+        let made = |rarity| check_in(Precision::Bf16, shape, rarity, false, true);
+        assert_eq!([17, 65].map(made), [!in_tiles(Precision::Bf16), true]);
     }
 
     #[test]
