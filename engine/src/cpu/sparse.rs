@@ -16,8 +16,8 @@ use crate::ops::grain_rows;
 
 /// A factor is sparse if at most one in so many of its elements is nonzero.
 const RARITY: usize = 16;
-/// The same of a factor that would else be multiplied [in tiles](super::bf16::in_tiles), which takes
-/// less time.
+/// A factor is sparse if at most one in so many of its elements is nonzero, and dense ones are
+/// multiplied [in tiles](super::bf16::in_tiles): those take less time.
 const RARITY_IN_TILES: usize = 64;
 /// Fewest columns of the other factor, and fewest elements of the sparse one, that are worth a
 /// scan.
