@@ -357,6 +357,7 @@ fn batches(preset: &Preset) -> Result<Vec<Vec<Batch>>, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use spd_engine::{Plan, Pool};
@@ -389,10 +390,11 @@ mod tests {
     }
 
     // Rounding changes every factor by at most 2^-9 of it, and a loss of some dozen products in a
-    // row by a few per cent. An adversary's sources step by the signs of gradients, of which
-    // rounding turns those near 0: its loss changes by up to twice as much.
+    // row by a few per cent. An adversary's sources step by the signs of gradients, and rounding
+    // turns those near 0: its loss of one step changes by up to a fifth, and the mean by as little
+    // as others (measured: 2 % over 24 steps).
     #[test]
-    fn a_step_in_bf16_on_a_processor_loses_about_what_it_loses_in_f32() {
+    fn steps_in_bf16_on_a_processor_lose_about_what_they_lose_in_f32() {
         for name in ["tiny-gpt2-h1", "tiny-ss-llama", "tiny-pgd", "tiny-seed"] {
             let [rounded, full] = ["bf16", "fp32"].map(|precision| {
                 let overrides = Overrides {
@@ -405,16 +407,19 @@ mod tests {
                     &World::default(),
                 )
                 .unwrap();
-                for step in 0..2 {
+                let mut sums = BTreeMap::new();
+                for step in 0..24 {
                     workload.step(step).unwrap();
+                    for (path, loss) in workload.losses() {
+                        *sums.entry(path).or_insert(0.0) += loss;
+                    }
                 }
-                workload.losses()
+                sums
             });
             let mut differ = false;
             for ((path, rounded), (_, full)) in rounded.iter().zip(&full) {
-                let share = if path == "pgd" { 0.1 } else { 0.05 };
                 assert!(
-                    (rounded - full).abs() <= share * full.abs(),
+                    (rounded - full).abs() <= 0.05 * full.abs(),
                     "{name}, {path}: {rounded} {full}"
                 );
                 differ |= rounded.to_bits() != full.to_bits();
