@@ -34,7 +34,8 @@ pub struct Holder {
 }
 
 impl Lock {
-    /// Takes the lock of the directory `dir`, which is created if missing.
+    /// Takes the lock of the directory `dir`, which is created if missing, in one that is
+    /// there.
     ///
     /// # Errors
     ///

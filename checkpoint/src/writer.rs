@@ -11,7 +11,8 @@ use crate::manifest::{FROZEN_SINCE, Files, MANIFEST, META, Manifest, TENSORS, en
 use crate::step_path::step_path;
 use crate::{CheckpointError, Snapshot, atomic, frozen, prune, tensors};
 
-/// Writes a snapshot to `<root>/step-00001200`, synced, and returns that path.
+/// Writes a snapshot to `<root>/step-00001200`, synced, and returns that path. `root` is created if
+/// missing, in a directory that is there.
 ///
 /// An existing checkpoint of that name is replaced atomically. Hashes are computed from the
 /// snapshot in memory before the first byte is written.
@@ -94,8 +95,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread. It writes to `root`, which is created if missing, and after each write
-    /// deletes all but the newest `keep` as [`prune`] does.
+    /// Starts the thread. It writes to `root`, which is created if missing, in a directory that is
+    /// there. After each write it deletes all but the newest `keep` as [`prune`] does.
     ///
     /// - `spare`: a snapshot whose memory is reused for the first one, such as the one that the run
     ///   resumed from

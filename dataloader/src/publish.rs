@@ -59,7 +59,7 @@ impl Staging {
             .take_while(|path| !path.as_os_str().is_empty() && !path.is_dir())
             .map(Path::to_owned)
             .collect();
-        if let Err(error) = atomic::make_dir(out) {
+        if let Err(error) = atomic::make_dirs(out) {
             remove_empty(&made);
             return Err(DataError::io("create", out)(error));
         }

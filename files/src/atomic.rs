@@ -103,19 +103,23 @@ pub fn cut_file(path: &Path, end: u64) -> io::Result<()> {
     })
 }
 
-/// Creates a directory and its parents where they are missing.
+/// Creates a directory where it is missing, in one that is there.
 pub fn make_dir(path: &Path) -> io::Result<()> {
-    let made = match create_dir(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some() => {
-            make_dir(parent(path))?;
-            create_dir(path)
-        }
-        outcome => outcome,
-    };
-    match made {
+    match create_dir(path) {
         // It existed, or another process has just made it.
         Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        outcome => outcome.and_then(|()| sync_name(path)),
+        made => made.and_then(|()| sync_name(path)),
+    }
+}
+
+/// Creates a directory and its parents where they are missing.
+pub fn make_dirs(path: &Path) -> io::Result<()> {
+    match make_dir(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some() => {
+            make_dirs(parent(path))?;
+            make_dir(path)
+        }
+        made => made,
     }
 }
 
@@ -308,7 +312,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("dir");
         let fill = |dir: &Path| -> io::Result<()> {
-            make_dir(&dir.join("a"))?;
+            make_dirs(&dir.join("a"))?;
             create_file(&dir.join("a/b"), &[b"c"])
         };
         let refused = new_dir(&path, |dir| {
@@ -361,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_make_dir_succeeds() {
+    fn concurrent_make_dirs_succeeds() {
         let folder = tempfile::tempdir().unwrap();
         for round in 0..200 {
             let deep = folder.path().join(format!("{round}/a/b"));
@@ -369,7 +373,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let make = || {
                     both.wait();
-                    make_dir(&deep)
+                    make_dirs(&deep)
                 };
                 let other = scope.spawn(make);
                 make().unwrap();
@@ -379,11 +383,13 @@ mod tests {
     }
 
     #[test]
-    fn make_dir_makes_parents() {
+    fn make_dirs_makes_parents_and_make_dir_none() {
         let folder = tempfile::tempdir().unwrap();
         let deep = folder.path().join("a/b/c");
-        make_dir(&deep).unwrap();
-        make_dir(&deep).unwrap();
+        assert_eq!(make_dir(&deep).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(names(folder.path()).unwrap().is_empty());
+        make_dirs(&deep).unwrap();
+        make_dirs(&deep).unwrap();
         assert!(deep.is_dir());
 
         write_file(&deep.join("file"), &[]).unwrap();
@@ -391,7 +397,7 @@ mod tests {
             ("file/d", ErrorKind::NotADirectory),
             ("file", ErrorKind::AlreadyExists),
         ] {
-            assert_eq!(make_dir(&deep.join(path)).unwrap_err().kind(), kind);
+            assert_eq!(make_dirs(&deep.join(path)).unwrap_err().kind(), kind);
         }
     }
 }

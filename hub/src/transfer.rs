@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
-use spd_files::atomic::{make_dir, rename_synced};
+use spd_files::atomic::{make_dirs, rename_synced};
 
 use crate::listing::{File, Hash};
 use crate::repository::Repository;
@@ -45,7 +45,7 @@ impl Transfer<'_> {
         let name = root.file_name().unwrap_or_default();
         let locks = self.hub.cache.path().join(".locks").join(name);
         for dir in [root.join("blobs").as_path(), &dir, &locks] {
-            in_file(dir, make_dir(dir))?;
+            in_file(dir, make_dirs(dir))?;
         }
         let part = root.join("blobs").join(format!("{digits}.incomplete"));
         // Hugging Face's own tools hold the same lock.

@@ -174,7 +174,7 @@ pub(crate) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (sweep, dir) = (folder.path(), folder.path().join("kr"));
         let spool = |dir: &Path| drop(spd_tracker::Spool::start(dir, &Default::default(), 0));
-        spd_files::atomic::make_dir(&dir).unwrap();
+        spd_files::atomic::make_dirs(&dir).unwrap();
         spool(&dir);
         let start = |dir: &Path| Start::all(dir).unwrap().swap_remove(0);
         let of = |tracker: &Tracker| {
@@ -208,10 +208,10 @@ pub(crate) mod tests {
             newest,
         ] {
             let path = dir.path().join(name);
-            spd_files::atomic::make_dir(path.parent().unwrap()).unwrap();
+            spd_files::atomic::make_dirs(path.parent().unwrap()).unwrap();
             spd_files::atomic::write_file(&path, &[b"{}"]).unwrap();
         }
-        spd_files::atomic::make_dir(&dir.path().join("figures/step-00000030")).unwrap();
+        spd_files::atomic::make_dirs(&dir.path().join("figures/step-00000030")).unwrap();
         assert_eq!(run.last_files(), ["report.html", newest]);
     }
 }

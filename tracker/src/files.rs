@@ -56,7 +56,6 @@ impl Files {
         mark: &Mark,
         step: u64,
     ) -> Result<(Self, Vec<String>), SpoolError> {
-        make(dir)?;
         let path = dir.join(METRICS);
         let starts = Start::all(dir)?;
         let stands_for = |mark: Mark, start: &Start| start.stands_for(&mark).unwrap_or(mark);
@@ -157,8 +156,4 @@ impl Files {
         });
         trouble.or_else(|| self.system.trouble())
     }
-}
-
-fn make(dir: &Path) -> Result<(), SpoolError> {
-    std::fs::create_dir_all(dir).map_err(|found| SpoolError::io(dir, "make the directory", found))
 }

@@ -72,7 +72,7 @@ impl Spool {
     ///
     /// # Errors
     ///
-    /// When the disk refuses.
+    /// When the directory does not exist, or the disk refuses.
     pub fn start(dir: &Path, mark: &Mark, step: u64) -> Result<Self, SpoolError> {
         let (files, notes) = Files::start(dir, mark, step)?;
         let spool = Self::run(dir, files, notes)?;
@@ -251,6 +251,7 @@ mod tests {
     }
 
     fn begin(dir: &Path) -> Spool {
+        spd_files::atomic::make_dirs(dir).unwrap();
         Spool::start(dir, &Mark::default(), 0).unwrap()
     }
 
@@ -426,21 +427,21 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_refused() {
+    fn a_directory_that_is_not_there_is_refused_and_not_made() {
         let run = tempfile::tempdir().unwrap();
-        drop(begin(run.path()));
-        let below_a_file = run.path().join(METRICS).join("run");
+        let gone = run.path().join("gone");
         assert_eq!(
-            Spool::start(&below_a_file, &Mark::default(), 0)
+            Spool::start(&gone, &Mark::default(), 0)
                 .err()
                 .expect("a refusal")
                 .to_string(),
             format!(
-                "{}: cannot make the directory: Not a directory (os error 20); \
+                "{}: cannot open: No such file or directory (os error 2); \
                  is the disk there, writable and not full?",
-                below_a_file.display()
+                gone.join(METRICS).display()
             )
         );
+        assert!(!gone.try_exists().unwrap());
     }
 
     #[test]

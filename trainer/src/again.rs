@@ -16,7 +16,7 @@ use serde_json::json;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{Lock, Snapshot, read_newest};
 use spd_engine::{Pool, Processor, Store};
-use spd_files::atomic::make_dir;
+use spd_files::atomic::make_dirs;
 use spd_tracker::{Mark, Row, Spool};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -250,7 +250,7 @@ impl State {
         if !is_own {
             let tried = spd_files::try_dir(&place);
             tried.map_err(|line| Fault::BadInput(format!("{line}; try --out")))?;
-            make_dir(&place).with_context(|| format!("{}: cannot be made", place.display()))?;
+            make_dirs(&place).with_context(|| format!("{}: cannot be made", place.display()))?;
         }
         let _lock = Lock::take(&place)?;
         if !is_own {

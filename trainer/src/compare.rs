@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 use spd_checkpoint::atomic::write_file;
 use spd_engine::{Alone, Builder, Processor, Store, Type};
-use spd_files::atomic::make_dir;
+use spd_files::atomic::make_dirs;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::again::{Again, RunState, State};
@@ -171,7 +171,7 @@ pub fn compare(asked: &Compare<'_>) -> Result<Comparison, Fault> {
         runs: opened.into_iter().map(|opened| opened.state).collect(),
     };
     if let Some(out) = asked.out {
-        make_dir(out).with_context(|| format!("{}: cannot be made", out.display()))?;
+        make_dirs(out).with_context(|| format!("{}: cannot be made", out.display()))?;
         let names = found.runs.iter().enumerate();
         let names: Vec<String> = names
             .map(|(run, state)| format!("{}: {}", letter(run), state.run.display()))

@@ -10,7 +10,7 @@ use spd_dataloader::{
     Source, Windows,
 };
 use spd_engine::Given;
-use spd_files::atomic::{make_dir, write_shared};
+use spd_files::atomic::{make_dirs, write_shared};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::cache_dir;
@@ -259,7 +259,7 @@ fn remembering<T>(
     if known != before
         && let Ok(text) = serde_json::to_vec(&known)
         && let Some(parent) = record.parent()
-        && make_dir(parent).is_ok()
+        && make_dirs(parent).is_ok()
     {
         // If it cannot be cached, it is read again.
         let _ = write_shared(&record, &[&text]);

@@ -14,6 +14,7 @@ use serde_json::Value;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_engine::{Pool, Processor, Store};
+use spd_files::atomic::make_dirs;
 use spd_tracker::{Cursor, METRICS, Read, Reader, STARTS, SYSTEM, TIMES};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -159,6 +160,7 @@ pub(crate) fn weights(
             set_aside(&dir, &reason, run_dir, heartbeat)?;
             continue;
         }
+        make_dirs(&dir).with_context(|| format!("{}: cannot be made", dir.display()))?;
         match Lock::take(&dir) {
             Err(CheckpointError::Held { holder, .. }) => {
                 let wait = match &mut wait {

@@ -378,6 +378,7 @@ fn restore<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored<'a>, 
         return Err(Fault::BadInput(line.clone()));
     }
     let (step, mark) = resumed.unwrap_or((0, Mark::default()));
+    place.check()?;
     let spool = Spool::start(place.dir, &mark, step)?;
     let mut progress = match place.progress {
         Some(elsewhere) => {

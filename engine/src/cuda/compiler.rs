@@ -106,7 +106,7 @@ pub(super) fn kept(path: &Path) -> Option<Vec<u8>> {
 
 /// Writes bytes behind their hash.
 pub(super) fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    atomic::make_dir(path.parent().unwrap_or(Path::new(".")))?;
+    atomic::make_dirs(path.parent().unwrap_or(Path::new(".")))?;
     atomic::write_shared(path, &[&xxh3_128(bytes).to_le_bytes(), bytes])
 }
 

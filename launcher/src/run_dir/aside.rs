@@ -200,6 +200,7 @@ mod tests {
     fn a_held_directory_is_not_moved() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().join("x"));
+        fs::create_dir(run_dir.path()).unwrap();
         let hold = run_dir.hold().unwrap();
         atomic::write_file(&run_dir.config(), b"").unwrap();
         let error = run_dir.set_aside().unwrap_err();

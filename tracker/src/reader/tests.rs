@@ -26,6 +26,7 @@ fn row(read: Option<Read>) -> Option<Row> {
 
 /// A run started with the rows before a mark.
 fn start(dir: &Path, mark: &Mark) -> Spool {
+    spd_files::atomic::make_dirs(dir).unwrap();
     Spool::start(dir, mark, mark.lines).unwrap()
 }
 

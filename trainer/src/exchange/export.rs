@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use safetensors::tensor::TensorView;
 use spd_checkpoint::{Dtype, Tensor};
-use spd_files::atomic::{make_dir, write_file};
+use spd_files::atomic::{make_dirs, write_file};
 
 use super::names::{self, MOMENTS, TARGET};
 use super::torch_save::{self, Saved};
@@ -62,7 +62,7 @@ pub fn export(run_dir: &Path, out: &Path) -> Result<Exported, Fault> {
     }
     let storages: Vec<&[u8]> = all.iter().map(|tensor| &*tensor.bytes).collect();
     let file = out.join(format!("model_{step}.pth"));
-    make_dir(out).with_context(|| format!("{}: cannot be made", out.display()))?;
+    make_dirs(out).with_context(|| format!("{}: cannot be made", out.display()))?;
     write_torch(&file, &saved, &storages)?;
     written(&out.join("config.toml"), &[run.to_toml().as_bytes()])?;
     let tensors = saved.len();
@@ -121,7 +121,7 @@ fn open_there(
         }
     };
     let make =
-        |dir: &Path| make_dir(dir).with_context(|| format!("{}: cannot be made", dir.display()));
+        |dir: &Path| make_dirs(dir).with_context(|| format!("{}: cannot be made", dir.display()));
     make(&dir)?;
     for (name, text) in &target.texts {
         written(&dir.join(name), &[text.as_bytes()])?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::json;
 use spd_checkpoint::Lock;
-use spd_files::atomic::{make_dir, names, remove, unfinished, write_file};
+use spd_files::atomic::{make_dirs, names, remove, unfinished, write_file};
 use spd_harvest::{
     Counts, Datasets, FORMAT, Removal, Setup, load, save, write_lines, write_tables,
 };
@@ -77,7 +77,7 @@ impl Place {
     /// Makes the directory, keeps other processes that write there away, and removes what killed ones
     /// have begun to write.
     pub(super) fn take(&self) -> Result<Lock, Fault> {
-        make_dir(&self.dir).map_err(|error| {
+        make_dirs(&self.dir).map_err(|error| {
             Fault::BadInput(format!(
                 "{}: cannot be made: {error}; give another directory with --out",
                 self.dir.display()

@@ -134,7 +134,7 @@ pub(super) fn write(
         path: dir.clone(),
         found,
     };
-    atomic::make_dir(out).map_err(disk)?;
+    atomic::make_dirs(out).map_err(disk)?;
     for _ in 0..TRIES {
         let mut steps = 0;
         let made = atomic::new_dir(&dir, |dir| {
@@ -302,7 +302,7 @@ impl Export<'_> {
         }
         let path = self.files.join(name);
         if let Some(folder) = path.parent() {
-            atomic::make_dir(folder)?;
+            atomic::make_dirs(folder)?;
         }
         atomic::create_file(&path, &[bytes])?;
         let (policy, kind) = how;

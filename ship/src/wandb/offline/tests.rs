@@ -41,6 +41,7 @@ fn a_run(dir: &Path) -> RunInfo {
 }
 
 fn spool(dir: &Path, steps: std::ops::Range<u64>) -> Spool {
+    spd_files::atomic::make_dirs(dir).unwrap();
     let spool = Spool::start(dir, &Default::default(), steps.start).unwrap();
     for step in steps {
         let loss = 1.0 / (step + 1) as f64;

@@ -13,6 +13,7 @@ use super::*;
 
 /// Makes the directory of a run with rows of every kind, and an unusual name.
 fn make(dir: &Path) -> Spool {
+    spd_files::atomic::make_dirs(dir).unwrap();
     let spool = Spool::start(dir, &Default::default(), 0).unwrap();
     put(dir.join("a.svg"), FIGURE).unwrap();
     put(dir.join("a.json"), "{}").unwrap();
