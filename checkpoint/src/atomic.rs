@@ -40,8 +40,8 @@ pub(crate) fn write_dir(path: &Path, files: &[(&str, &[&[u8]])]) -> Result<(), C
     atomic::write_dir(path, files).map_err(|found| CheckpointError::write(path, bytes, found))
 }
 
-/// Creates a directory where it is missing, in one that is there: a run directory that was removed
-/// is not created again.
+/// Creates a directory where it is missing; its parent must exist. A run directory that was removed
+/// is not created again with it.
 pub(crate) fn make_dir(path: &Path) -> Result<(), CheckpointError> {
     atomic::make_dir(path).map_err(|found| CheckpointError::io(path, "make the directory", found))
 }

@@ -31,7 +31,7 @@ pub(crate) fn file_entry(pieces: &[&[u8]]) -> FileEntry {
 }
 
 /// Writes the frozen tensors of a snapshot under `root` if the file is missing or damaged. `root`
-/// is created if missing, in a directory that is there. All checkpoints share the one file.
+/// is created if missing; its parent must exist. All checkpoints share the one file.
 ///
 /// # Errors
 ///

@@ -34,8 +34,8 @@ pub struct Holder {
 }
 
 impl Lock {
-    /// Takes the lock of the directory `dir`, which is created if missing, in one that is
-    /// there.
+    /// Takes the lock of the directory `dir`, which is created if missing; its parent must
+    /// exist.
     ///
     /// # Errors
     ///

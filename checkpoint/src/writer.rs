@@ -12,7 +12,7 @@ use crate::step_path::step_path;
 use crate::{CheckpointError, Snapshot, atomic, frozen, prune, tensors};
 
 /// Writes a snapshot to `<root>/step-00001200`, synced, and returns that path. `root` is created if
-/// missing, in a directory that is there.
+/// missing; its parent must exist.
 ///
 /// An existing checkpoint of that name is replaced atomically. Hashes are computed from the
 /// snapshot in memory before the first byte is written.
@@ -95,8 +95,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread. It writes to `root`, which is created if missing, in a directory that is
-    /// there. After each write it deletes all but the newest `keep` as [`prune`] does.
+    /// Starts the thread. It writes to `root`, which is created if missing; its parent must exist.
+    /// After each write it deletes all but the newest `keep` as [`prune`] does.
     ///
     /// - `spare`: a snapshot whose memory is reused for the first one, such as the one that the run
     ///   resumed from

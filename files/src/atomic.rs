@@ -103,7 +103,7 @@ pub fn cut_file(path: &Path, end: u64) -> io::Result<()> {
     })
 }
 
-/// Creates a directory where it is missing, in one that is there.
+/// Creates a directory where it is missing; its parent must exist.
 pub fn make_dir(path: &Path) -> io::Result<()> {
     match create_dir(path) {
         // It existed, or another process has just made it.

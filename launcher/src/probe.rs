@@ -3,7 +3,7 @@
 
 use anyhow::Context;
 use indicatif::HumanCount;
-use spd_files::atomic::{make_dirs, write_shared};
+use spd_files::atomic::{make_dir, write_shared};
 use spd_report::PROBES;
 use spd_trainer::Fault;
 use spd_trainer::metrics::number;
@@ -59,7 +59,7 @@ pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
     tell_damaged(&found.state.damaged, found.state.step);
     if let Some((path, dir)) = saved {
         let line = serde_json::to_string(&found).context("the probe")?;
-        let made = make_dirs(&dir).and_then(|()| write_shared(&path, &[line.as_bytes(), b"\n"]));
+        let made = make_dir(&dir).and_then(|()| write_shared(&path, &[line.as_bytes(), b"\n"]));
         made.map_err(|error| unwritable("--save", &path, &error))?;
         screen::note(&format!("the page of the run shows {}", path.display()));
     }

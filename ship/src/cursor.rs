@@ -39,7 +39,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Locks the files of a sink.
+    /// Locks the files of a sink. The directory of the run must exist.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl Files {
     pub(crate) fn hold(run: &Path, name: &'static str) -> Result<Self, String> {
         let dir = run.join(SINKS);
         let refused = |found: std::io::Error| format!("{}: {found}", dir.display());
-        spd_files::atomic::make_dirs(&dir).map_err(refused)?;
+        spd_files::atomic::make_dir(&dir).map_err(refused)?;
         let path = dir.join(format!("{name}.lock"));
         let mut options = OpenOptions::new();
         options.create(true).append(true);

@@ -328,6 +328,15 @@ fn new_rows_replace_rolled_back_rows() {
 }
 
 #[test]
+fn the_directory_of_a_run_that_is_gone_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let gone = dir.path().join("gone");
+    let line = Files::hold(&gone, "fake").unwrap_err();
+    assert!(line.contains("gone/sinks: No such file"), "{line}");
+    assert!(!gone.try_exists().unwrap());
+}
+
+#[test]
 fn one_process_ships_for_a_sink_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), 0, 1..=3);
