@@ -47,6 +47,7 @@ mod fault;
 mod given;
 mod gradients;
 mod graph;
+mod large_pages;
 mod op;
 pub mod ops;
 mod own_memory;

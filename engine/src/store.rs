@@ -19,6 +19,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::fault::Result;
+use crate::large_pages::{LargePages, Part};
 use crate::value::{DType, Type};
 
 /// A tensor of a [`Store`].
@@ -66,6 +67,8 @@ impl<'s> Values<'s> {
 #[derive(Debug, Default)]
 pub struct Store {
     pub(crate) tensors: Vec<Tensor>,
+    /// Their memory.
+    pages: LargePages,
     by_name: BTreeMap<String, Slot>,
     /// Tensors that no program writes.
     frozen: BTreeSet<Slot>,
@@ -102,8 +105,8 @@ pub(crate) struct Tensor {
 /// Values of a tensor, in the precision in which they are held.
 #[derive(Debug, Clone)]
 pub(crate) enum Held {
-    F32(Arc<Vec<f32>>),
-    Bf16(Arc<Vec<bf16>>),
+    F32(Arc<Part<f32>>),
+    Bf16(Arc<Part<bf16>>),
 }
 
 impl Held {
@@ -118,7 +121,7 @@ impl Held {
 
 impl Tensor {
     /// The values of a tensor held in f32.
-    pub(crate) fn f32(&self) -> &Arc<Vec<f32>> {
+    pub(crate) fn f32(&self) -> &Arc<Part<f32>> {
         match &self.held {
             Held::F32(values) => values,
             Held::Bf16(_) => panic!("`{}` is held in bf16", self.name),
@@ -128,7 +131,7 @@ impl Tensor {
     /// The values for writing, no longer shared with staged copies.
     fn f32_mut(&mut self) -> &mut [f32] {
         match &mut self.held {
-            Held::F32(values) => Arc::make_mut(values).as_mut_slice(),
+            Held::F32(values) => &mut Arc::make_mut(values)[..],
             Held::Bf16(_) => panic!("`{}` is held in bf16", self.name),
         }
     }
@@ -164,7 +167,7 @@ pub(crate) trait Elsewhere: Any + Debug + Send + Sync {
     /// # Errors
     ///
     /// When a replay failed.
-    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Vec<f32>>)>) -> Result<()>;
+    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Part<f32>>)>) -> Result<()>;
 
     /// Copies a tensor of so many bytes to another there, after all earlier work of programs;
     /// `false` if the host has its newest values.
@@ -202,10 +205,11 @@ impl Store {
             values.len(),
             "`{name}` has as many values as its shape {dims:?} says"
         );
+        let values = self.pages.of(&values);
         self.put(name, ty, values)
     }
 
-    fn put(&mut self, name: String, ty: Type, values: Vec<f32>) -> Slot {
+    fn put(&mut self, name: String, ty: Type, values: Part<f32>) -> Slot {
         let slot = Slot(u32::try_from(self.tensors.len()).expect("a store has few tensors"));
         assert!(
             self.by_name.insert(name.clone(), slot).is_none(),
@@ -224,7 +228,8 @@ impl Store {
     pub fn zeros(&mut self, name: impl Into<String>, dims: &[usize]) -> Slot {
         let ty = Type::f32(dims);
         let len = if self.only_shapes { 0 } else { ty.len() };
-        self.put(name.into(), ty, vec![0.0; len])
+        let zeros = self.pages.zeros(len);
+        self.put(name.into(), ty, zeros)
     }
 
     /// Adds a tensor of zeros whose values have no meaning between steps, and are not part of a
@@ -352,7 +357,9 @@ impl Store {
         self.expect_home(slot);
         self.freeze(slot);
         let tensor = &mut self.tensors[slot.index()];
-        let rounded = tensor.read().iter().map(|&x| bf16::from_f32(x)).collect();
+        let values = tensor.read();
+        let mut rounded = self.pages.zeros::<bf16>(values.len());
+        rounded.convert_from_f32_slice(&values);
         tensor.held = Held::Bf16(Arc::new(rounded));
     }
 
@@ -446,7 +453,7 @@ impl Store {
         self.expect_home(slot);
         let tensor = self.changes(slot);
         match &mut tensor.held {
-            Held::F32(held) => change(Arc::make_mut(held).as_mut_slice()),
+            Held::F32(held) => change(&mut Arc::make_mut(held)[..]),
             Held::Bf16(held) => {
                 let mut values = held.to_f32_vec();
                 change(&mut values);
@@ -514,6 +521,7 @@ impl Store {
     pub(crate) fn copy(&self) -> Self {
         Self {
             tensors: self.tensors.clone(),
+            pages: LargePages::default(),
             by_name: self.by_name.clone(),
             frozen: self.frozen.clone(),
             transient: self.transient.clone(),

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Weak};
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::MmapRaw;
 
 use super::bf16::{Panel, pack};
+use crate::large_pages;
 use crate::replay::Replay;
 use crate::store::{Held, Slot, Store};
 
@@ -85,14 +86,8 @@ impl Arena {
     ///
     /// When the operating system cannot map so much memory.
     pub fn new(bytes: usize) -> io::Result<Self> {
-        let map = MmapMut::map_anon(bytes.max(1))?;
-        // Large pages cause fewer TLB misses. A kernel without them refuses, and small pages work
-        // too.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
-        let map = MmapRaw::from(map);
         Ok(Self {
-            map,
+            map: large_pages::map(bytes)?,
             bytes,
             of: Replay::default(),
             factors: Factors::default(),

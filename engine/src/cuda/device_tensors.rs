@@ -18,6 +18,7 @@ use super::device::{ALIGN, Device, Memory};
 use super::driver::Stream;
 use super::placed::Rounded;
 use super::staging::{Staged, Staging, Values};
+use crate::large_pages::Part;
 use crate::store::{Elsewhere, Slot, Store, Tensor};
 
 /// Holder of a tensor's newest values.
@@ -136,7 +137,7 @@ impl Elsewhere for DeviceTensors {
         }
     }
 
-    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Vec<f32>>)>) -> Result<(), Fault> {
+    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Part<f32>>)>) -> Result<(), Fault> {
         let tensors = tensors.into_iter();
         let changed = tensors.filter(|(slot, _)| !self.is_home(*slot));
         let (slots, mut wanted): (Vec<Slot>, Vec<(u64, &mut [f32])>) = changed
