@@ -4,6 +4,9 @@
 //! has lanes, and two vectors of each word are interleaved, because each round depends on the one
 //! before. Counters run on from row to row, so short rows leave no lane idle.
 
+#[cfg(target_arch = "x86_64")]
+mod halves;
+
 use pulp::{Simd, WithSimd};
 use spd_draws::{MULTIPLIERS, ROUNDS, Stream, keys, uniform};
 
@@ -154,10 +157,8 @@ impl Uniforms {
     #[inline(always)]
     fn turn<S: Simd>(&self, simd: S, place: &Place<S>, out: &mut [f32]) {
         let splat = |word| [simd.splat_u32s(word); VECTORS];
-        let mut words = [place.block, place.row, splat(self.what), splat(self.step)];
-        for key in &self.keys {
-            words = round(simd, words, *key);
-        }
+        let words = [place.block, place.row, splat(self.what), splat(self.step)];
+        let words = rounds(simd, words, &self.keys);
         let (vectors, _) = S::as_mut_simd_f32s(out);
         for (vector, four) in vectors.as_chunks_mut::<NUMBERS>().0.iter_mut().enumerate() {
             let bits = words.map(|word| simd.transmute_f32s_u32s(word[vector]));
@@ -169,20 +170,27 @@ impl Uniforms {
     }
 }
 
+/// The words of all counters after the last round.
 #[inline(always)]
-fn round<S: Simd>(simd: S, [w0, w1, w2, w3]: [Word<S>; 4], key: [u32; 2]) -> [Word<S>; 4] {
-    let [m0, m1] = MULTIPLIERS.map(|multiplier| simd.splat_u32s(multiplier));
-    let [k0, k1] = key.map(|key| simd.splat_u32s(key));
-    let (mut next0, mut next1, mut next2, mut next3) = (w0, w1, w2, w3);
-    for vector in 0..VECTORS {
-        let (low0, high0) = simd.widening_mul_u32s(m0, w0[vector]);
-        let (low1, high1) = simd.widening_mul_u32s(m1, w2[vector]);
-        next0[vector] = simd.xor_u32s(simd.xor_u32s(high1, w1[vector]), k0);
-        next1[vector] = low1;
-        next2[vector] = simd.xor_u32s(simd.xor_u32s(high0, w3[vector]), k1);
-        next3[vector] = low0;
+fn rounds<S: Simd>(simd: S, mut words: [Word<S>; 4], keys: &[[u32; 2]; ROUNDS]) -> [Word<S>; 4] {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(words) = halves::rounds(simd, words, keys) {
+        return words;
     }
-    [next0, next1, next2, next3]
+    let [m0, m1] = MULTIPLIERS.map(|multiplier| simd.splat_u32s(multiplier));
+    for key in keys {
+        let [k0, k1] = key.map(|key| simd.splat_u32s(key));
+        let [w0, w1, w2, w3] = words;
+        for vector in 0..VECTORS {
+            let (low0, high0) = simd.widening_mul_u32s(m0, w0[vector]);
+            let (low1, high1) = simd.widening_mul_u32s(m1, w2[vector]);
+            words[0][vector] = simd.xor_u32s(simd.xor_u32s(high1, w1[vector]), k0);
+            words[1][vector] = low1;
+            words[2][vector] = simd.xor_u32s(simd.xor_u32s(high0, w3[vector]), k1);
+            words[3][vector] = low0;
+        }
+    }
+    words
 }
 
 /// The counters of a call: for each lane its counter within the row, and the row.
