@@ -73,10 +73,12 @@ impl Uniforms {
             columns: NUMBERS,
             ..*self
         };
-        let mut numbers = [0.0; NUMBERS * COUNTERS];
-        for (index, out) in out.chunks_mut(COUNTERS).enumerate() {
+        // To find the first counters of a call takes as long as a hundred draws.
+        const ROWS: usize = 16 * COUNTERS;
+        let mut numbers = [0.0; NUMBERS * ROWS];
+        for (index, out) in out.chunks_mut(ROWS).enumerate() {
             let numbers = &mut numbers[..NUMBERS * out.len()];
-            alone.counters(start + index * COUNTERS, numbers);
+            alone.counters(start + index * ROWS, numbers);
             for (out, four) in out.iter_mut().zip(numbers.as_chunks::<NUMBERS>().0) {
                 *out = four[0];
             }
