@@ -28,38 +28,34 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
 pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
     let p = frame.parameters;
     let first_row = p.first_row(op.rows);
-    // For each row the largest number in the subset, then room for the numbers of one row.
-    let (cuts, draws) = frame.scratch().split_at_mut(op.rows);
-    for (row, cut) in cuts.iter_mut().enumerate() {
-        op.stream
-            .fill_uniform(p.seed, p.step, first_row + row_number(row), draws);
-        let others = (draws[0] * op.sites as f32).floor();
-        let numbers = &mut draws[1..];
-        numbers.sort_unstable_by(f32::total_cmp);
-        // An integer below the number of sites, exact in f32.
-        *cut = numbers
-            .iter()
-            .copied()
-            .zip(0u16..)
-            .find(|&(_, rank)| f32::from(rank) >= others)
-            .map_or(1.0, |n| n.0);
-    }
-    let cuts = &*cuts;
+    // For each row its draws, and room for those of the sites in order.
+    let columns = 1 + 2 * op.sites;
+    let draws = &mut frame.scratch()[..op.rows * columns];
+    let parts = Rows(&mut *draws, columns);
+    frame.pool.run(op.rows, 1 << 7, parts, |range, rows| {
+        for (row, of_row) in range.zip(rows.0.chunks_exact_mut(columns)) {
+            let (draws, numbers) = of_row.split_at_mut(1 + op.sites);
+            op.stream
+                .fill_uniform(p.seed, p.step, first_row + row_number(row), draws);
+            let others = (draws[0] * op.sites as f32).floor();
+            numbers.copy_from_slice(&draws[1..]);
+            numbers.sort_unstable_by(f32::total_cmp);
+            // The largest number in the subset, in the place of the draw of its size. An integer
+            // below the number of sites is exact in f32.
+            let mut ranked = numbers.iter().copied().zip(0u16..);
+            let largest = ranked.find(|&(_, rank)| f32::from(rank) >= others);
+            draws[0] = largest.map_or(1.0, |found| found.0);
+        }
+    });
     for site in 0..op.sites {
-        let route = frame.output(site).values;
-        frame
-            .pool
-            .run(op.rows, 1 << 10, Rows(route, 1), |range, route| {
-                for (row, routed) in range.zip(route.0) {
-                    let number = op.stream.uniform(
-                        p.seed,
-                        p.step,
-                        first_row + row_number(row),
-                        1 + row_number(site),
-                    );
-                    *routed = if number <= cuts[row] { 1.0 } else { 0.0 };
-                }
-            });
+        let route = Rows(frame.output(site).values, 1);
+        frame.pool.run(op.rows, 1 << 10, route, |range, route| {
+            let rows = draws[range.start * columns..].chunks_exact(columns);
+            for (of_row, routed) in rows.zip(route.0) {
+                let is_routed = of_row[1 + site] <= of_row[0];
+                *routed = if is_routed { 1.0 } else { 0.0 };
+            }
+        });
     }
 }
 

@@ -144,8 +144,8 @@ impl Op for UniformSubsets {
     op! {
         name "uniform_subsets"; draws_rows;
         kernels(self) cpu::uniform_subsets(self), cuda::uniform_subsets(self);
-        scratch_bytes(self, _inputs) 4 * (self.rows + self.sites + 1);
-        expensive_ops(self, _inputs) drawn(self.rows * (1 + 2 * self.sites));
+        scratch_bytes(self, _inputs) 4 * self.rows * (1 + 2 * self.sites);
+        expensive_ops(self, _inputs) drawn(self.rows * (1 + self.sites));
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
