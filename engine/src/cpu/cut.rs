@@ -69,12 +69,30 @@ const THIN_ROWS: usize = 192;
 const FEW_THIN_ROWS: usize = 48;
 
 impl Shape {
-    /// The parts of a product for so many threads; `transposed` says how each operand is stored.
-    pub(super) fn cut_for(self, threads: usize, transposed: [bool; 2], in_tiles: bool) -> Cut {
+    /// The parts of a product for so many threads; `transposed` says how each operand is stored, and
+    /// `packs` whether each part packs its share of both.
+    pub(super) fn cut_for(
+        self,
+        threads: usize,
+        transposed: [bool; 2],
+        in_tiles: bool,
+        packs: bool,
+    ) -> Cut {
         let Self { m, n, k } = self;
-        let wanted = PARTS_A_THREAD * threads;
+        // In tiles it takes longer to pack factors than to multiply them.
+        let merges = in_tiles && packs;
+        let wanted = threads * if merges { 1 } else { PARTS_A_THREAD };
         match self.cut(transposed, in_tiles) {
             Cut::Blocks([mut down, mut across, along]) => {
+                while merges && down * across > 1 && down * across * along > wanted {
+                    let is_flat = down > 1 && m / down < n / across;
+                    let parts = if is_flat || across == 1 {
+                        &mut down
+                    } else {
+                        &mut across
+                    };
+                    *parts = parts.div_ceil(2);
+                }
                 let wanted = wanted.min(m * n * k / CHUNK_WORK);
                 while down * across * along < wanted {
                     let [rows, columns] = [m / (2 * down), n / (2 * across)];
@@ -269,6 +287,21 @@ mod tests {
         assert_eq!(sums.cut([true, false], false), Cut::Blocks([1, 2, 2]));
     }
 
+    // By hand: blocks of the shorter side are joined first, and sums stay as they are.
+    #[test]
+    fn products_in_tiles_that_pack_have_a_part_for_each_thread() {
+        let cut =
+            |sides, threads, packs| Shape::of(sides).cut_for(threads, [false, false], true, packs);
+        let long = [2048, 400, 256];
+        assert_eq!(cut(long, 2, false), Cut::Blocks([8, 1, 1]));
+        assert_eq!(cut(long, 2, true), Cut::Blocks([2, 1, 1]));
+        assert_eq!(cut(long, 3, true), Cut::Blocks([4, 1, 1]));
+        let flat = [256, 3072, 768];
+        assert_eq!(cut(flat, 2, true), Cut::Blocks([1, 2, 1]));
+        assert_eq!(cut([400, 400, 2048], 1, false), Cut::Blocks([1, 2, 2]));
+        assert_eq!(cut([400, 400, 2048], 1, true), Cut::Blocks([1, 1, 2]));
+    }
+
     #[test]
     fn large_products_have_two_parts_for_each_of_many_threads() {
         let shapes = [
@@ -279,14 +312,14 @@ mod tests {
         ];
         for ((m, n, k, transposed), threads) in shapes.into_iter().zip([16, 16, 16, 64]) {
             let shape = Shape { m, n, k };
-            let cut = shape.cut_for(threads, transposed, false);
+            let cut = shape.cut_for(threads, transposed, false, true);
             let Cut::Blocks([down, across, along]) = cut else {
                 panic!("{shape:?}: {cut:?}")
             };
             let parts = down * across * along;
             assert!(parts >= 2 * threads, "{shape:?}: {parts}");
             for few in [1, 2, 4] {
-                let cut = shape.cut_for(few, transposed, false);
+                let cut = shape.cut_for(few, transposed, false, true);
                 assert_eq!(cut, shape.cut(transposed, false));
             }
         }
@@ -303,7 +336,7 @@ mod tests {
             ((8192, 64), (64, 128)),
         ] {
             let shape = Shape { m, n: 70, k: 40 };
-            let cut = shape.cut_for(threads, [false, true], false);
+            let cut = shape.cut_for(threads, [false, true], false, true);
             let Cut::Narrow(rows) = cut else {
                 panic!("{m}: {cut:?}")
             };

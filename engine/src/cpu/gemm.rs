@@ -59,7 +59,8 @@ pub(crate) fn product(
         b.values.len()
     );
     let in_tiles = bf16::in_tiles(precision);
-    match shape.cut_for(pool.threads(), [a.transposed, b.transposed], in_tiles) {
+    let transposed = [a.transposed, b.transposed];
+    match shape.cut_for(pool.threads(), transposed, in_tiles, packed.is_none()) {
         Cut::Blocks([down, across, along]) => {
             let partials = &mut scratch[..if along > 1 { along * m * n } else { 0 }];
             let whole = if along > 1 {
