@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use memmap2::{MmapMut, MmapRaw};
 
-/// Maps zeros: more than [`FEW`] bytes in large pages, if the system has such pages. It gives them page
-/// by page on first touch, and takes all back when the map is dropped.
+/// Maps zeros: more than [`FEW`] bytes in large pages, if the system has such pages. It gives them
+/// page by page on first touch, and takes all back when the map is dropped.
 ///
 /// # Errors
 ///

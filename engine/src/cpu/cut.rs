@@ -26,7 +26,8 @@ pub(super) enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
-/// Parts of a product for each thread: a thread that is done early takes over parts of another.
+/// Parts of a product for each thread: a thread that is done early takes over parts of another. In
+/// tiles a thread has one, unless a factor is packed in advance.
 const PARTS_A_THREAD: usize = 2;
 /// Blocks of a product, if each is worth it: a power of two, as most numbers of threads are.
 const BLOCKS: usize = 8;
@@ -69,8 +70,8 @@ const THIN_ROWS: usize = 192;
 const FEW_THIN_ROWS: usize = 48;
 
 impl Shape {
-    /// The parts of a product for so many threads; `transposed` says how each operand is stored, and
-    /// `packs` whether each part packs its share of both.
+    /// The parts of a product for so many threads; `transposed` says how each operand is stored,
+    /// and `packs` whether each part packs its share of both.
     pub(super) fn cut_for(
         self,
         threads: usize,
