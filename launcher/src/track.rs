@@ -148,13 +148,13 @@ impl Tasks {
     fn watch(mut self, is_over: &AtomicBool) -> Option<Book> {
         loop {
             let is_last = is_over.load(Ordering::Acquire);
-            let is_there = self.has_its_directory();
+            let is_there = has_its_directory(self.first.as_ref(), &self.dir);
             if is_there {
                 if let Some(machine) = &mut self.machine {
                     machine.look(is_last);
                 }
                 if let Some(page) = &mut self.page {
-                    page.look(&self.dir, is_last);
+                    page.look(&self.dir, self.first.as_ref(), is_last);
                 }
             }
             if is_last {
@@ -163,11 +163,11 @@ impl Tasks {
             thread::park_timeout(Duration::from_secs(1));
         }
     }
+}
 
-    fn has_its_directory(&self) -> bool {
-        let first = self.first.as_ref();
-        first.is_some_and(|first| spd_files::has_name(first, &self.dir).is_ok_and(|has| has))
-    }
+/// Whether the directory `first` is still called `dir`.
+fn has_its_directory(first: Option<&File>, dir: &Path) -> bool {
+    first.is_some_and(|first| spd_files::has_name(first, dir).is_ok_and(|has| has))
 }
 
 /// The page of a run or a sweep.
@@ -185,8 +185,8 @@ impl PageWriter {
         }
     }
 
-    /// Writes the page again if it is due.
-    fn look(&mut self, dir: &Path, is_last: bool) {
+    /// Writes the page again if it is due, into a directory that is still `first`.
+    fn look(&mut self, dir: &Path, first: Option<&File>, is_last: bool) {
         if !is_last && self.made.elapsed() < PAGE_EVERY {
             return;
         }
@@ -195,7 +195,7 @@ impl PageWriter {
             self.book = Book::open(&[dir.to_path_buf()]).ok();
         }
         if let Some(book) = &mut self.book
-            && let Err(error) = book.write(&dir.join(PAGE))
+            && let Err(error) = book.write_if(&dir.join(PAGE), || has_its_directory(first, dir))
         {
             screen::detail(&error.to_string());
         }

@@ -220,8 +220,25 @@ impl Book {
     ///
     /// When the disk refuses.
     pub fn write(&mut self, path: &Path) -> Result<(), ReportError> {
+        self.write_if(path, || true)
+    }
+
+    /// [`Self::write`], unless `is_wanted` says no once the page is made, which takes a moment.
+    ///
+    /// # Errors
+    ///
+    /// When the disk refuses.
+    pub fn write_if(
+        &mut self,
+        path: &Path,
+        is_wanted: impl FnOnce() -> bool,
+    ) -> Result<(), ReportError> {
         self.poll();
-        let written = spd_files::atomic::write_shared(path, &[self.page().as_bytes()]);
+        let page = self.page();
+        if !is_wanted() {
+            return Ok(());
+        }
+        let written = spd_files::atomic::write_shared(path, &[page.as_bytes()]);
         written.map_err(|found| ReportError::Write {
             path: path.to_path_buf(),
             found,

@@ -135,6 +135,8 @@ impl<'a> Saver<'a> {
     ) -> Result<Self, Fault> {
         let keep = NonZeroUsize::new(place.checkpoint.keep).unwrap_or(NonZeroUsize::MIN);
         let at = resumed.as_ref().map(At::of);
+        // The writer makes its root where that is missing, and not in another run directory.
+        place.check()?;
         Ok(Self {
             writer: Writer::spawn(root, keep, resumed)?,
             place,
