@@ -28,6 +28,20 @@ impl<T> Output<T> {
 }
 
 impl Output<&mut [f32]> {
+    /// Writes the values in order, or adds them.
+    #[inline(always)]
+    pub(crate) fn put(self, values: impl Iterator<Item = f32>) {
+        if self.add {
+            for (out, value) in self.values.iter_mut().zip(values) {
+                *out += value;
+            }
+        } else {
+            for (out, value) in self.values.iter_mut().zip(values) {
+                *out = value;
+            }
+        }
+    }
+
     /// The same destination, for a shorter time.
     pub(crate) fn reborrow(&mut self) -> Output<&mut [f32]> {
         Output::new(self.values, self.add)

@@ -11,6 +11,8 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::output::Output;
+
 /// Rows of a tile.
 pub(super) const ROWS: usize = 6;
 
@@ -210,9 +212,7 @@ fn begin<'o, 'r, const N: usize>(
 ) -> (&'o mut [f32], &'r [f32]) {
     let (to, out) = out.split_first_chunk_mut::<N>().expect("so many are left");
     let (from, row) = row.split_first_chunk::<N>().expect("a row is longer");
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = if add { *to + from } else { *from };
-    }
+    Output::new(&mut to[..], add).put(from.iter().copied());
     (out, row)
 }
 

@@ -1,5 +1,4 @@
 use super::{Columns, Run};
-use crate::cpu::reduce::add_to;
 use crate::cpu::{Frame, Output, Rows};
 use crate::ops::grain_rows;
 
@@ -21,11 +20,7 @@ pub(super) fn run(op: &Columns, frame: &mut Frame<'_>) {
                 let pitch = x.len() / rows;
                 for (y, row) in out.0.chunks_exact_mut(columns).zip(range.clone()) {
                     let (x, y) = (&x[row * pitch + from..][..len], &mut y[to..][..len]);
-                    if add {
-                        add_to(y, x);
-                    } else {
-                        y.copy_from_slice(x);
-                    }
+                    Output::new(y, add).put(x.iter().copied());
                 }
             }
         },

@@ -204,27 +204,10 @@ fn act<'a>(action: Action, read: impl Fn(From) -> &'a [f32], to: &mut [f32], add
 
 #[inline(always)]
 fn one(x: &[f32], to: &mut [f32], add: bool, of: impl Fn(f32) -> f32) {
-    if add {
-        for (y, x) in to.iter_mut().zip(x) {
-            *y += of(*x);
-        }
-    } else {
-        for (y, x) in to.iter_mut().zip(x) {
-            *y = of(*x);
-        }
-    }
+    Output::new(to, add).put(x.iter().map(|x| of(*x)));
 }
 
 #[inline(always)]
 fn two((a, b): (&[f32], &[f32]), to: &mut [f32], add: bool, of: impl Fn(f32, f32) -> f32) {
-    let operands = a.iter().zip(b);
-    if add {
-        for (y, (a, b)) in to.iter_mut().zip(operands) {
-            *y += of(*a, *b);
-        }
-    } else {
-        for (y, (a, b)) in to.iter_mut().zip(operands) {
-            *y = of(*a, *b);
-        }
-    }
+    Output::new(to, add).put(a.iter().zip(b).map(|(a, b)| of(*a, *b)));
 }

@@ -3,9 +3,9 @@
 
 use super::{Elementwise, Expr, Operand, cpu, cuda};
 use crate::alike::{Alike, Of};
+use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cpu::reduce::rounded;
-use crate::cpu::{Frame, Output};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op};
 use crate::ops::GRAIN;
 use crate::value::{Type, Value};
@@ -69,9 +69,9 @@ impl Op for ElementwiseSum {
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        let Output { values: out, add } = frame.output(0);
+        let out = frame.output(0);
         let len = (0..frame.inputs()).map(|index| frame.ty(index).len()).max();
         let sum = rounded(self.factor * cpu::sum(&self.of, len.unwrap_or(0), frame));
-        out[0] = if add { out[0] + sum } else { sum };
+        out.put([sum].into_iter());
     }
 }

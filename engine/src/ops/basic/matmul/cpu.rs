@@ -1,7 +1,7 @@
 use super::MatMul;
 use crate::cpu::gemm::{self, Product};
 use crate::cpu::shape::Matrix;
-use crate::cpu::{Frame, Rows, sparse};
+use crate::cpu::{Frame, Output, Rows, sparse};
 use crate::ops::grain_rows;
 
 pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
@@ -18,11 +18,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
             Rows(&mut *out.values, shape.n),
             |_, rows| {
                 for row in rows.0.chunks_exact_mut(shape.n) {
-                    if out.add {
-                        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-                    } else {
-                        row.copy_from_slice(bias);
-                    }
+                    Output::new(row, out.add).put(bias.iter().copied());
                 }
             },
         );

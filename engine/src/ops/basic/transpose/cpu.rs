@@ -11,11 +11,7 @@ pub(super) fn run([a, b, d]: [usize; 3], frame: &mut Frame<'_>) {
             for j in range.clone() {
                 let from = &x[(i * b + j) * d..][..d];
                 let to = &mut out.0[((j - range.start) * a + i) * d..][..d];
-                if add {
-                    to.iter_mut().zip(from).for_each(|(y, x)| *y += x);
-                } else {
-                    to.copy_from_slice(from);
-                }
+                Output::new(to, add).put(from.iter().copied());
             }
         }
     });

@@ -2,6 +2,8 @@
 //! whole number of vectors, and lane `l` of its vector `j` always belongs to component
 //! `(16 j + l) mod c`.
 
+use crate::cpu::Output;
+
 pub(super) const LANES: usize = 16;
 
 /// Vectors of a block, which a hidden unit processes at once: few enough for the nearest cache.
@@ -136,11 +138,7 @@ impl Tiling {
                 // A sum of its own becomes vector instructions: it aliases neither operand.
                 Some(to) if add => *to = std::array::from_fn(|lane| to[lane] + vector[lane]),
                 Some(to) => *to = *vector,
-                None => {
-                    for (to, x) in to.iter_mut().zip(vector) {
-                        *to = if add { *to + x } else { *x };
-                    }
-                }
+                None => Output::new(to, add).put(vector.iter().copied()),
             }
         }
     }

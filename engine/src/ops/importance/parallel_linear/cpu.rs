@@ -39,13 +39,12 @@ pub(super) fn input_grad(frame: &mut Frame<'_>) {
             for component in 0..c {
                 let g = &g[component * o..][..o];
                 let w = &w[component * i * o..][..i * o];
-                for (out, w) in out[component * i..][..i].iter_mut().zip(w.chunks_exact(o)) {
-                    let term = g
-                        .iter()
-                        .zip(w)
-                        .fold(0.0f32, |sum, (g, w)| g.mul_add(*w, sum));
-                    *out = if add { *out + term } else { term };
-                }
+                let term = |w: &[f32]| {
+                    let pairs = g.iter().zip(w);
+                    pairs.fold(0.0f32, |sum, (g, w)| g.mul_add(*w, sum))
+                };
+                let out = Output::new(&mut out[component * i..][..i], add);
+                out.put(w.chunks_exact(o).map(term));
             }
         }
     });

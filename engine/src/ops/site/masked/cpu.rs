@@ -355,22 +355,12 @@ struct At<'t> {
 impl At<'_> {
     /// `out = [out +] x (m - delta)`.
     #[inline(always)]
-    fn masked(&self, mask: Mask, x: &[f32], Output { values, add }: Output<&mut [f32]>) {
+    fn masked(&self, mask: Mask, x: &[f32], out: Output<&mut [f32]>) {
         let elements = x.iter().zip(self.g).zip(self.r).zip(self.delta);
         known(
             mask,
             #[inline(always)]
-            |mask| {
-                if add {
-                    for (out, (((x, g), r), delta)) in values.iter_mut().zip(elements) {
-                        *out += x * (of(mask, *g, *r) - delta);
-                    }
-                } else {
-                    for (out, (((x, g), r), delta)) in values.iter_mut().zip(elements) {
-                        *out = x * (of(mask, *g, *r) - delta);
-                    }
-                }
-            },
+            |mask| out.put(elements.map(|(((x, g), r), delta)| x * (of(mask, *g, *r) - delta))),
         );
     }
 }
@@ -384,15 +374,6 @@ fn slopes(mask: Mask, x: &[f32], a: &[f32], t: &[f32], out: Output<&mut [f32]>) 
     } else {
         0.0
     };
-    let Output { values, add } = out;
     let elements = x.iter().zip(a).zip(t);
-    if add {
-        for (out, ((x, a), t)) in values.iter_mut().zip(elements) {
-            *out += x * a * (1.0 - share * t);
-        }
-    } else {
-        for (out, ((x, a), t)) in values.iter_mut().zip(elements) {
-            *out = x * a * (1.0 - share * t);
-        }
-    }
+    out.put(elements.map(|((x, a), t)| x * a * (1.0 - share * t)));
 }

@@ -72,9 +72,7 @@ pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {
     each_chunk!(frame, [rows, n], Rows(out, n), |range, out| {
         for (row, out) in range.zip(out.0.chunks_exact_mut(n)) {
             let s = share(delta, route, row);
-            for (out, g) in out.iter_mut().zip(&g[row * n..][..n]) {
-                *out = if add { *out + s * g } else { s * g };
-            }
+            Output::new(out, add).put(g[row * n..][..n].iter().map(|g| s * g));
         }
     });
 }
@@ -104,10 +102,7 @@ pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
     }
     let Output { values, add } = out;
     each_chunk!(frame, [rows, n], Rows(values, 1), |range, out| {
-        for (row, out) in range.zip(out.0) {
-            let dot = outputs.dot(row);
-            *out = if add { *out + dot } else { dot };
-        }
+        Output::new(out.0, add).put(range.map(|row| outputs.dot(row)));
     });
 }
 

@@ -179,13 +179,7 @@ pub(in crate::ops) fn scatter(
             for (compacted, &row) in compacted.clone().zip(&rows[compacted]) {
                 let from = &from[compacted * columns..][..columns];
                 let out = &mut out.0[(row as usize - range.start) * columns..][..columns];
-                if add {
-                    out.iter_mut()
-                        .zip(from)
-                        .for_each(|(out, from)| *out += from);
-                } else {
-                    out.copy_from_slice(from);
-                }
+                Output::new(out, add).put(from.iter().copied());
             }
         },
     );
