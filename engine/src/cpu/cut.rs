@@ -26,8 +26,8 @@ pub(super) enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
-/// Parts of a product for each thread: a thread that is done early takes over parts of another. In
-/// tiles a thread has one, unless a factor is packed in advance.
+/// Parts of a product for each thread: a thread that is done early takes over parts of another. A
+/// thread has one if it packs the factors of its part.
 const PARTS_A_THREAD: usize = 2;
 /// Blocks of a product, if each is worth it: a power of two, as most numbers of threads are.
 const BLOCKS: usize = 8;
@@ -71,7 +71,7 @@ const FEW_THIN_ROWS: usize = 48;
 
 impl Shape {
     /// The parts of a product for so many threads; `transposed` says how each operand is stored,
-    /// and `packs` whether each part packs its share of both.
+    /// and `packs` whether each part packs its share of both for bf16.
     pub(super) fn cut_for(
         self,
         threads: usize,
@@ -80,12 +80,10 @@ impl Shape {
         packs: bool,
     ) -> Cut {
         let Self { m, n, k } = self;
-        // In tiles it takes longer to pack factors than to multiply them.
-        let merges = in_tiles && packs;
-        let wanted = threads * if merges { 1 } else { PARTS_A_THREAD };
+        let wanted = threads * if packs { 1 } else { PARTS_A_THREAD };
         match self.cut(transposed, in_tiles) {
             Cut::Blocks([mut down, mut across, along]) => {
-                while merges && down * across > 1 && down * across * along > wanted {
+                while packs && down * across > 1 && down * across * along > wanted {
                     let is_flat = down > 1 && m / down < n / across;
                     let parts = if is_flat || across == 1 {
                         &mut down
@@ -290,7 +288,7 @@ mod tests {
 
     // By hand: blocks of the shorter side are joined first, and sums stay as they are.
     #[test]
-    fn products_in_tiles_that_pack_have_a_part_for_each_thread() {
+    fn products_that_pack_have_a_part_for_each_thread() {
         let cut =
             |sides, threads, packs| Shape::of(sides).cut_for(threads, [false, false], true, packs);
         let long = [2048, 400, 256];
@@ -313,14 +311,14 @@ mod tests {
         ];
         for ((m, n, k, transposed), threads) in shapes.into_iter().zip([16, 16, 16, 64]) {
             let shape = Shape { m, n, k };
-            let cut = shape.cut_for(threads, transposed, false, true);
+            let cut = shape.cut_for(threads, transposed, false, false);
             let Cut::Blocks([down, across, along]) = cut else {
                 panic!("{shape:?}: {cut:?}")
             };
             let parts = down * across * along;
             assert!(parts >= 2 * threads, "{shape:?}: {parts}");
             for few in [1, 2, 4] {
-                let cut = shape.cut_for(few, transposed, false, true);
+                let cut = shape.cut_for(few, transposed, false, false);
                 assert_eq!(cut, shape.cut(transposed, false));
             }
         }
@@ -337,7 +335,7 @@ mod tests {
             ((8192, 64), (64, 128)),
         ] {
             let shape = Shape { m, n: 70, k: 40 };
-            let cut = shape.cut_for(threads, [false, true], false, true);
+            let cut = shape.cut_for(threads, [false, true], false, false);
             let Cut::Narrow(rows) = cut else {
                 panic!("{m}: {cut:?}")
             };

@@ -58,9 +58,9 @@ pub(crate) fn product(
         "{shape:?}: {}",
         b.values.len()
     );
-    let in_tiles = bf16::in_tiles(precision);
     let transposed = [a.transposed, b.transposed];
-    match shape.cut_for(pool.threads(), transposed, in_tiles, packed.is_none()) {
+    let packs = precision == Precision::Bf16 && packed.is_none();
+    match shape.cut_for(pool.threads(), transposed, bf16::in_tiles(precision), packs) {
         Cut::Blocks([down, across, along]) => {
             let partials = &mut scratch[..if along > 1 { along * m * n } else { 0 }];
             let whole = if along > 1 {
