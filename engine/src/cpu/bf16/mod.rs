@@ -170,13 +170,24 @@ impl Unit {
         there.map(|(unit, _)| unit).collect()
     }
 
-    /// Sums of products over all terms of the blocks: rows packed by line, columns by term.
-    fn multiply(self, rows: &[Block], columns: &[Block], sums: &mut Sums) {
-        assert_eq!(rows.len(), columns.len(), "sums are of one length");
+    /// Sums of products over the terms of the blocks, at least for the first rows and columns: rows
+    /// packed by line, columns by term. Terms behind the first `terms` are 0.
+    ///
+    /// - `next`: columns that a later call multiplies, of as many terms, or the same ones
+    fn multiply(
+        self,
+        rows: &[Block],
+        [columns, next]: [&[Block]; 2],
+        size: [usize; 2],
+        terms: usize,
+        sums: &mut Sums,
+    ) {
+        let lens = [rows, columns, next].map(<[Block]>::len);
+        assert_eq!(lens, [terms.div_ceil(SIDE); 3], "sums are of one length");
         match self {
             Self::Vectors => vectors::multiply(rows, columns, sums),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::multiply(rows, columns, sums),
+            Self::Avx512 => avx512::multiply(rows, [columns, next], size, terms, sums),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Amx => amx::multiply(rows, columns, sums),
         }
@@ -200,15 +211,7 @@ impl Sums {
             let start = out.values.at(row, 0).start;
             // SAFETY: the caller's promise.
             let values = unsafe { std::slice::from_raw_parts_mut(start, columns) };
-            if out.add {
-                for (value, sum) in values.iter_mut().zip(sums) {
-                    *value += alpha * sum;
-                }
-            } else {
-                for (value, sum) in values.iter_mut().zip(sums) {
-                    *value = alpha * sum;
-                }
-            }
+            Output::new(values, out.add).put(sums.iter().map(|sum| alpha * sum));
         }
     }
 }
@@ -313,9 +316,15 @@ pub(super) unsafe fn multiply(
                                 Factor::Matrix(_) => columns.strip((start - first_column) / SIDE),
                                 Factor::Packed(b) => b.strip(start, &terms),
                             };
-                            unit.multiply(own, columns, &mut sums);
+                            let next = match b {
+                                Factor::Packed(b) if start + SIDE < of_panel.end => {
+                                    b.strip(start + SIDE, &terms)
+                                }
+                                _ => columns,
+                            };
                             let size = [of_rows.end - row, of_panel.end - start];
                             let size = size.map(|len| len.min(SIDE));
+                            unit.multiply(own, [columns, next], size, terms.len(), &mut sums);
                             let to = Output::new(out.values.at(row, start), add);
                             vectorised(
                                 #[inline(always)]
