@@ -1,9 +1,10 @@
 //! Tokens as text.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use serde::de::IgnoredAny;
 use tokenizers::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -179,12 +180,24 @@ impl Dataset {
                 ),
             ));
         }
-        let text = String::from_utf8_lossy(&json);
-        Tokenizer::from_str(&text).map(Some).map_err(|fault| {
-            let fault = fault.to_string().replace('\n', " ");
-            DataError::damaged(&path, format!("is not a usable tokenizer.json: {fault}"))
-        })
+        parsed(&path, &json).map(Some)
     }
+}
+
+/// The tokenizer in a `tokenizer.json`.
+pub(crate) fn parsed(path: &Path, json: &[u8]) -> Result<Tokenizer, DataError> {
+    let text = std::str::from_utf8(json).map_err(|fault| unusable(path, &fault))?;
+    // The tokenizers crate panics when its decoder is no JSON.
+    serde_json::from_str::<IgnoredAny>(text).map_err(|fault| unusable(path, &fault))?;
+    // `from_str` is compiled with the crate; `from_bytes` would be compiled again here, in ten
+    // seconds.
+    Tokenizer::from_str(text).map_err(|fault| unusable(path, &fault))
+}
+
+/// The error for a `tokenizer.json` that cannot be used.
+pub(crate) fn unusable(path: &Path, fault: &impl ToString) -> DataError {
+    let fault = fault.to_string().replace('\n', " ");
+    DataError::damaged(path, format!("is not a usable tokenizer.json: {fault}"))
 }
 
 #[cfg(test)]

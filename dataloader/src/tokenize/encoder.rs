@@ -1,15 +1,14 @@
 //! Encodes text to ids.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use tokenizers::{ModelWrapper, Tokenizer};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::TokenizerChoice;
-use crate::DataError;
 use crate::hash::hex;
 use crate::index::{self, TokenizerId};
+use crate::{DataError, decode};
 
 /// A tokenizer, ready to encode chunks from any thread.
 pub(super) struct Encoder {
@@ -58,39 +57,25 @@ impl Encoder {
     fn file(path: &Path, eos: Option<&str>) -> Result<Self, DataError> {
         let json = spd_files::read_at_most(path, index::MOST_TOKENIZER_BYTES)
             .map_err(DataError::io("read", path))?;
-        let unusable = |fault: String| {
-            DataError::damaged(
-                path,
-                format!(
-                    "is not a usable tokenizer.json: {}",
-                    fault.replace('\n', " ")
-                ),
-            )
-        };
-        // `from_str` is compiled with the crate; `from_bytes` would be compiled again here, in ten
-        // seconds.
-        let text = std::str::from_utf8(&json).map_err(|fault| unusable(fault.to_string()))?;
-        let mut tokenizer =
-            Tokenizer::from_str(text).map_err(|fault| unusable(fault.to_string()))?;
+        let unusable = |fault: &str| decode::unusable(path, &fault);
+        let mut tokenizer = decode::parsed(path, &json)?;
         if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
             && bpe.dropout.is_some_and(|dropout| dropout > 0.0)
         {
-            return Err(unusable(
-                "its dropout makes ids random; set it to null".to_owned(),
-            ));
+            return Err(unusable("its dropout makes ids random; set it to null"));
         }
         // A file saved for inference may set both, which would spoil a training text.
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
-            .map_err(|fault| unusable(fault.to_string()))?;
+            .map_err(|fault| unusable(&fault.to_string()))?;
         // The number of ids would be too small if there are gaps.
         let vocab = tokenizer
             .get_vocab(true)
             .into_values()
             .max()
             .and_then(|largest| largest.checked_add(1))
-            .ok_or_else(|| unusable("it has no ids".to_owned()))?;
+            .ok_or_else(|| unusable("it has no ids"))?;
         let eos = eos
             .map(|text| {
                 tokenizer.token_to_id(text).ok_or_else(|| {

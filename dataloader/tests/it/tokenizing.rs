@@ -412,6 +412,16 @@ fn bad_requests_are_refused_by_name() {
         ),
     );
     refused(
+        with(put(
+            &path("no_json.json"),
+            b"{\"decoder\": {\"type\": truu}}",
+        )),
+        format!(
+            "{}: is not a usable tokenizer.json: expected ident at line 1 column 25",
+            shown("no_json.json")
+        ),
+    );
+    refused(
         with(put_json(&path("dropout.json"), &small_gpt2(Some(0.1)))),
         format!(
             "{}: is not a usable tokenizer.json: its dropout makes ids random; set it to null",
