@@ -32,6 +32,14 @@ fn a_page_asks_no_network_for_anything() {
 }
 
 #[test]
+fn a_page_that_is_not_wanted_once_it_is_made_is_not_written() {
+    let (_dir, run) = run("x");
+    let mut book = Book::open(std::slice::from_ref(&run)).unwrap();
+    book.write_if(&run.join(PAGE), || false).unwrap();
+    assert!(!run.join(PAGE).exists());
+}
+
+#[test]
 fn page_has_everything_of_a_run() {
     let (_dir, run) = run("x");
     let page = page(std::slice::from_ref(&run)).unwrap();
