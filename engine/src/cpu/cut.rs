@@ -80,9 +80,9 @@ impl Shape {
         packs: bool,
     ) -> Cut {
         let Self { m, n, k } = self;
-        let wanted = threads * if packs { 1 } else { PARTS_A_THREAD };
         match self.cut(transposed, in_tiles) {
             Cut::Blocks([mut down, mut across, along]) => {
+                let wanted = threads * if packs { 1 } else { PARTS_A_THREAD };
                 while packs && down * across > 1 && down * across * along > wanted {
                     let is_flat = down > 1 && m / down < n / across;
                     let parts = if is_flat || across == 1 {
@@ -107,7 +107,7 @@ impl Shape {
             }
             Cut::Narrow(rows) => {
                 // As many for each thread, in whole tiles if those are as many.
-                let parts = m.div_ceil(rows).next_multiple_of(wanted);
+                let parts = m.div_ceil(rows).next_multiple_of(threads * PARTS_A_THREAD);
                 let parts = parts.min(m / FEW_THIN_ROWS).max(1);
                 let rows = m.div_ceil(parts);
                 let whole = rows.next_multiple_of(thin::ROWS);
@@ -335,11 +335,13 @@ mod tests {
             ((8192, 64), (64, 128)),
         ] {
             let shape = Shape { m, n: 70, k: 40 };
-            let cut = shape.cut_for(threads, [false, true], false, false);
-            let Cut::Narrow(rows) = cut else {
-                panic!("{m}: {cut:?}")
-            };
-            assert_eq!((rows, chunks(m, rows)), expected, "{m}");
+            for packs in [false, true] {
+                let cut = shape.cut_for(threads, [false, true], false, packs);
+                let Cut::Narrow(rows) = cut else {
+                    panic!("{m}: {cut:?}")
+                };
+                assert_eq!((rows, chunks(m, rows)), expected, "{m}");
+            }
         }
     }
 
