@@ -234,7 +234,7 @@ impl<S: Simd> Scaled<S> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use pulp::{Arch, Scalar, WithSimd};
 
     use super::*;
@@ -261,7 +261,7 @@ mod tests {
     }
 
     /// Value and slope in f64.
-    fn exact(x: f64) -> (f64, f64) {
+    pub(crate) fn exact(x: f64) -> (f64, f64) {
         let phi = 0.5 * erfc(-x / std::f64::consts::SQRT_2);
         (
             x * phi,

@@ -1,63 +1,25 @@
 //! Components lie across the lanes. The activations are read as one long row: after
 //! [`Tiling::rows`] rows its lanes stand for the same components again, for any number of
-//! components, so no lane is idle, nothing is gathered, and a sum over rows is one vector. A hidden
-//! unit's weights stay in registers while it processes a block of rows.
+//! components, so no lane is idle, nothing is gathered, and a sum over rows is one vector. A group of
+//! components is computed from its series where it has one, and from its hidden units otherwise.
 
 use pulp::{Simd, WithSimd};
 
-use super::tiling::{LANES, Lanes, Tiling, VECTORS};
-use crate::cpu::gelu::{self, Scaled};
+use super::chebyshev::{Networks, Series};
+use super::tiling::{LANES, Lanes, Tiling};
+use super::units::{self, Block};
+use crate::cpu::gelu;
 use crate::cpu::math::on_vectors;
-use crate::cpu::reduce::add_chunks;
+use crate::cpu::reduce::add_to;
 use crate::cpu::{Frame, Output, PerChunk, Rows};
-
-/// Rows whose instructions are interleaved.
-const ROWS: usize = 2;
-
-/// A column of vectors: a block of rows of one group. Aligned, so that no vector crosses a cache
-/// line.
-#[repr(align(64))]
-struct Block([Lanes; VECTORS]);
-
-impl Block {
-    fn zeros() -> Self {
-        Self([[0.0; LANES]; VECTORS])
-    }
-
-    /// Pairs of rows, each row as the vectors of this processor.
-    #[inline(always)]
-    fn rows<S: Simd>(&self) -> std::slice::ChunksExact<'_, S::f32s> {
-        S::as_simd_f32s(self.0.as_flattened())
-            .0
-            .chunks_exact(ROWS * per_row::<S>())
-    }
-
-    #[inline(always)]
-    fn rows_mut<S: Simd>(&mut self) -> std::slice::ChunksExactMut<'_, S::f32s> {
-        S::as_mut_simd_f32s(self.0.as_flattened_mut())
-            .0
-            .chunks_exact_mut(ROWS * per_row::<S>())
-    }
-}
-
-/// Vectors of this processor in [`Lanes`].
-#[inline(always)]
-fn per_row<S: Simd>() -> usize {
-    LANES / S::F32_LANES
-}
-
-/// The vector at index `at` of a group.
-#[inline(always)]
-fn vector<S: Simd>(lanes: &Lanes, at: usize) -> S::f32s {
-    S::as_simd_f32s(lanes).0[at]
-}
 
 pub(super) fn forward(frame: &mut Frame<'_>) {
     let z = frame.output(0).values;
     let [a, w1, b1, w2, b2] = [0, 1, 2, 3, 4].map(|index| frame.input(index));
     let (rows, c) = (frame.ty(0).rows(), frame.ty(0).columns());
     let tiling = Tiling::new(c, frame.ty(1).columns());
-    let weights = frame.scratch();
+    let (weights, scratch) = frame.scratch().split_at_mut(tiling.len());
+    let (series, ranges) = scratch.split_at_mut(tiling.series_len());
     let unit = |u| {
         [
             gelu::ARGUMENT * w1[u],
@@ -67,6 +29,9 @@ pub(super) fn forward(frame: &mut Frame<'_>) {
     };
     tiling.lay_out(weights, unit, |c| b2[c]);
     let weights = weights.as_chunks::<LANES>().0;
+    let networks = Networks { tiling, weights, a };
+    networks.fit(frame.pool, ranges, None, series);
+    let series = series.as_chunks::<LANES>().0;
     frame
         .pool
         .run(rows, tiling.block_rows(), Rows(z, c), |range, z| {
@@ -74,6 +39,7 @@ pub(super) fn forward(frame: &mut Frame<'_>) {
                 tiling,
                 a: &a[range.start * c..range.end * c],
                 weights,
+                series,
                 z: z.0,
             });
         });
@@ -84,6 +50,7 @@ struct Forward<'a> {
     tiling: Tiling,
     a: &'a [f32],
     weights: &'a [Lanes],
+    series: &'a [Lanes],
     z: &'a mut [f32],
 }
 
@@ -92,40 +59,18 @@ impl WithSimd for Forward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self {
-            tiling,
-            a,
-            weights,
-            z,
-        } = self;
+        let tiling = self.tiling;
         let (mut x, mut total) = (Block::zeros(), Block::zeros());
-        for (group, weights) in weights.chunks_exact(tiling.vectors()).enumerate() {
-            let (units, bias) = weights.as_chunks::<3>();
-            let count = tiling.load(a, group, &mut x.0);
-            total.0 = [bias[0]; VECTORS];
-            for unit in units {
-                pass(simd, unit, &x, count, &mut total);
+        for group in 0..tiling.groups() {
+            let count = tiling.load(self.a, group, &mut x.0);
+            match Series::of(tiling, self.series, group) {
+                Some(series) => series.values(simd, &x, count, &mut total),
+                None => {
+                    let weights = tiling.of(self.weights, group);
+                    units::values(simd, weights, &x, count, &mut total);
+                }
             }
-            tiling.store(&total.0, group, false, z);
-        }
-    }
-}
-
-/// Adds the output of a hidden unit.
-#[inline(always)]
-fn pass<S: Simd>(simd: S, weights: &[Lanes; 3], x: &Block, count: usize, total: &mut Block) {
-    for at in 0..per_row::<S>() {
-        let [w1, b1, w2] = [0, 1, 2].map(|index| vector::<S>(&weights[index], at));
-        let rows = x.rows::<S>().zip(total.rows_mut::<S>());
-        for (x, total) in rows.take(count.div_ceil(ROWS)) {
-            let places: [usize; ROWS] = [at, at + per_row::<S>()];
-            let mut p = [w1; ROWS];
-            for (p, place) in p.iter_mut().zip(places) {
-                *p = simd.mul_add_f32s(w1, x[place], b1);
-            }
-            for (value, place) in Scaled(simd).values(p).into_iter().zip(places) {
-                total[place] = simd.mul_add_f32s(w2, value, total[place]);
-            }
+            tiling.store(&total.0, group, false, self.z);
         }
     }
 }
@@ -135,8 +80,10 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
     let (rows, c) = (frame.ty(1).rows(), frame.ty(1).columns());
     let tiling = Tiling::new(c, frame.ty(2).columns());
     let Output { values: ga, add } = frame.output(0);
-    // The weights first, then the sums over all chunks, then the sums of each chunk.
-    let (shared, partials) = frame.scratch().split_at_mut(tiling.len());
+    // The sums over all chunks, and after the series the sums of each chunk.
+    let (weights, scratch) = frame.scratch().split_at_mut(tiling.len());
+    let (sums, scratch) = scratch.split_at_mut(tiling.len());
+    let (series, partials) = scratch.split_at_mut(tiling.series_len());
     let unit = |u| {
         [
             gelu::ARGUMENT * w1[u],
@@ -144,8 +91,13 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
             gelu::SLOPE * w1[u] * w2[u],
         ]
     };
-    tiling.lay_out(shared, unit, |_| 0.0);
-    let weights = shared.as_chunks::<LANES>().0;
+    tiling.lay_out(weights, unit, |_| 0.0);
+    let weights = weights.as_chunks::<LANES>().0;
+    let each = tiling.vectors() * LANES;
+    let beside = Some(PerChunk(&mut *sums, each));
+    let networks = Networks { tiling, weights, a };
+    networks.fit(frame.pool, partials, beside, series);
+    let series = series.as_chunks::<LANES>().0;
     let parts = (Rows(ga, c), PerChunk(&mut *partials, tiling.len()));
     frame.pool.run(
         rows,
@@ -158,12 +110,22 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
                 a: &a[at.clone()],
                 gradient: &gradient[at],
                 weights,
-                ga: Output { values: ga.0, add },
+                series,
+                ga: Output::new(ga.0, add),
                 sums: partial.0.as_chunks_mut::<LANES>().0,
             });
         },
     );
-    add_chunks(frame.pool, Output::overwrite(&mut *shared), partials);
+    let (parts, partials) = (PerChunk(&mut *sums, each), partials.as_chunks::<LANES>().0);
+    frame.pool.run(tiling.groups(), 1, parts, |group, sums| {
+        on_vectors(Add {
+            weights: tiling.of(weights, group.start),
+            series: Series::of(tiling, series, group.start),
+            partials: &partials[group.start * tiling.vectors()..],
+            each: tiling.groups() * tiling.vectors(),
+            sums: sums.0.as_chunks_mut::<LANES>().0,
+        });
+    });
     let [of_w1, of_b1, of_w2, of_b2] = [1, 2, 3, 4].map(|index| {
         let Output { values: out, add } = frame.output(index);
         if !add {
@@ -172,7 +134,7 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
         out
     });
     tiling.collect(
-        shared,
+        sums,
         |unit, [gw1, gb1, gw2]| {
             of_w1[unit] += gelu::SLOPE * w2[unit] * gw1;
             of_b1[unit] += gelu::SLOPE * w2[unit] * gb1;
@@ -188,6 +150,7 @@ struct Backward<'a> {
     a: &'a [f32],
     gradient: &'a [f32],
     weights: &'a [Lanes],
+    series: &'a [Lanes],
     ga: Output<&'a mut [f32]>,
     sums: &'a mut [Lanes],
 }
@@ -197,90 +160,141 @@ impl WithSimd for Backward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self {
-            tiling,
-            a,
-            gradient,
-            weights,
-            ga: Output { values: ga, add },
-            sums,
-        } = self;
-        sums.fill([0.0; LANES]);
-        let [mut x, mut g, mut gx, mut total] = [(); 4].map(|()| Block::zeros());
+        let Self { tiling, sums, .. } = self;
+        let Output { values: ga, add } = self.ga;
+        for (group, sums) in sums.chunks_exact_mut(tiling.vectors()).enumerate() {
+            let series = Series::of(tiling, self.series, group);
+            used(series, tiling.of(self.weights, group), sums).fill([0.0; LANES]);
+        }
+        let [mut x, mut g, mut total] = [(); 3].map(|()| Block::zeros());
         let block = tiling.block_rows() * tiling.columns();
-        let blocks = a
+        let blocks = self
+            .a
             .chunks(block)
-            .zip(gradient.chunks(block))
+            .zip(self.gradient.chunks(block))
             .zip(ga.chunks_mut(block));
         for ((a, gradient), ga) in blocks {
-            let groups = weights
-                .chunks_exact(tiling.vectors())
-                .zip(sums.chunks_exact_mut(tiling.vectors()));
-            for (group, (weights, sums)) in groups.enumerate() {
-                let (sums, of_bias) = sums.as_chunks_mut::<3>();
+            for (group, sums) in sums.chunks_exact_mut(tiling.vectors()).enumerate() {
                 let count = tiling.load(a, group, &mut x.0);
                 tiling.load(gradient, group, &mut g.0);
-                total.0 = [[0.0; LANES]; VECTORS];
-                multiply(&g, &x, &mut gx, &mut of_bias[0]);
-                for (unit, sums) in weights.as_chunks::<3>().0.iter().zip(sums) {
-                    pass_back(simd, unit, [&x, &g, &gx], count, &mut total, sums);
+                match Series::of(tiling, self.series, group) {
+                    Some(series) => series.gradients(simd, [&x, &g], count, &mut total, sums),
+                    None => {
+                        let weights = tiling.of(self.weights, group);
+                        units::gradients(simd, weights, [&x, &g], count, &mut total, sums);
+                    }
                 }
-                for (total, g) in total.0.iter_mut().zip(&g.0) {
-                    total.iter_mut().zip(g).for_each(|(total, g)| *total *= g);
-                }
+                total.multiply(simd, &g);
                 tiling.store(&total.0, group, add, ga);
             }
         }
     }
 }
 
-/// `gx = g x`, and adds the sum of `g`.
+/// The sums of a group in scratch: of its series' terms, or of its units.
 #[inline(always)]
-fn multiply(g: &Block, x: &Block, gx: &mut Block, sum: &mut Lanes) {
-    for ((gx, g), x) in gx.0.iter_mut().zip(&g.0).zip(&x.0) {
-        for lane in 0..LANES {
-            gx[lane] = g[lane] * x[lane];
-            sum[lane] += g[lane];
+fn used<'a>(
+    series: Option<Series<'_>>,
+    weights: &[Lanes],
+    sums: &'a mut [Lanes],
+) -> &'a mut [Lanes] {
+    &mut sums[..series.map_or(weights.len(), |series| series.points())]
+}
+
+/// Adds a group's sums of all chunks.
+struct Add<'a> {
+    weights: &'a [Lanes],
+    series: Option<Series<'a>>,
+    /// From the group in the first chunk on.
+    partials: &'a [Lanes],
+    /// Vectors of a chunk.
+    each: usize,
+    sums: &'a mut [Lanes],
+}
+
+impl WithSimd for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let sums = used(self.series, self.weights, self.sums);
+        sums.fill([0.0; LANES]);
+        for partial in self.partials.chunks(self.each) {
+            add_to(sums.as_flattened_mut(), partial.as_flattened());
+        }
+        if let Some(series) = self.series {
+            series.spread(simd, self.weights, self.sums);
         }
     }
 }
 
-/// A hidden unit with weights `w1`, `b1` and `w1 w2`: adds its part of the slope of the network,
-/// and the sums over rows of `gx gelu'(p)`, `g gelu'(p)` and `g gelu(p)`.
-#[inline(always)]
-fn pass_back<S: Simd>(
-    simd: S,
-    weights: &[Lanes; 3],
-    [x, g, gx]: [&Block; 3],
-    count: usize,
-    total: &mut Block,
-    sums: &mut [Lanes; 3],
-) {
-    for at in 0..per_row::<S>() {
-        let [w1, b1, w1w2] = [0, 1, 2].map(|index| vector::<S>(&weights[index], at));
-        let [mut of_w1, mut of_b1, mut of_w2] =
-            [0, 1, 2].map(|index| vector::<S>(&sums[index], at));
-        let rows = x
-            .rows::<S>()
-            .zip(g.rows::<S>())
-            .zip(gx.rows::<S>())
-            .zip(total.rows_mut::<S>());
-        for (((x, g), gx), total) in rows.take(count.div_ceil(ROWS)) {
-            let places: [usize; ROWS] = [at, at + per_row::<S>()];
-            let mut p = [w1; ROWS];
-            for (p, place) in p.iter_mut().zip(places) {
-                *p = simd.mul_add_f32s(w1, x[place], b1);
-            }
-            let (values, slopes) = Scaled(simd).values_and_slopes(p);
-            for (row, place) in places.into_iter().enumerate() {
-                total[place] = simd.mul_add_f32s(w1w2, slopes[row], total[place]);
-                of_w1 = simd.mul_add_f32s(gx[place], slopes[row], of_w1);
-                of_b1 = simd.mul_add_f32s(g[place], slopes[row], of_b1);
-                of_w2 = simd.mul_add_f32s(g[place], values[row], of_w2);
-            }
+#[cfg(test)]
+mod tests {
+    use pulp::Scalar;
+
+    use super::*;
+    use crate::cpu::Pool;
+    use crate::ops::oracle::random;
+
+    // A processor has vectors of 1, 4, 8 or 16 numbers.
+    #[test]
+    fn bits_do_not_depend_on_vectors() {
+        let (c, h, rows) = (3, 16, 1000);
+        let tiling = Tiling::new(c, h);
+        let [a, gradient, w1, b1, w2] = [rows * c, rows * c, c * h, c * h, c * h].map(|len| {
+            let numbers = random(&[len], len as u64).values;
+            numbers.into_iter().map(|x| 0.3 * x).collect::<Vec<f32>>()
+        });
+        let mut weights = vec![0.0; tiling.len()];
+        tiling.lay_out(&mut weights, |u| [w1[u], b1[u], w2[u]], |_| 0.0);
+        let weights = weights.as_chunks::<LANES>().0;
+        let networks = Networks {
+            tiling,
+            weights,
+            a: &a,
+        };
+        let mut ranges = vec![0.0; 32 * 2 * tiling.groups() * LANES];
+        let mut fitted = vec![0.0; tiling.series_len()];
+        networks.fit(&Pool::single(), &mut ranges, None, &mut fitted);
+        let none = vec![0.0; tiling.series_len()];
+        for series in [&fitted, &none].map(|series| series.as_chunks::<LANES>().0) {
+            let [vectors, scalars] = [true, false].map(|widest| {
+                let [mut z, mut ga] = [(); 2].map(|()| vec![0.5; rows * c]);
+                let mut sums = vec![[0.0; LANES]; tiling.groups() * tiling.vectors()];
+                for block in (0..rows * c).step_by(tiling.block_rows() * c) {
+                    let block = block..(rows * c).min(block + tiling.block_rows() * c);
+                    let forward = Forward {
+                        tiling,
+                        a: &a[block.clone()],
+                        weights,
+                        series,
+                        z: &mut z[block],
+                    };
+                    if widest {
+                        on_vectors(forward);
+                    } else {
+                        forward.with_simd(Scalar);
+                    }
+                }
+                let backward = Backward {
+                    tiling,
+                    a: &a,
+                    gradient: &gradient,
+                    weights,
+                    series,
+                    ga: Output::add_to(&mut ga),
+                    sums: &mut sums,
+                };
+                if widest {
+                    on_vectors(backward);
+                } else {
+                    backward.with_simd(Scalar);
+                }
+                let found = [z, ga, sums.into_flattened()].concat();
+                found.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            });
+            assert!(vectors == scalars);
         }
-        for (sum, of) in sums.iter_mut().zip([of_w1, of_b1, of_w2]) {
-            S::as_mut_simd_f32s(sum).0[at] = of;
-        }
+        assert!(fitted != none);
     }
 }

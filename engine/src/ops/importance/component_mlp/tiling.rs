@@ -41,6 +41,16 @@ impl Tiling {
         self.c
     }
 
+    /// Rows of a group.
+    pub(super) fn rows(self) -> usize {
+        self.rows
+    }
+
+    /// Vectors of a group.
+    pub(super) fn groups(self) -> usize {
+        self.groups
+    }
+
     /// Rows of a block.
     pub(super) fn block_rows(self) -> usize {
         VECTORS * self.rows
@@ -53,14 +63,25 @@ impl Tiling {
             .next_multiple_of(self.block_rows())
     }
 
-    /// Weight vectors of a group: three for each hidden unit, and one.
+    /// Most points of a group's series: more take as long as its units.
+    pub(super) fn most_points(self) -> usize {
+        VECTORS.min(4 * self.h)
+    }
+
+    /// Vectors of a group: three for each hidden unit, and one; or one for each point.
     pub(super) fn vectors(self) -> usize {
-        3 * self.h + 1
+        self.most_points().max(3 * self.h + 1)
     }
 
     /// f32s of the vectors of all groups.
     pub(super) fn len(self) -> usize {
         self.groups * self.vectors() * LANES
+    }
+
+    /// The numbers of a group that [`Tiling::lay_out`] writes.
+    #[inline(always)]
+    pub(super) fn of(self, vectors: &[Lanes], group: usize) -> &[Lanes] {
+        &vectors[group * self.vectors()..][..3 * self.h + 1]
     }
 
     /// Lays out three numbers for each hidden unit and one for each component.
@@ -72,7 +93,7 @@ impl Tiling {
     ) {
         let vectors = out.as_chunks_mut::<LANES>().0;
         for (group, vectors) in vectors.chunks_exact_mut(self.vectors()).enumerate() {
-            let (units, last) = vectors.as_chunks_mut::<3>();
+            let (units, last) = vectors[..3 * self.h + 1].as_chunks_mut::<3>();
             for lane in 0..LANES {
                 let c = self.component(group, lane);
                 for (index, vectors) in units.iter_mut().enumerate() {
@@ -93,8 +114,8 @@ impl Tiling {
         mut component: impl FnMut(usize, f32),
     ) {
         let vectors = laid_out.as_chunks::<LANES>().0;
-        for (group, vectors) in vectors.chunks_exact(self.vectors()).enumerate() {
-            let (units, last) = vectors.as_chunks::<3>();
+        for group in 0..self.groups {
+            let (units, last) = self.of(vectors, group).as_chunks::<3>();
             for lane in 0..LANES {
                 let c = self.component(group, lane);
                 for (index, vectors) in units.iter().enumerate() {
