@@ -1,5 +1,5 @@
-//! Products of a long matrix with a small one, and small products of two long ones: the shapes of
-//! toy models, for which packing both operands costs more than multiplying them, unless AMX does.
+//! Products in f32 of a long matrix with a small one, and small products of two long ones: the
+//! shapes of toy models, for which packing both operands costs more than multiplying them.
 //!
 //! ```text
 //! narrow   out[i, j] = sum_l a[i, l] b[l, j]    a row by row, b small, packed once in panels

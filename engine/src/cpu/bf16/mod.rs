@@ -12,9 +12,9 @@
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
 //! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.
-//! With AMX, thin products are [rounded](in_tiles) too. AMX and AVX512_BF16 also treat numbers below
-//! 2^-126 as 0 (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). Tests have
-//! run AVX512_BF16 on a Zen 4, and AMX on a Xeon.
+//! AMX and AVX512_BF16 [round](in_tiles) thin products too, and treat numbers below 2^-126 as 0
+//! (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). Tests have run
+//! AVX512_BF16 on a Zen 4, and AMX on a Xeon.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -73,10 +73,10 @@ pub fn has_bf16_products() -> bool {
     }
 }
 
-/// Whether products in a precision are multiplied in tiles of 16 lines of 32 terms, by AMX: then
-/// thin products too are faster in bf16 than in f32.
+/// Whether products in a precision are multiplied in tiles of 16 lines of 32 terms, by AMX or
+/// AVX512_BF16: then thin products too are faster in bf16 than in f32.
 pub(super) fn in_tiles(precision: Precision) -> bool {
-    precision == Precision::Bf16 && Unit::best().takes_tiles()
+    precision == Precision::Bf16 && Unit::best() != Unit::Vectors
 }
 
 /// Whether a step with bf16 products takes longer here than one in f32: on Intel processors with
@@ -138,16 +138,6 @@ impl Unit {
             Self::Avx512 => "AVX512_BF16",
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Amx => "AMX",
-        }
-    }
-
-    fn takes_tiles(self) -> bool {
-        match self {
-            Self::Vectors => false,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => false,
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Self::Amx => true,
         }
     }
 
