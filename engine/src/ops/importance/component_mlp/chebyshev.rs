@@ -85,77 +85,49 @@ impl<'a> Series<'a> {
         })
     }
 
-    /// Sums of the series.
+    /// Sums of the series. With numbers `g` of the same rows, adds the sums over rows of
+    /// `g T_m(y)`.
     #[inline(always)]
-    pub(super) fn values<S: Simd>(self, simd: S, x: &Block, count: usize, total: &mut Block) {
-        let Some((constant, others)) = self.coefficients.split_first() else {
-            return;
-        };
-        let scale = self.scale();
-        for at in 0..per_row::<S>() {
-            let rows = x.rows::<S, ROWS>().zip(total.rows_mut::<S, ROWS>());
-            for (x, total) in rows.take(count.div_ceil(ROWS)) {
-                let (y, twice) = self.places(simd, &scale, x, at);
-                let zero = simd.splat_f32s(0.0);
-                let (mut sums, mut before) = ([zero; ROWS], [zero; ROWS]);
-                for k in others.iter().rev() {
-                    let k = vector::<S>(k, at);
-                    for row in 0..ROWS {
-                        let rest = simd.sub_f32s(k, before[row]);
-                        before[row] = sums[row];
-                        sums[row] = simd.mul_add_f32s(twice[row], sums[row], rest);
-                    }
-                }
-                let k = vector::<S>(constant, at);
-                for row in 0..ROWS {
-                    total[at + row * per_row::<S>()] =
-                        simd.mul_add_f32s(y[row], sums[row], simd.sub_f32s(k, before[row]));
-                }
-            }
-        }
-    }
-
-    /// Sums of the series. Adds the sums over rows of `g T_m(y)`.
-    #[inline(always)]
-    pub(super) fn gradients<S: Simd>(
+    pub(super) fn evaluate<S: Simd>(
         self,
         simd: S,
-        [x, g]: [&Block; 2],
+        x: &Block,
         count: usize,
         total: &mut Block,
-        moments: &mut [Lanes],
+        mut with: Option<(&Block, &mut [Lanes])>,
     ) {
         let scale = self.scale();
         for at in 0..per_row::<S>() {
-            let rows = x
-                .rows::<S, ROWS>()
-                .zip(g.rows::<S, ROWS>())
-                .zip(total.rows_mut::<S, ROWS>());
-            for ((x, g), total) in rows.take(count.div_ceil(ROWS)) {
-                let (mut next, twice) = self.places(simd, &scale, x, at);
+            for first in (0..count).step_by(ROWS) {
+                let [mut next, twice] =
+                    self.places::<S>(simd, &scale, x.some::<S, ROWS>(first, at), at);
+                let g = with.as_ref().map(|(g, _)| g.some::<S, ROWS>(first, at));
                 let mut term = [simd.splat_f32s(1.0); ROWS];
                 let mut sums = [simd.splat_f32s(0.0); ROWS];
-                for (k, moment) in self.coefficients.iter().zip(&mut *moments) {
+                for (m, k) in self.coefficients.iter().enumerate() {
                     let k = vector::<S>(k, at);
-                    let moment = &mut S::as_mut_simd_f32s(moment).0[at];
                     for row in 0..ROWS {
                         sums[row] = simd.mul_add_f32s(k, term[row], sums[row]);
-                        let g = g[at + row * per_row::<S>()];
-                        *moment = simd.mul_add_f32s(g, term[row], *moment);
+                    }
+                    if let (Some(g), Some((_, moments))) = (g, &mut with) {
+                        let moment = &mut S::as_mut_simd_f32s(&mut moments[m]).0[at];
+                        for row in 0..ROWS {
+                            *moment = simd.mul_add_f32s(g[row], term[row], *moment);
+                        }
+                    }
+                    for row in 0..ROWS {
                         let after = simd.neg_f32s(term[row]);
                         term[row] = next[row];
                         next[row] = simd.mul_add_f32s(twice[row], next[row], after);
                     }
                 }
-                for row in 0..ROWS {
-                    total[at + row * per_row::<S>()] = sums[row];
-                }
+                total.put::<S, ROWS>(first, at, sums);
             }
         }
     }
 
     /// Makes the sums over all rows that [`units::gradients`] makes from those of
-    /// [`Series::gradients`].
+    /// [`Series::evaluate`].
     #[inline(always)]
     pub(super) fn spread<S: Simd>(self, simd: S, weights: &[Lanes], sums: &mut [Lanes]) {
         let [mut x, mut g, mut slopes] = [(); 3].map(|()| Block::zeros());
@@ -195,18 +167,17 @@ impl<'a> Series<'a> {
         &self,
         simd: S,
         scale: &Lanes,
-        x: &[S::f32s],
+        x: [S::f32s; ROWS],
         at: usize,
-    ) -> ([S::f32s; ROWS], [S::f32s; ROWS]) {
+    ) -> [[S::f32s; ROWS]; 2] {
         let (middle, scale) = (vector::<S>(self.middle, at), vector::<S>(scale, at));
-        let [mut y, mut twice] = [[middle; ROWS]; 2];
+        let [mut y, mut twice] = [x; 2];
         for row in 0..ROWS {
-            let x = x[at + row * per_row::<S>()];
-            y[row] = simd.mul_f32s(simd.sub_f32s(x, middle), scale);
+            y[row] = simd.mul_f32s(simd.sub_f32s(x[row], middle), scale);
             let most = simd.min_f32s(simd.add_f32s(y[row], y[row]), simd.splat_f32s(2.0));
             twice[row] = simd.max_f32s(most, simd.splat_f32s(-2.0));
         }
-        (y, twice)
+        [y, twice]
     }
 
     /// The activations of the points.

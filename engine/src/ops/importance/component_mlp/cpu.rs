@@ -64,7 +64,7 @@ impl WithSimd for Forward<'_> {
         for group in 0..tiling.groups() {
             let count = tiling.load(self.a, group, &mut x.0);
             match Series::of(tiling, self.series, group) {
-                Some(series) => series.values(simd, &x, count, &mut total),
+                Some(series) => series.evaluate(simd, &x, count, &mut total, None),
                 None => {
                     let weights = tiling.of(self.weights, group);
                     units::values(simd, weights, &x, count, &mut total);
@@ -178,7 +178,9 @@ impl WithSimd for Backward<'_> {
                 let count = tiling.load(a, group, &mut x.0);
                 tiling.load(gradient, group, &mut g.0);
                 match Series::of(tiling, self.series, group) {
-                    Some(series) => series.gradients(simd, [&x, &g], count, &mut total, sums),
+                    Some(series) => {
+                        series.evaluate(simd, &x, count, &mut total, Some((&g, sums)));
+                    }
                     None => {
                         let weights = tiling.of(self.weights, group);
                         units::gradients(simd, weights, [&x, &g], count, &mut total, sums);

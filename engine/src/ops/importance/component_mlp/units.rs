@@ -21,28 +21,35 @@ impl Block {
     /// Multiplies each number by that of another block.
     #[inline(always)]
     pub(super) fn multiply<S: Simd>(&mut self, simd: S, by: &Self) {
-        for (own, by) in self.rows_mut::<S, 1>().zip(by.rows::<S, 1>()) {
-            for at in 0..per_row::<S>() {
-                own[at] = simd.mul_f32s(own[at], by[at]);
-            }
+        let own = S::as_mut_simd_f32s(self.0.as_flattened_mut()).0;
+        for (own, by) in own.iter_mut().zip(S::as_simd_f32s(by.0.as_flattened()).0) {
+            *own = simd.mul_f32s(*own, *by);
         }
     }
 
-    /// So many rows at a time, each row as the vectors of this processor.
+    /// Vectors at index `at` of some rows.
     #[inline(always)]
-    pub(super) fn rows<S: Simd, const N: usize>(&self) -> std::slice::ChunksExact<'_, S::f32s> {
-        S::as_simd_f32s(self.0.as_flattened())
-            .0
-            .chunks_exact(N * per_row::<S>())
+    pub(super) fn some<S: Simd, const N: usize>(&self, first: usize, at: usize) -> [S::f32s; N] {
+        let vectors = S::as_simd_f32s(self.0[first..first + N].as_flattened()).0;
+        let mut some = [vectors[at]; N];
+        for (row, vector) in some.iter_mut().enumerate() {
+            *vector = vectors[row * per_row::<S>() + at];
+        }
+        some
     }
 
+    /// Writes what [`Block::some`] reads.
     #[inline(always)]
-    pub(super) fn rows_mut<S: Simd, const N: usize>(
+    pub(super) fn put<S: Simd, const N: usize>(
         &mut self,
-    ) -> std::slice::ChunksExactMut<'_, S::f32s> {
-        S::as_mut_simd_f32s(self.0.as_flattened_mut())
-            .0
-            .chunks_exact_mut(N * per_row::<S>())
+        first: usize,
+        at: usize,
+        some: [S::f32s; N],
+    ) {
+        let vectors = S::as_mut_simd_f32s(self.0[first..first + N].as_flattened_mut()).0;
+        for (row, vector) in some.into_iter().enumerate() {
+            vectors[row * per_row::<S>() + at] = vector;
+        }
     }
 }
 
@@ -72,16 +79,16 @@ pub(super) fn values<S: Simd>(
     for weights in units {
         for at in 0..per_row::<S>() {
             let [w1, b1, w2] = [0, 1, 2].map(|index| vector::<S>(&weights[index], at));
-            let rows = x.rows::<S, ROWS>().zip(total.rows_mut::<S, ROWS>());
-            for (x, total) in rows.take(count.div_ceil(ROWS)) {
-                let places: [usize; ROWS] = [at, at + per_row::<S>()];
-                let mut p = [w1; ROWS];
-                for (p, place) in p.iter_mut().zip(places) {
-                    *p = simd.mul_add_f32s(w1, x[place], b1);
+            for first in (0..count).step_by(ROWS) {
+                let mut p = x.some::<S, ROWS>(first, at);
+                for p in &mut p {
+                    *p = simd.mul_add_f32s(w1, *p, b1);
                 }
-                for (value, place) in Scaled(simd).values(p).into_iter().zip(places) {
-                    total[place] = simd.mul_add_f32s(w2, value, total[place]);
+                let mut sums = total.some::<S, ROWS>(first, at);
+                for (sum, value) in sums.iter_mut().zip(Scaled(simd).values(p)) {
+                    *sum = simd.mul_add_f32s(w2, value, *sum);
                 }
+                total.put::<S, ROWS>(first, at, sums);
             }
         }
     }
@@ -132,24 +139,21 @@ fn add_unit<S: Simd>(
         let [w1, b1, w1w2] = [0, 1, 2].map(|index| vector::<S>(&weights[index], at));
         let [mut of_w1, mut of_b1, mut of_w2] =
             [0, 1, 2].map(|index| vector::<S>(&sums[index], at));
-        let rows = x
-            .rows::<S, ROWS>()
-            .zip(g.rows::<S, ROWS>())
-            .zip(gx.rows::<S, ROWS>())
-            .zip(total.rows_mut::<S, ROWS>());
-        for (((x, g), gx), total) in rows.take(count.div_ceil(ROWS)) {
-            let places: [usize; ROWS] = [at, at + per_row::<S>()];
-            let mut p = [w1; ROWS];
-            for (p, place) in p.iter_mut().zip(places) {
-                *p = simd.mul_add_f32s(w1, x[place], b1);
+        for first in (0..count).step_by(ROWS) {
+            let mut p = x.some::<S, ROWS>(first, at);
+            for p in &mut p {
+                *p = simd.mul_add_f32s(w1, *p, b1);
             }
             let (values, slopes) = Scaled(simd).values_and_slopes(p);
-            for (row, place) in places.into_iter().enumerate() {
-                total[place] = simd.mul_add_f32s(w1w2, slopes[row], total[place]);
-                of_w1 = simd.mul_add_f32s(gx[place], slopes[row], of_w1);
-                of_b1 = simd.mul_add_f32s(g[place], slopes[row], of_b1);
-                of_w2 = simd.mul_add_f32s(g[place], values[row], of_w2);
+            let [g, gx] = [g.some::<S, ROWS>(first, at), gx.some::<S, ROWS>(first, at)];
+            let mut sums = total.some::<S, ROWS>(first, at);
+            for row in 0..ROWS {
+                sums[row] = simd.mul_add_f32s(w1w2, slopes[row], sums[row]);
+                of_w1 = simd.mul_add_f32s(gx[row], slopes[row], of_w1);
+                of_b1 = simd.mul_add_f32s(g[row], slopes[row], of_b1);
+                of_w2 = simd.mul_add_f32s(g[row], values[row], of_w2);
             }
+            total.put::<S, ROWS>(first, at, sums);
         }
         for (sum, of) in sums.iter_mut().zip([of_w1, of_b1, of_w2]) {
             S::as_mut_simd_f32s(sum).0[at] = of;
