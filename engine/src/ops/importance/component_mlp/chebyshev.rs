@@ -291,7 +291,7 @@ impl WithSimd for Fit<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { weights, out, .. } = self;
-        let (mut enough, mut few) = (0.0_f32, true);
+        let (mut enough, mut fits) = (0.0_f32, true);
         for lane in 0..LANES {
             let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
             for chunk in self.ranges.chunks_exact(2 * self.lanes) {
@@ -303,12 +303,12 @@ impl WithSimd for Fit<'_> {
             let steepest = units.fold(0.0, |most: f32, unit| most.max(unit[0][lane].abs()));
             let points = points(steepest / gelu::ARGUMENT * half);
             // NaN and infinity need more than the most.
-            few &= points <= self.most;
+            fits &= points <= self.most;
             enough = enough.max(points);
             out[0][lane] = 0.5 * high + 0.5 * low;
             out[1][lane] = half;
         }
-        out[2] = [if few { enough } else { 0.0 }; LANES];
+        out[2] = [if fits { enough } else { 0.0 }; LANES];
         let Some(series) = Series::in_vectors(out) else {
             return;
         };
