@@ -1,5 +1,5 @@
-//! Networks as Chebyshev series. Each is a smooth function of one number: between the least and the
-//! greatest activation of its component, it is a polynomial but for rounding.
+//! Networks as Chebyshev series. Each is a smooth function of one number: between the least and
+//! the greatest activation of its component, it is a polynomial but for rounding.
 //!
 //! ```text
 //! y = (a - middle) / half           f(a) = sum_m k_m T_m(y)
@@ -15,6 +15,7 @@
 //! reach too far, and batches with few rows, are computed unit by unit.
 
 use std::f64::consts::PI;
+use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
@@ -52,9 +53,14 @@ fn whole(points: f32) -> usize {
 const HEAD: usize = 3;
 
 impl Tiling {
+    /// Vectors of a group's series.
+    fn series_vectors(self) -> usize {
+        HEAD + self.most_points()
+    }
+
     /// f32s of the series of all groups.
     pub(super) fn series_len(self) -> usize {
-        self.groups() * (HEAD + self.most_points()) * LANES
+        self.groups() * self.series_vectors() * LANES
     }
 }
 
@@ -70,7 +76,7 @@ impl<'a> Series<'a> {
     /// The series of a group, if it has one, among those of all groups.
     #[inline(always)]
     pub(super) fn of(tiling: Tiling, vectors: &'a [Lanes], group: usize) -> Option<Self> {
-        let each = HEAD + tiling.most_points();
+        let each = tiling.series_vectors();
         Self::in_vectors(&vectors[group * each..][..each])
     }
 
@@ -220,6 +226,15 @@ pub(super) struct Networks<'a> {
 }
 
 impl Networks<'_> {
+    /// The same networks, and some rows of the batch.
+    pub(super) fn rows(self, rows: Range<usize>) -> Self {
+        let c = self.tiling.columns();
+        Self {
+            a: &self.a[rows.start * c..rows.end * c],
+            ..self
+        }
+    }
+
     /// Makes the series of all groups: of the networks' values, or of their slopes where there is
     /// room for the sums that [`units::gradients`] makes beside slopes. `ranges` is scratch.
     pub(super) fn fit(
@@ -244,7 +259,7 @@ impl Networks<'_> {
         });
         let ranges = &*ranges;
         let most = rows / tiling.rows() / ROWS_A_POINT;
-        let out = PerChunk(out, (HEAD + tiling.most_points()) * LANES);
+        let out = PerChunk(out, tiling.series_vectors() * LANES);
         pool.run(tiling.groups(), 1, (out, sums), |group, (out, sums)| {
             on_vectors(Fit {
                 weights: tiling.of(weights, group.start),
@@ -335,7 +350,8 @@ mod tests {
     use super::*;
     use crate::cpu::gelu::tests::exact;
 
-    // The series' coefficients in f64, so that only their number matters, and the cosines' rounding.
+    // The coefficients are summed in f64, so that only their number matters, and the rounding of
+    // cosines.
     #[test]
     fn points_are_enough() {
         for reach in [

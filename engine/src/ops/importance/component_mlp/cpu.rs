@@ -1,7 +1,7 @@
 //! Components lie across the lanes. The activations are read as one long row: after
 //! [`Tiling::rows`] rows its lanes stand for the same components again, for any number of
-//! components, so no lane is idle, nothing is gathered, and a sum over rows is one vector. A group of
-//! components is computed from its series where it has one, and from its hidden units otherwise.
+//! components, so no lane is idle, nothing is gathered, and a sum over rows is one vector. A group
+//! is computed from its series where it has one, and from its hidden units otherwise.
 
 use pulp::{Simd, WithSimd};
 
@@ -36,9 +36,7 @@ pub(super) fn forward(frame: &mut Frame<'_>) {
         .pool
         .run(rows, tiling.block_rows(), Rows(z, c), |range, z| {
             on_vectors(Forward {
-                tiling,
-                a: &a[range.start * c..range.end * c],
-                weights,
+                networks: networks.rows(range),
                 series,
                 z: z.0,
             });
@@ -47,9 +45,7 @@ pub(super) fn forward(frame: &mut Frame<'_>) {
 
 /// A block of rows through all networks.
 struct Forward<'a> {
-    tiling: Tiling,
-    a: &'a [f32],
-    weights: &'a [Lanes],
+    networks: Networks<'a>,
     series: &'a [Lanes],
     z: &'a mut [f32],
 }
@@ -59,14 +55,14 @@ impl WithSimd for Forward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let tiling = self.tiling;
+        let Networks { tiling, weights, a } = self.networks;
         let (mut x, mut total) = (Block::zeros(), Block::zeros());
         for group in 0..tiling.groups() {
-            let count = tiling.load(self.a, group, &mut x.0);
+            let count = tiling.load(a, group, &mut x.0);
             match Series::of(tiling, self.series, group) {
                 Some(series) => series.evaluate(simd, &x, count, &mut total, None),
                 None => {
-                    let weights = tiling.of(self.weights, group);
+                    let weights = tiling.of(weights, group);
                     units::values(simd, weights, &x, count, &mut total);
                 }
             }
@@ -80,7 +76,7 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
     let (rows, c) = (frame.ty(1).rows(), frame.ty(1).columns());
     let tiling = Tiling::new(c, frame.ty(2).columns());
     let Output { values: ga, add } = frame.output(0);
-    // The sums over all chunks, and after the series the sums of each chunk.
+    // The weights, the sums over all chunks, the series, and the sums of each chunk.
     let (weights, scratch) = frame.scratch().split_at_mut(tiling.len());
     let (sums, scratch) = scratch.split_at_mut(tiling.len());
     let (series, partials) = scratch.split_at_mut(tiling.series_len());
@@ -106,10 +102,8 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
         |range, (ga, partial)| {
             let at = range.start * c..range.end * c;
             on_vectors(Backward {
-                tiling,
-                a: &a[at.clone()],
+                networks: networks.rows(range),
                 gradient: &gradient[at],
-                weights,
                 series,
                 ga: Output::new(ga.0, add),
                 sums: partial.0.as_chunks_mut::<LANES>().0,
@@ -146,10 +140,8 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
 
 /// A chunk of rows: the gradients of its activations, and its part of the gradients of the weights.
 struct Backward<'a> {
-    tiling: Tiling,
-    a: &'a [f32],
+    networks: Networks<'a>,
     gradient: &'a [f32],
-    weights: &'a [Lanes],
     series: &'a [Lanes],
     ga: Output<&'a mut [f32]>,
     sums: &'a mut [Lanes],
@@ -160,16 +152,16 @@ impl WithSimd for Backward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { tiling, sums, .. } = self;
+        let Self { networks, sums, .. } = self;
+        let Networks { tiling, weights, a } = networks;
         let Output { values: ga, add } = self.ga;
         for (group, sums) in sums.chunks_exact_mut(tiling.vectors()).enumerate() {
             let series = Series::of(tiling, self.series, group);
-            used(series, tiling.of(self.weights, group), sums).fill([0.0; LANES]);
+            used(series, tiling.of(weights, group), sums).fill([0.0; LANES]);
         }
         let [mut x, mut g, mut total] = [(); 3].map(|()| Block::zeros());
         let block = tiling.block_rows() * tiling.columns();
-        let blocks = self
-            .a
+        let blocks = a
             .chunks(block)
             .zip(self.gradient.chunks(block))
             .zip(ga.chunks_mut(block));
@@ -182,7 +174,7 @@ impl WithSimd for Backward<'_> {
                         series.evaluate(simd, &x, count, &mut total, Some((&g, sums)));
                     }
                     None => {
-                        let weights = tiling.of(self.weights, group);
+                        let weights = tiling.of(weights, group);
                         units::gradients(simd, weights, [&x, &g], count, &mut total, sums);
                     }
                 }
@@ -241,7 +233,7 @@ mod tests {
     // A processor has vectors of 1, 4, 8 or 16 numbers.
     #[test]
     fn bits_do_not_depend_on_vectors() {
-        let (c, h, rows) = (3, 16, 1000);
+        let (c, h, rows) = (3, 16, 4001);
         let tiling = Tiling::new(c, h);
         let [a, gradient, w1, b1, w2] = [rows * c, rows * c, c * h, c * h, c * h].map(|len| {
             let numbers = random(&[len], len as u64).values;
@@ -263,14 +255,13 @@ mod tests {
             let [vectors, scalars] = [true, false].map(|widest| {
                 let [mut z, mut ga] = [(); 2].map(|()| vec![0.5; rows * c]);
                 let mut sums = vec![[0.0; LANES]; tiling.groups() * tiling.vectors()];
-                for block in (0..rows * c).step_by(tiling.block_rows() * c) {
-                    let block = block..(rows * c).min(block + tiling.block_rows() * c);
+                let blocks = z.chunks_mut(tiling.block_rows() * c).enumerate();
+                for (block, z) in blocks {
+                    let start = block * tiling.block_rows();
                     let forward = Forward {
-                        tiling,
-                        a: &a[block.clone()],
-                        weights,
+                        networks: networks.rows(start..start + z.len() / c),
                         series,
-                        z: &mut z[block],
+                        z,
                     };
                     if widest {
                         on_vectors(forward);
@@ -279,10 +270,8 @@ mod tests {
                     }
                 }
                 let backward = Backward {
-                    tiling,
-                    a: &a,
+                    networks,
                     gradient: &gradient,
-                    weights,
                     series,
                     ga: Output::add_to(&mut ga),
                     sums: &mut sums,
@@ -297,6 +286,7 @@ mod tests {
             });
             assert!(vectors == scalars);
         }
-        assert!(fitted != none);
+        let fitted = fitted.as_chunks::<LANES>().0;
+        assert!((0..tiling.groups()).all(|group| Series::of(tiling, fitted, group).is_some()));
     }
 }

@@ -1,6 +1,6 @@
-//! Layout of components in vectors. Rows follow each other without a gap: a group of rows is a
-//! whole number of vectors, and lane `l` of its vector `j` always belongs to component
-//! `(16 j + l) mod c`.
+//! Layout of components in vectors. Rows follow each other without a gap: some rows are a whole
+//! number of vectors, and lane `l` of their vector `j` always belongs to component
+//! `(16 j + l) mod c`. The vectors `j` of all rows are a group.
 
 use crate::cpu::Output;
 
@@ -14,8 +14,8 @@ const MOST_CHUNKS: usize = 32;
 
 pub(super) type Lanes = [f32; LANES];
 
-/// A group: `groups` vectors that are `rows` rows of `c` components, each of which has `h` hidden
-/// units.
+/// `rows` rows of `c` components, each of which has `h` hidden units, are a vector of each of
+/// `groups` groups.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiling {
     c: usize,
@@ -41,12 +41,12 @@ impl Tiling {
         self.c
     }
 
-    /// Rows of a group.
+    /// Rows in a vector of each group.
     pub(super) fn rows(self) -> usize {
         self.rows
     }
 
-    /// Vectors of a group.
+    /// Number of groups.
     pub(super) fn groups(self) -> usize {
         self.groups
     }
@@ -68,7 +68,8 @@ impl Tiling {
         VECTORS.min(4 * self.h)
     }
 
-    /// Vectors of a group: three for each hidden unit, and one; or one for each point.
+    /// Vectors of a group's weights and sums: three for each hidden unit, and one; or one for each
+    /// point.
     pub(super) fn vectors(self) -> usize {
         self.most_points().max(3 * self.h + 1)
     }

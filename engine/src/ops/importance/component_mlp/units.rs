@@ -1,4 +1,5 @@
-//! Hidden units on a block of rows. A unit's weights stay in registers while it processes the block.
+//! Hidden units on a block of rows. A unit's weights stay in registers while it processes the
+//! block.
 
 use pulp::Simd;
 
