@@ -105,7 +105,7 @@ pub(crate) mod kernel;
 pub mod libraries;
 pub(crate) mod lowering;
 #[cfg(test)]
-mod machine_code;
+pub(crate) mod machine_code;
 pub(crate) mod nccl;
 #[cfg(test)]
 pub(crate) mod nccl_tests;

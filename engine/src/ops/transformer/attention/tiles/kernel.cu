@@ -61,16 +61,15 @@ template <class H, int M, int PASSING> struct Tiles {
     static const int own_room = room(rows, width), passing_room = room(PASSING, width);
     static const int count = (H::positions + rows - 1) / rows;
     typedef Sums<M, width / 8> Result;
-    // Left factors of its own rows: eight steps of 16 rows at most have registers beside the sums.
-    static const int kept = M * steps <= 8 ? steps : 0;
+    // Left factors of its own rows: of more than eight steps of 16 rows, one has registers beside
+    // the sums.
+    static const int kept = M * steps <= 8 ? steps : 1;
     typedef Rows<M, steps, kept> Left;
 };
 
-// Sums of wide heads take more registers.
-template <class H> constexpr bool narrow = H::size <= 64;
-
-template <class H> using ForwardTiles = Tiles<H, 2, narrow<H> ? 64 : 32>;
-template <class H> using GradTiles = Tiles<H, narrow<H> ? 2 : 1, 32>;
+// Sums of wide heads leave fewer registers for others.
+template <class H> using ForwardTiles = Tiles<H, 2, H::size <= 96 ? 64 : 48>;
+template <class H> using GradTiles = Tiles<H, H::size <= 64 ? 2 : 1, 32>;
 
 // The first row of this warp.
 template <int M> DEVICE int warp_row() { return threadIdx.x / 32 * (16 * M); }

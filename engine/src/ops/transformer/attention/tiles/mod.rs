@@ -56,7 +56,6 @@ pub(super) struct Blocks {
 pub(super) struct Tiles {
     /// Columns of a tile.
     width: usize,
-    narrow: bool,
 }
 
 impl Tiles {
@@ -79,7 +78,6 @@ impl Tiles {
             && i32::try_from(batch * positions).is_ok();
         fits.then(|| Self {
             width: size.next_multiple_of(16),
-            narrow: size <= 64,
         })
     }
 
@@ -94,12 +92,12 @@ impl Tiles {
 
     /// Blocks of queries.
     pub(super) fn forward(self) -> Blocks {
-        self.blocks(128, 1, if self.narrow { 64 } else { 32 })
+        self.blocks(128, 1, if self.width <= 96 { 64 } else { 48 })
     }
 
     /// Blocks of queries for their gradient.
     pub(super) fn of_queries(self) -> Blocks {
-        self.blocks(if self.narrow { 128 } else { 64 }, 2, PASSING)
+        self.blocks(if self.width <= 64 { 128 } else { 64 }, 2, PASSING)
     }
 
     /// Blocks of keys for the gradients of keys and values, with two numbers of each query that
