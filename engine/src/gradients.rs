@@ -210,15 +210,15 @@ impl Gradients<'_> {
         &mut self,
         op: impl Op + 'static,
         inputs: &[Value],
-        targets: &[Option<Value>],
+        targets: &[Value],
     ) -> Result<()> {
-        if !targets.iter().flatten().any(|&target| self.wants(target)) {
+        if !targets.iter().any(|&target| self.wants(target)) {
             return Ok(());
         }
         // One output can add to the earlier contributions; others of the same target are added to
         // it.
         let is_first = |k: usize| !targets[..k].contains(&targets[k]);
-        let before = |k: usize| targets[k].filter(|_| is_first(k)).and_then(|t| self.of(t));
+        let before = |k: usize| is_first(k).then(|| self.of(targets[k])).flatten();
         let into: Vec<Option<Value>> = if op.accumulates() {
             (0..targets.len()).map(before).collect()
         } else {
@@ -227,10 +227,7 @@ impl Gradients<'_> {
         let in_place = !into.is_empty();
         let outputs = self.builder.node(Arc::new(op), inputs, into)?;
         for (k, (&target, &output)) in targets.iter().zip(&outputs).enumerate() {
-            let Some(target) = target.filter(|&target| self.wants(target)) else {
-                continue;
-            };
-            if in_place && is_first(k) {
+            if in_place && is_first(k) && self.wants(target) {
                 self.of.insert(target, output);
             } else {
                 self.pass(target, output)?;

@@ -151,7 +151,7 @@ impl Op for Columns {
             let ty = gradients.builder().ty(input);
             let columns = ty.len() / self.rows().max(1);
             let back = Self::of_run("columns_grad", ty.dims.clone(), columns, [to, from, len]);
-            gradients.emit(back, &[g], &[Some(input)])?;
+            gradients.emit(back, &[g], &[input])?;
         }
         Ok(())
     }

@@ -248,7 +248,7 @@ impl Elementwise {
             .into_iter()
             .partition(|(index, _)| self.is_scalar[*index]);
         for pair in parts.chunks(RESULTS) {
-            let targets: Vec<_> = pair.iter().map(|part| Some(inputs[part.0])).collect();
+            let targets: Vec<_> = pair.iter().map(|part| inputs[part.0]).collect();
             let results: Vec<_> = pair.iter().map(|part| part.1.clone()).collect();
             let dims = gradients.builder().ty(inputs[pair[0].0]).dims.clone();
             let (op, operands) = Self::of_used(names, &results, values, &dims)?;
@@ -257,7 +257,7 @@ impl Elementwise {
         for (index, part) in scalars {
             let (of, operands) = Self::of_used(names, &[part], values, &[])?;
             let op = ElementwiseSum { of, factor: 1.0 };
-            gradients.emit(op, &operands, &[Some(inputs[index])])?;
+            gradients.emit(op, &operands, &[inputs[index]])?;
         }
         Ok(())
     }

@@ -181,11 +181,11 @@ impl Op for MatMul {
             true => (self.with(true, a_transposed), [g, a]),
             false => (self.with(!a_transposed, false), [a, g]),
         };
-        gradients.emit(for_a.0, &for_a.1, &[Some(a)])?;
-        gradients.emit(for_b.0, &for_b.1, &[Some(b)])?;
+        gradients.emit(for_a.0, &for_a.1, &[a])?;
+        gradients.emit(for_b.0, &for_b.1, &[b])?;
         if let Some(&bias) = node.inputs.get(2) {
             let dims = gradients.builder().ty(bias).dims.clone();
-            gradients.emit(SumRows { dims }, &[g], &[Some(bias)])?;
+            gradients.emit(SumRows { dims }, &[g], &[bias])?;
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Op for Softmax {
     }
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
-        gradients.emit(SoftmaxGrad, &[node.outputs[0], g], &[Some(node.inputs[0])])
+        gradients.emit(SoftmaxGrad, &[node.outputs[0], g], &[node.inputs[0]])
     }
 }
 

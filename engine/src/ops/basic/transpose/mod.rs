@@ -70,7 +70,7 @@ impl Op for Transpose {
         let dims = gradients.builder().ty(node.inputs[0]).dims.clone();
         let [a, b, d] = self.from;
         let from = [b, a, d];
-        gradients.emit(Self { from, dims }, &[g], &[Some(node.inputs[0])])
+        gradients.emit(Self { from, dims }, &[g], &[node.inputs[0]])
     }
 }
 

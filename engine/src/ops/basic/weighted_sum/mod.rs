@@ -67,7 +67,7 @@ impl Op for WeightedSum {
             .filter(|(_, weight)| **weight != Weight::Known(0.0))
             .try_for_each(|(&input, &weight)| {
                 let weights = vec![weight];
-                gradients.emit(Self { weights }, &[g], &[Some(input)])
+                gradients.emit(Self { weights }, &[g], &[input])
             })
     }
 

@@ -93,8 +93,7 @@ impl Op for ComponentMlp {
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let inputs = [&[g], &node.inputs[..4]].concat();
-        let targets: Vec<Option<Value>> = node.inputs.iter().copied().map(Some).collect();
-        gradients.emit(ComponentMlpGrad, &inputs, &targets)
+        gradients.emit(ComponentMlpGrad, &inputs, node.inputs)
     }
 }
 

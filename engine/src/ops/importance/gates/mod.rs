@@ -196,7 +196,7 @@ impl Op for ImportanceGates {
             .chain(of[0])
             .chain(of_sums)
             .collect();
-        gradients.emit(op, &inputs, &[Some(node.inputs[0])])
+        gradients.emit(op, &inputs, &[node.inputs[0]])
     }
 }
 

@@ -59,14 +59,14 @@ impl Op for ParallelLinear {
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (x, w, bias) = (node.inputs[0], node.inputs[1], node.inputs[2]);
-        gradients.emit(InputGrad, &[g, w], &[Some(x)])?;
+        gradients.emit(InputGrad, &[g, w], &[x])?;
         let dims = gradients.builder().ty(w).dims.clone();
         let dims = dims
             .try_into()
             .map_err(|_| BuildError::new(self.name(), "a weight has 3 dimensions"))?;
-        gradients.emit(WeightGrad { dims }, &[g, x], &[Some(w)])?;
+        gradients.emit(WeightGrad { dims }, &[g, x], &[w])?;
         let dims = gradients.builder().ty(bias).dims.clone();
-        gradients.emit(SumRows { dims }, &[g], &[Some(bias)])?;
+        gradients.emit(SumRows { dims }, &[g], &[bias])?;
         Ok(())
     }
 }

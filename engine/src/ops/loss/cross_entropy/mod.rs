@@ -65,7 +65,7 @@ impl Op for CrossEntropy {
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let inputs = [node.inputs, &[g]].concat();
-        gradients.emit(CrossEntropyGrad, &inputs, &[Some(inputs[0])])
+        gradients.emit(CrossEntropyGrad, &inputs, &[inputs[0]])
     }
 }
 

@@ -304,7 +304,7 @@ impl Op for HeadDivergence {
             gradients.builder().widen(node.outputs[0], Arc::new(op))?
         };
         let scaled = Elementwise::scaled("head_divergence_grad");
-        gradients.emit(scaled, &[kept, g], &[Some(node.inputs[self.h()])])
+        gradients.emit(scaled, &[kept, g], &[node.inputs[self.h()]])
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

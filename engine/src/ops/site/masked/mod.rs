@@ -294,7 +294,7 @@ impl Op for Masked {
         let targets = [Some(0), importance, given, delta].map(wanted);
         let wants = targets.map(|target| target.is_some());
         let inputs = [&[g], node.inputs].concat();
-        let targets: Vec<Option<Value>> = targets.into_iter().filter(Option::is_some).collect();
+        let targets: Vec<Value> = targets.into_iter().flatten().collect();
         gradients.emit(MaskedGrad { of: *self, wants }, &inputs, &targets)
     }
 }

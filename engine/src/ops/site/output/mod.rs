@@ -180,15 +180,15 @@ impl Op for SiteOutput {
             bias, delta, route, ..
         } = self.joined(node.inputs);
         if let Some(route) = route {
-            gradients.emit(RoutedMatMul::COMPACT_TRANSPOSED, &[g, u, route], &[Some(h)])?;
-            gradients.emit(RoutedMatMul::SUMS_OF_COMPACTED, &[h, g, route], &[Some(u)])?;
+            gradients.emit(RoutedMatMul::COMPACT_TRANSPOSED, &[g, u, route], &[h])?;
+            gradients.emit(RoutedMatMul::SUMS_OF_COMPACTED, &[h, g, route], &[u])?;
         } else {
-            gradients.emit(MatMul::stored(false, true), &[g, u], &[Some(h)])?;
-            gradients.emit(MatMul::stored(true, false), &[h, g], &[Some(u)])?;
+            gradients.emit(MatMul::stored(false, true), &[g, u], &[h])?;
+            gradients.emit(MatMul::stored(true, false), &[h, g], &[u])?;
         }
         let operands = [g, clean].into_iter().chain(bias).chain(delta).chain(route);
         let operands: Vec<Value> = operands.collect();
-        gradients.emit(DeltaGrad(*self), &operands, &[delta])?;
+        gradients.emit(DeltaGrad(*self), &operands, delta.as_slice())?;
         let inputs: Vec<Value> = [g].into_iter().chain(delta).chain(route).collect();
         let shares = Self {
             bias: false,
@@ -201,9 +201,9 @@ impl Op for SiteOutput {
             let s_g = b.op1(Share(shares), &inputs)?;
             let names = ["site_output_bias_grad"; 2];
             let own = b.elementwise(names, [g, s_g], |[g, s_g]| g - s_g)?;
-            gradients.emit(SumRows { dims }, &[own], &[Some(bias)])?;
+            gradients.emit(SumRows { dims }, &[own], &[bias])?;
         }
-        gradients.emit(Share(shares), &inputs, &[Some(clean)])
+        gradients.emit(Share(shares), &inputs, &[clean])
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -230,9 +230,9 @@ impl Op for Share {
         let [_, delta, _] = self.0.after(1);
         let operands: Vec<Value> = [g].into_iter().chain(node.inputs.iter().copied()).collect();
         let delta = delta.map(|at| node.inputs[at]);
-        gradients.emit(DeltaGrad(self.0), &operands, &[delta])?;
+        gradients.emit(DeltaGrad(self.0), &operands, delta.as_slice())?;
         let inputs: Vec<Value> = [g].iter().chain(others).copied().collect();
-        gradients.emit(*self, &inputs, &[Some(x)])
+        gradients.emit(*self, &inputs, &[x])
     }
 }
 

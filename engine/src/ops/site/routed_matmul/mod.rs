@@ -168,7 +168,7 @@ impl Op for CompactRows {
             return Ok(());
         }
         let [x, route] = [0, 1].map(|index| node.inputs[index]);
-        gradients.emit(Self { back: true }, &[g, route], &[Some(x)])
+        gradients.emit(Self { back: true }, &[g, route], &[x])
     }
 }
 
@@ -225,13 +225,13 @@ impl Op for RoutedMatMul {
             second: self.first,
         };
         let back = [g, *w].into_iter().chain(routes.iter().rev().copied());
-        gradients.emit(of_a, &back.collect::<Vec<_>>(), &[Some(*a)])?;
+        gradients.emit(of_a, &back.collect::<Vec<_>>(), &[*a])?;
         let of_w = Self {
             kind: Kind::Sums,
             ..*self
         };
         let both = [*a, g].into_iter().chain(routes.iter().copied());
-        gradients.emit(of_w, &both.collect::<Vec<_>>(), &[Some(*w)])
+        gradients.emit(of_w, &both.collect::<Vec<_>>(), &[*w])
     }
 
     /// For half of the rows, or a third of them if both matrices are compacted: the means over

@@ -180,18 +180,10 @@ impl Op for AdditiveAttention {
     }
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
-        let [q, k, c, d, v, w, beta, scale] = *node.inputs else {
-            unreachable!("eight operands");
-        };
-        let [y, sums] = *node.outputs else {
-            unreachable!("two results");
-        };
-        let targets: Vec<Option<Value>> = node.inputs.iter().copied().map(Some).collect();
-        gradients.emit(
-            AdditiveAttentionGrad(*self),
-            &[q, k, c, d, v, y, g, w, beta, scale, sums],
-            &targets,
-        )
+        let [q, k, c, d, v, w, beta, scale] = [0, 1, 2, 3, 4, 5, 6, 7].map(|at| node.inputs[at]);
+        let [y, sums] = [0, 1].map(|at| node.outputs[at]);
+        let inputs = [q, k, c, d, v, y, g, w, beta, scale, sums];
+        gradients.emit(AdditiveAttentionGrad(*self), &inputs, node.inputs)
     }
 }
 

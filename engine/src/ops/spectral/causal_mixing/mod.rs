@@ -157,9 +157,9 @@ impl Op for CausalMixing {
         };
         let h_ty = gradients.builder().ty(h);
         let (lags, dims) = (h_ty.dims[0], vec![h_ty.columns()]);
-        gradients.emit(AHEAD, &[g, h], &[Some(x)])?;
-        gradients.emit(CausalMixingKernelGrad { lags }, &[x, g], &[Some(h)])?;
-        gradients.emit(SumRows { dims }, &[g], &[Some(bias)])
+        gradients.emit(AHEAD, &[g, h], &[x])?;
+        gradients.emit(CausalMixingKernelGrad { lags }, &[x, g], &[h])?;
+        gradients.emit(SumRows { dims }, &[g], &[bias])
     }
 }
 

@@ -96,7 +96,7 @@ impl Op for GramPenalty {
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let phi = node.inputs[0];
         let inputs = [phi, node.outputs[1], node.outputs[2], g];
-        gradients.emit(GramPenaltyGrad, &inputs, &[Some(phi)])
+        gradients.emit(GramPenaltyGrad, &inputs, &[phi])
     }
 }
 

@@ -122,15 +122,13 @@ impl Op for LinearAttention {
     }
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
-        let [q, k, v] = *node.inputs else {
-            unreachable!("three operands");
-        };
+        let [q, k, v] = [0, 1, 2].map(|at| node.inputs[at]);
         let back = Self {
             is_ahead: !self.is_ahead,
             ..*self
         };
-        gradients.emit(*self, &[g, v, k], &[Some(q)])?;
-        gradients.emit(back, &[v, g, q], &[Some(k)])?;
-        gradients.emit(back, &[k, q, g], &[Some(v)])
+        gradients.emit(*self, &[g, v, k], &[q])?;
+        gradients.emit(back, &[v, g, q], &[k])?;
+        gradients.emit(back, &[k, q, g], &[v])
     }
 }

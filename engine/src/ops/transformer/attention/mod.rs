@@ -380,17 +380,9 @@ impl Op for Attention {
     }
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
-        let inputs: Vec<Value> = node.inputs.iter().chain(node.outputs).copied().collect();
-        let targets: Vec<Option<Value>> = node.inputs[..self.operands()]
-            .iter()
-            .copied()
-            .map(Some)
-            .collect();
-        gradients.emit(
-            AttentionGrad(*self),
-            &[&inputs[..], &[g]].concat(),
-            &targets,
-        )
+        let inputs = [node.inputs, node.outputs, &[g]].concat();
+        let targets = &node.inputs[..self.operands()];
+        gradients.emit(AttentionGrad(*self), &inputs, targets)
     }
 }
 

@@ -90,12 +90,12 @@ impl Op for Embed {
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (tokens, wte) = (node.inputs[0], node.inputs[1]);
         let vocabulary = gradients.builder().ty(wte).rows();
-        gradients.emit(TokenGrad { vocabulary }, &[tokens, g], &[Some(wte)])?;
+        gradients.emit(TokenGrad { vocabulary }, &[tokens, g], &[wte])?;
         let Some(&wpe) = node.inputs.get(2) else {
             return Ok(());
         };
         let context = gradients.builder().ty(wpe).rows();
-        gradients.emit(PositionGrad { context }, &[g], &[Some(wpe)])
+        gradients.emit(PositionGrad { context }, &[g], &[wpe])
     }
 }
 
@@ -120,7 +120,7 @@ impl Op for AddPositions {
         let (x, wpe) = (node.inputs[0], node.inputs[1]);
         gradients.pass(x, g)?;
         let context = gradients.builder().ty(wpe).rows();
-        gradients.emit(PositionGrad { context }, &[g], &[Some(wpe)])
+        gradients.emit(PositionGrad { context }, &[g], &[wpe])
     }
 }
 

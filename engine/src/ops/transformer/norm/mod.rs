@@ -105,14 +105,9 @@ impl Op for Norm {
 
     fn backward(&self, node: &NodeView<'_>, g: Value, gradients: &mut Gradients<'_>) -> Result<()> {
         let (x, weight, statistics) = (node.inputs[0], node.inputs[1], node.outputs[1]);
-        gradients.emit(NormGrad(self.kind), &[x, weight, statistics, g], &[Some(x)])?;
-        let parameters = node.inputs[1..].iter().copied().map(Some);
-        let parameters: Vec<Option<Value>> = parameters.collect();
-        gradients.emit(
-            NormParameterGrad(self.kind),
-            &[x, statistics, g],
-            &parameters,
-        )
+        gradients.emit(NormGrad(self.kind), &[x, weight, statistics, g], &[x])?;
+        let (op, parameters) = (NormParameterGrad(self.kind), &node.inputs[1..]);
+        gradients.emit(op, &[x, statistics, g], parameters)
     }
 }
 
