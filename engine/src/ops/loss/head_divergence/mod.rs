@@ -37,7 +37,7 @@ use crate::derivation::{Derivation, Right};
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op, refuse};
 use crate::ops::Elementwise;
 use crate::precision::Format::{self, Either, Factor, Full};
-use crate::value::{DType, Type, Value};
+use crate::value::{Type, Value};
 
 /// Mean divergence of rows of logits from a target's. Inputs: target logits and their log-sum-exps,
 /// or `T`; `H`, `W`, and labels and `b` if there are any. Results: the mean, the mean cross-entropy
@@ -219,12 +219,8 @@ impl Op for HeadDivergence {
 
     /// The vocabulary.
     fn alike(&self, inputs: &[&Type], _outputs: &[&Type]) -> Vec<Alike> {
-        let Sizes {
-            rows,
-            d,
-            vocabulary,
-        } = self.sizes(|index| inputs[index]);
-        let shape = Shape::of([rows, vocabulary, d]);
+        let sizes = self.sizes(|index| inputs[index]);
+        let shape = Shape::of([sizes.rows, sizes.vocabulary, sizes.d]);
         let w = match self.transposed {
             true => (self.h() + 1, Side::Rows),
             false => (self.h() + 1, Side::Columns),
@@ -236,42 +232,10 @@ impl Op for HeadDivergence {
         vec![Alike::of_product(shape, all)]
     }
 
+    /// Of operands that fit together: no other op than those of `through_head` is made.
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let [h, w] = [inputs[self.h()], inputs[self.h() + 1]];
-        let Sizes {
-            rows,
-            d,
-            vocabulary,
-        } = self.sizes(|index| inputs[index]);
-        let sides = if self.transposed {
-            [vocabulary, d]
-        } else {
-            [d, vocabulary]
-        };
-        let target = inputs[0];
-        let of_target = match self.streamed {
-            true => target == h,
-            false => {
-                let lse = inputs[1];
-                target.rows() == rows && lse.len() == rows && lse.dtype != DType::Bf16
-            }
-        };
-        let bias = self.bias().map(|index| inputs[index].len());
-        if !of_target || w.dims != sides || bias.is_some_and(|len| len != vocabulary) {
-            let (needed, found) = match self.streamed {
-                true => ("[.., d] twice", target.to_string()),
-                false => (
-                    "[.., v], [..], [.., d]",
-                    format!("{target} with {}", inputs[1]),
-                ),
-            };
-            return refuse!(
-                self,
-                "needs f32 {needed} and a head of {sides:?}, found {found}, {h} and {w}"
-            );
-        }
         let mut outputs = vec![Type::scalar(); 1 + usize::from(self.labels)];
-        outputs.extend(self.gradient.then(|| h.clone()));
+        outputs.extend(self.gradient.then(|| inputs[self.h()].clone()));
         Ok(outputs)
     }
 
@@ -308,16 +272,12 @@ impl Op for HeadDivergence {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        let Sizes {
-            rows,
-            d,
-            vocabulary,
-        } = self.sizes(|index| inputs[index]);
+        let sizes = self.sizes(|index| inputs[index]);
         // A product forward; two exponentials of some 20 flops. A product backward, and one more
         // exponential. A product of the target, and its log-sum-exp.
-        let gradient = usize::from(self.gradient) * (2 * d + 20);
-        let target = usize::from(self.streamed) * (2 * d + 22);
-        (rows * vocabulary * (2 * d + 45 + gradient + target)) as u64
+        let gradient = usize::from(self.gradient) * (2 * sizes.d + 20);
+        let target = usize::from(self.streamed) * (2 * sizes.d + 22);
+        (sizes.rows * sizes.vocabulary * (2 * sizes.d + 45 + gradient + target)) as u64
     }
 }
 
