@@ -9,7 +9,7 @@ use crate::cpu::reduce::{max, sum_over};
 use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::{Tile, Tiles, Window};
 use crate::cpu::{Frame, Output, PerChunk, Rows};
-use crate::ops::transformer::rotary_table::{turn, turn_back};
+use crate::ops::transformer::rotary_table::turn;
 use crate::precision::Precision;
 
 /// Layout of the batch rows and heads of an operand.
@@ -51,38 +51,41 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The queries of a block, `[rows, size]`: rotated into scratch, or in place.
-    fn queries<'s>(
+    /// The batch row and the key head of a unit.
+    fn unit(&self, number: usize) -> [usize; 2] {
+        let kv = self.op.heads.kv;
+        [number / kv, number % kv]
+    }
+
+    /// Columns of one head at all positions of a batch row.
+    fn head<'x>(&self, of: Operand<'x>, batch_row: usize, head: usize) -> Strided<'x> {
+        let (at, row) = (of.columns, batch_row * self.sizes.positions);
+        Strided::rows(
+            &of.values[row * at.stride + at.first + head * at.step..],
+            at.stride,
+        )
+    }
+
+    /// Rows of a head, `[rows, size]`: rotated into scratch, or in place.
+    fn turned<'s>(
         &self,
         head: Strided<'s>,
         rows: Range<usize>,
         scratch: &'s mut [f32],
     ) -> Strided<'s> {
-        match self.rotary {
-            None => head.from(rows.start),
-            Some(table) => self.turned(table, head, rows, scratch),
-        }
-    }
-
-    fn turned<'s>(
-        &self,
-        table: &[f32],
-        head: Strided<'_>,
-        rows: Range<usize>,
-        scratch: &'s mut [f32],
-    ) -> Strided<'s> {
+        let Some(table) = self.rotary else {
+            return head.from(rows.start);
+        };
         let (size, turned) = (self.sizes.size, self.op.turned);
         vectorised(
             #[inline(always)]
             || {
                 for (position, out) in rows.zip(scratch.chunks_exact_mut(size)) {
                     let x = head.numbers(position, size);
-                    turn(
-                        &table[position * turned..][..turned],
-                        &x[..turned],
-                        &mut out[..turned],
-                    );
-                    out[turned..].copy_from_slice(&x[turned..]);
+                    let (out, rest) = out.split_at_mut(turned);
+                    let table = &table[position * turned..][..turned];
+                    turn(table, &x[..turned], Output::overwrite(out), false);
+                    rest.copy_from_slice(&x[turned..]);
                 }
             },
         );
@@ -100,44 +103,11 @@ impl<'a> Problem<'a> {
                 let rows = x.chunks_exact(size).zip(table.chunks_exact(turned));
                 for (row, (x, table)) in rows.enumerate() {
                     let (out, rest) = values.row(row).split_at_mut(turned);
-                    turn_back(table, &x[..turned], out, add);
-                    if !add {
-                        rest.fill(0.0);
-                    }
-                    for (out, x) in rest.iter_mut().zip(&x[turned..]) {
-                        *out += x;
-                    }
+                    turn(table, &x[..turned], Output::new(out, add), true);
+                    Output::new(rest, add).put(x[turned..].iter().copied());
                 }
             },
         );
-    }
-}
-
-/// One key head in one batch row.
-struct Unit {
-    sizes: Sizes,
-    batch_row: usize,
-    kv_head: usize,
-}
-
-impl Unit {
-    fn new(problem: &Problem<'_>, number: usize) -> Self {
-        Self {
-            sizes: problem.sizes,
-            batch_row: number / problem.op.heads.kv,
-            kv_head: number % problem.op.heads.kv,
-        }
-    }
-
-    /// Columns of one head at all positions of the batch row.
-    fn head<'a>(&self, of: Operand<'a>, head: usize) -> Strided<'a> {
-        let row = self.batch_row * self.sizes.positions;
-        let Columns {
-            first,
-            step,
-            stride,
-        } = of.columns;
-        Strided::rows(&of.values[row * stride + first + head * step..], stride)
     }
 }
 
@@ -162,9 +132,7 @@ fn document(numbers: &[f32], position: usize) -> Range<usize> {
 
 impl<'a> Block<'a> {
     fn new(problem: &Problem<'a>, batch_row: usize, start: usize) -> Self {
-        let Sizes {
-            positions, size, ..
-        } = problem.sizes;
+        let (positions, size) = (problem.sizes.positions, problem.sizes.size);
         let rows = start..positions.min(start + BLOCK);
         let causal = problem.op.heads.causal;
         let window = problem.op.heads.window.unwrap_or(usize::MAX);
@@ -208,27 +176,17 @@ impl<'a> Block<'a> {
     /// positions.
     fn scores(&self, scale: f32, q: Strided<'_>, k: Strided<'_>, out: &mut [f32]) {
         let shape = Shape::of([self.rows.len(), self.keys.len(), self.size]);
-        block(
-            Precision::F32,
-            shape,
-            scale,
-            q,
-            Factor::Matrix(k.from(self.keys.start).t()),
-            Output::overwrite(Tile::whole(out, self.keys.len())),
-        );
+        let k = Factor::Matrix(k.from(self.keys.start).t());
+        let out = Output::overwrite(Tile::whole(out, self.keys.len()));
+        block(Precision::F32, shape, scale, q, k, out);
     }
 
     /// Weighted sums over keys for each query, by weights `[rows, keys]`; `k` has all positions.
     fn by_query(&self, weights: &[f32], k: Strided<'_>, out: Output<Tile<'_>>) {
         let shape = Shape::of([self.rows.len(), self.size, self.keys.len()]);
-        block(
-            Precision::F32,
-            shape,
-            1.0,
-            Strided::rows(weights, self.keys.len()),
-            Factor::Matrix(k.from(self.keys.start)),
-            out,
-        );
+        let weights = Strided::rows(weights, self.keys.len());
+        let k = Factor::Matrix(k.from(self.keys.start));
+        block(Precision::F32, shape, 1.0, weights, k, out);
     }
 
     /// Adds to each key the weighted sum over queries, by weights `[rows, keys]`; `out` has all
@@ -247,12 +205,8 @@ pub(super) fn run(op: &Attention, frame: &mut Frame<'_>) {
     let lse = frame.output(1).values;
     let scratch = frame.scratch();
     let problem = Problem::new(op, frame);
-    let Sizes {
-        positions,
-        size,
-        group,
-        ..
-    } = problem.sizes;
+    let sizes = problem.sizes;
+    let (positions, size, group) = (sizes.positions, sizes.size, sizes.group);
     let units = problem.sizes.units(op);
     let window = Window::side_by_side(0, group * size);
     let [y] = Tiles::cut(y, positions, op.heads.count * size, op.heads.kv, [window]);
@@ -281,24 +235,21 @@ fn forward(
     lse: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let Sizes {
-        positions,
-        size,
-        group,
-        ..
-    } = problem.sizes;
-    let unit = Unit::new(problem, unit);
+    let sizes = problem.sizes;
+    let (positions, size, group) = (sizes.positions, sizes.size, sizes.group);
+    let [batch_row, kv_head] = problem.unit(unit);
     let (scores, scratch) = scratch.split_at_mut(BLOCK * positions);
     let (queries, keys) = scratch.split_at_mut(scratch.len() / (BLOCK + positions) * BLOCK);
-    let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
-    let values = unit.head(problem.v, unit.kv_head);
+    let k = problem.head(problem.k, batch_row, kv_head);
+    let keys = problem.turned(k, 0..positions, keys);
+    let values = problem.head(problem.v, batch_row, kv_head);
     for (index, lse) in lse.chunks_exact_mut(positions).enumerate() {
-        let q = unit.head(problem.q, unit.kv_head * group + index);
+        let q = problem.head(problem.q, batch_row, kv_head * group + index);
         for start in (0..positions).step_by(BLOCK) {
-            let block = Block::new(problem, unit.batch_row, start);
+            let block = Block::new(problem, batch_row, start);
             let rows = block.rows.clone();
             let probabilities = &mut scores[..rows.len() * block.keys.len()];
-            let queries = problem.queries(q, rows.clone(), queries);
+            let queries = problem.turned(q, rows.clone(), queries);
             block.scores(block.scale, queries, keys, probabilities);
             softmax(&block, probabilities, &mut lse[rows.clone()]);
             let out = y.part(rows, index * size..(index + 1) * size);
@@ -337,12 +288,8 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
     let problem = Problem::new(op, frame);
     let first = op.all_operands();
     let [y, lse, g] = [0, 1, 2].map(|index| frame.input(first + index));
-    let Sizes {
-        positions,
-        size,
-        group,
-        ..
-    } = problem.sizes;
+    let sizes = problem.sizes;
+    let (positions, size, group) = (sizes.positions, sizes.size, sizes.group);
     // The query heads of a key head are adjacent.
     let columns = op.columns(size);
     let groups = [group, 1, 1];
@@ -352,15 +299,14 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
         step: groups[index] * columns[index].step,
     };
     let (tiles, adds) = if op.layout == Layout::Apart {
-        let outputs = [0, 1, 2].map(|index| frame.output(index));
-        let adds = [outputs[0].add, outputs[1].add, outputs[2].add];
-        let mut tiles = outputs.into_iter().enumerate().map(|(index, out)| {
-            let stride = columns[index].stride;
-            let [tiles] = Tiles::cut(out.values, positions, stride, op.heads.kv, [window(index)]);
+        let outputs = [0, 1, 2].map(|index| (index, frame.output(index)));
+        let adds = outputs.each_ref().map(|(_, out)| out.add);
+        let tiles = outputs.map(|(index, out)| {
+            let (stride, windows) = (columns[index].stride, [window(index)]);
+            let [tiles] = Tiles::cut(out.values, positions, stride, op.heads.kv, windows);
             tiles
         });
-        let mut next = || tiles.next().expect("three outputs");
-        ([next(), next(), next()], adds)
+        (tiles, adds)
     } else {
         let Output { values: out, add } = frame.output(0);
         let windows = [0, 1, 2].map(window);
@@ -395,13 +341,9 @@ fn backward(
     [mut q_out, mut k_out, mut v_out]: [Output<Tile<'_>>; 3],
     scratch: &mut [f32],
 ) {
-    let Sizes {
-        positions,
-        size,
-        group,
-        ..
-    } = problem.sizes;
-    let unit = Unit::new(problem, unit);
+    let sizes = problem.sizes;
+    let (positions, size, group) = (sizes.positions, sizes.size, sizes.group);
+    let [batch_row, kv_head] = problem.unit(unit);
     let (scores, scratch) = scratch.split_at_mut(2 * BLOCK * positions);
     let (probabilities, slopes) = scores.split_at_mut(BLOCK * positions);
     // Rotated queries and keys, and the gradients of both; empty without a rotation.
@@ -417,8 +359,9 @@ fn backward(
             stride: problem.op.heads.count * size,
         },
     };
-    let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
-    let values = unit.head(problem.v, unit.kv_head);
+    let k = problem.head(problem.k, batch_row, kv_head);
+    let keys = problem.turned(k, 0..positions, keys);
+    let values = problem.head(problem.v, batch_row, kv_head);
     if !v_out.add {
         v_out.values.fill(0.0);
     }
@@ -428,16 +371,17 @@ fn backward(
         k_out.values.fill(0.0);
     }
     for index in 0..group {
-        let number = unit.kv_head * group + index;
-        let [q, y, g] = [problem.q, output(y), output(g)].map(|of| unit.head(of, number));
-        let row = unit.batch_row * problem.op.heads.count + number;
+        let number = kv_head * group + index;
+        let [q, y, g] =
+            [problem.q, output(y), output(g)].map(|of| problem.head(of, batch_row, number));
+        let row = batch_row * problem.op.heads.count + number;
         let lse = &lse[row * positions..][..positions];
         for start in (0..positions).step_by(BLOCK) {
-            let block = Block::new(problem, unit.batch_row, start);
+            let block = Block::new(problem, batch_row, start);
             let rows = block.rows.clone();
             let probabilities = &mut probabilities[..rows.len() * block.keys.len()];
             let slopes = &mut slopes[..rows.len() * block.keys.len()];
-            let queries = problem.queries(q, rows.clone(), queries);
+            let queries = problem.turned(q, rows.clone(), queries);
             let (y, g) = (y.from(start), g.from(start));
             block.scores(block.scale, queries, keys, probabilities);
             block.scores(1.0, g, values, slopes);

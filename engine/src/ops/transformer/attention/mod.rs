@@ -219,58 +219,44 @@ impl Attention {
         self.operands() + self.table_and_documents().into_iter().flatten().count()
     }
 
+    /// Whether `q`, `k` and `v` are in one operand.
+    fn is_fused(&self) -> bool {
+        self.layout != Layout::Apart
+    }
+
     /// Number of operands that hold `q`, `k` and `v`.
     fn operands(&self) -> usize {
-        match self.layout {
-            Layout::Apart => 3,
-            Layout::Joined | Layout::ByHead => 1,
-        }
+        if self.is_fused() { 1 } else { 3 }
     }
 
     /// Indices of the operands, or of their gradients, that hold `q`, `k` and `v`.
     fn indices(&self) -> [usize; 3] {
-        match self.layout {
-            Layout::Apart => [0, 1, 2],
-            Layout::Joined | Layout::ByHead => [0; 3],
-        }
+        [0, 1, 2].map(|of| of % self.operands())
     }
 
     fn sizes(&self, inputs: &[&Type]) -> Sizes {
         let dims = &inputs[0].dims;
-        let columns = match self.layout {
-            Layout::Apart => dims[2],
-            Layout::Joined | Layout::ByHead => dims[2] / 3,
-        };
         Sizes {
             batch: dims[0],
             positions: dims[1],
-            size: columns / self.heads.count,
+            size: dims[2] * self.operands() / 3 / self.heads.count,
             group: self.heads.count / self.heads.kv,
         }
     }
 
     /// Columns of the heads of `q`, `k` and `v`, with `size` columns each.
     fn columns(&self, size: usize) -> [Columns; 3] {
-        let d = self.heads.count * size;
-        match self.layout {
-            Layout::Apart => {
-                [d, self.heads.kv * size, self.heads.kv * size].map(|stride| Columns {
-                    first: 0,
-                    step: size,
-                    stride,
-                })
-            }
-            Layout::Joined => [0, d, 2 * d].map(|first| Columns {
-                first,
-                step: size,
-                stride: 3 * d,
-            }),
-            Layout::ByHead => [0, size, 2 * size].map(|first| Columns {
-                first,
-                step: 3 * size,
-                stride: 3 * d,
-            }),
-        }
+        let (d, kv) = (self.heads.count * size, self.heads.kv * size);
+        let (first, step, stride) = match self.layout {
+            Layout::Apart => ([0; 3], size, [d, kv, kv]),
+            Layout::Joined => ([0, d, 2 * d], size, [3 * d; 3]),
+            Layout::ByHead => ([0, size, 2 * size], 3 * size, [3 * d; 3]),
+        };
+        [0, 1, 2].map(|of| Columns {
+            first: first[of],
+            step,
+            stride: stride[of],
+        })
     }
 
     /// Factor of the scores.
@@ -281,11 +267,7 @@ impl Attention {
     fn check(&self, inputs: &[&Type]) -> Result<()> {
         let refuse =
             |promised: String| refuse!("attention", "needs {promised}, found {}", listed(inputs));
-        let Heads {
-            count: heads,
-            kv: kv_heads,
-            ..
-        } = self.heads;
+        let (heads, kv_heads) = (self.heads.count, self.heads.kv);
         if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return refuse(format!("{kv_heads} key heads to divide {heads} heads"));
         }
@@ -294,7 +276,7 @@ impl Attention {
         {
             return refuse("a window of at least one key, of causal heads".to_owned());
         }
-        let fused = self.layout != Layout::Apart;
+        let fused = self.is_fused();
         if fused && heads != kv_heads {
             return refuse(format!(
                 "as many key heads as heads, {heads}, where they are in one value"
@@ -336,19 +318,16 @@ impl Attention {
 
     /// Multiplications and additions of so many products of `[t, size]` by `[size, t]`.
     fn work(&self, products: usize, inputs: &[&Type]) -> u64 {
-        let Sizes {
-            batch,
-            positions,
-            size,
-            ..
-        } = self.sizes(inputs);
+        let sizes = self.sizes(inputs);
+        let positions = sizes.positions;
         let seen = if self.heads.causal {
             positions.div_ceil(2)
         } else {
             positions
         };
         let seen = seen.min(self.heads.window.unwrap_or(seen));
-        2 * (products * batch * positions * seen * self.heads.count * size) as u64
+        let pairs = sizes.batch * self.heads.count * positions * seen;
+        2 * (products * pairs * sizes.size) as u64
     }
 }
 
@@ -361,15 +340,10 @@ impl Op for Attention {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.check(inputs)?;
-        let Sizes {
-            batch,
-            positions,
-            size,
-            ..
-        } = self.sizes(inputs);
+        let (sizes, heads) = (self.sizes(inputs), self.heads.count);
         Ok(vec![
-            Type::f32(&[batch, positions, self.heads.count * size]),
-            Type::f32(&[batch, self.heads.count, positions]),
+            Type::f32(&[sizes.batch, sizes.positions, heads * sizes.size]),
+            Type::f32(&[sizes.batch, heads, sizes.positions]),
         ])
     }
 

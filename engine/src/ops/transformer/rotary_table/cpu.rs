@@ -1,5 +1,5 @@
 use super::RotaryTable;
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Output, Rows};
 
 pub(super) fn run(op: &RotaryTable, frame: &mut Frame<'_>) {
     let table = frame.output(0).values;
@@ -19,40 +19,17 @@ pub(super) fn run(op: &RotaryTable, frame: &mut Frame<'_>) {
     });
 }
 
-/// `out = R x` at the position of a row of the table.
+/// `out = [out +] R x` at the position of a row of the table, or `R^T x`.
 #[inline(always)]
-pub(crate) fn turn(table: &[f32], x: &[f32], out: &mut [f32]) {
+pub(crate) fn turn(table: &[f32], x: &[f32], out: Output<&mut [f32]>, back: bool) {
     let half = table.len() / 2;
     let (cosines, sines) = table.split_at(half);
     let (low, high) = x.split_at(half);
-    let (out_low, out_high) = out.split_at_mut(half);
-    let out = out_low.iter_mut().zip(out_high);
-    let angles = cosines.iter().zip(sines);
-    for (((out_low, out_high), (cos, sin)), (low, high)) in
-        out.zip(angles).zip(low.iter().zip(high))
-    {
-        *out_low = low * cos - high * sin;
-        *out_high = high * cos + low * sin;
-    }
-}
-
-/// `out = [out +] R^T x` at the position of a row of the table.
-#[inline(always)]
-pub(crate) fn turn_back(table: &[f32], x: &[f32], out: &mut [f32], add: bool) {
-    let half = table.len() / 2;
-    let (cosines, sines) = table.split_at(half);
-    let (low, high) = x.split_at(half);
-    let (out_low, out_high) = out.split_at_mut(half);
-    if !add {
-        out_low.fill(0.0);
-        out_high.fill(0.0);
-    }
-    let out = out_low.iter_mut().zip(out_high);
-    let angles = cosines.iter().zip(sines);
-    for (((out_low, out_high), (cos, sin)), (low, high)) in
-        out.zip(angles).zip(low.iter().zip(high))
-    {
-        *out_low += low * cos + high * sin;
-        *out_high += high * cos - low * sin;
-    }
+    let (out_low, out_high) = out.values.split_at_mut(half);
+    let sign = if back { -1.0 } else { 1.0 };
+    let each = || cosines.iter().zip(sines).zip(low.iter().zip(high));
+    Output::new(out_low, out.add)
+        .put(each().map(|((cos, sin), (low, high))| low * cos - high * (sign * sin)));
+    Output::new(out_high, out.add)
+        .put(each().map(|((cos, sin), (low, high))| high * cos + low * (sign * sin)));
 }

@@ -30,7 +30,7 @@ mod cuda;
 
 use std::f64::consts::TAU;
 
-pub(crate) use cpu::{turn, turn_back};
+pub(crate) use cpu::turn;
 
 use crate::op::{Builder, Op, Result, op, refuse};
 use crate::value::{Type, Value};
@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
     use crate::Store;
-    use crate::cpu::{Alone, Pool};
+    use crate::cpu::{Alone, Output, Pool};
     use crate::ops::oracle::{close, random};
 
     fn table(positions: usize, size: usize, base: f64) -> Vec<f32> {
@@ -272,17 +272,27 @@ mod tests {
     fn backward_rotation_inverts_rotation() {
         let (x, table) = (random(&[8], 1).values, table(40, 8, 1e4));
         let (mut turned, mut back) = (vec![0.0; 8], vec![f32::NAN; 8]);
-        turn(&table[39 * 8..], &x, &mut turned);
+        turn(&table[39 * 8..], &x, Output::overwrite(&mut turned), false);
         assert!(
             turned
                 .iter()
                 .zip(&x)
                 .any(|(turned, x)| (turned - x).abs() > 0.5)
         );
-        turn_back(&table[39 * 8..], &turned, &mut back, false);
+        turn(
+            &table[39 * 8..],
+            &turned,
+            Output::overwrite(&mut back),
+            true,
+        );
         // Two products and a sum, twice.
         close("x", &back, &x, 5e-7);
-        turn_back(&table[39 * 8..], &turned, &mut back, true);
+        turn(
+            &table[39 * 8..],
+            &turned,
+            Output::new(&mut back, true),
+            true,
+        );
         let twice: Vec<f32> = x.iter().map(|x| 2.0 * x).collect();
         close("2 x", &back, &twice, 5e-7);
     }
@@ -293,8 +303,18 @@ mod tests {
         let table = table(50, 6, 1e4);
         let score = |p: usize, s: usize| {
             let [mut turned_q, mut turned_k] = [[0.0; 6]; 2];
-            turn(&table[p * 6..][..6], &q, &mut turned_q);
-            turn(&table[s * 6..][..6], &k, &mut turned_k);
+            turn(
+                &table[p * 6..][..6],
+                &q,
+                Output::overwrite(&mut turned_q),
+                false,
+            );
+            turn(
+                &table[s * 6..][..6],
+                &k,
+                Output::overwrite(&mut turned_k),
+                false,
+            );
             turned_q
                 .iter()
                 .zip(turned_k)
