@@ -94,9 +94,7 @@ impl<'s> Side<'s> {
     /// The sums of the parts of a head, and of those that the heads share.
     #[inline(always)]
     fn new(unit: Unit, [by_head, shared]: [&[f32]; 2], scratch: &mut &'s mut [f32]) -> Self {
-        let Sizes {
-            positions, hidden, ..
-        } = unit.sizes;
+        let (positions, hidden) = (unit.sizes.positions, unit.sizes.hidden);
         let pitch = pitch(unit.sizes);
         let [sums, powers] = [0; 2].map(|_| take(scratch, positions * pitch));
         let largest = take(scratch, positions);
@@ -257,9 +255,7 @@ pub(super) fn run(op: AdditiveAttention, frame: &mut Frame<'_>) {
     let scratch = frame.scratch();
     let sizes = Sizes::new(frame.ty(0), frame.ty(4));
     let [q, k, c, d, v, w, beta, scale] = [0, 1, 2, 3, 4, 5, 6, 7].map(|at| frame.input(at));
-    let Sizes {
-        positions, size, ..
-    } = sizes;
+    let (positions, size) = (sizes.positions, sizes.size);
     let parts = (
         heads(y, sizes, size),
         Rows(sums, positions),
@@ -300,13 +296,6 @@ pub(super) fn run(op: AdditiveAttention, frame: &mut Frame<'_>) {
                 );
             }
         });
-}
-
-/// Sums over the pairs of a unit.
-struct UnitSums<'a> {
-    w: &'a mut [f32],
-    beta: &'a mut f32,
-    scale: &'a mut f32,
 }
 
 /// Operands of the gradient.
@@ -357,32 +346,16 @@ pub(super) fn run_gradient(op: AdditiveAttention, frame: &mut Frame<'_>) {
         |range, ((mut q, mut k), (mut v, of_w), (of_scalars, scratch))| {
             let rows = of_w.0.chunks_exact_mut(hidden);
             let rows = rows.zip(of_scalars.0.as_chunks_mut::<2>().0);
-            for (number, (of_w, [of_beta, of_scale])) in range.zip(rows) {
-                let unit_sums = UnitSums {
-                    w: of_w,
-                    beta: of_beta,
-                    scale: of_scale,
-                };
+            for (number, (of_w, of_scalars)) in range.zip(rows) {
                 let tiles = [q.tile(number), k.tile(number), v.tile(number)];
-                backward(
-                    op,
-                    Unit::new(sizes, number),
-                    of,
-                    tiles,
-                    unit_sums,
-                    scratch.0,
-                );
+                let unit = Unit::new(sizes, number);
+                backward(op, unit, of, tiles, (of_w, of_scalars), scratch.0);
             }
         },
     );
     add_chunks(frame.pool, Output::overwrite(w), of_w);
     for (at, to) in [beta, scale].into_iter().enumerate() {
-        to[0] = of_scalars
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .map(|unit| unit[at])
-            .sum();
+        to[0] = of_scalars.iter().skip(at).step_by(2).sum();
     }
     for (to, from) in [(c, &*q), (d, &*k)] {
         add_heads(frame, sizes, from, to);
@@ -409,16 +382,11 @@ fn backward(
     unit: Unit,
     of: Operands<'_>,
     [mut q, mut k, mut v]: [Tile<'_>; 3],
-    sums: UnitSums<'_>,
+    (w, beta_and_scale): (&mut [f32], &mut [f32; 2]),
     mut scratch: &mut [f32],
 ) {
     let sizes = unit.sizes;
-    let Sizes {
-        positions,
-        hidden,
-        size,
-        ..
-    } = sizes;
+    let (positions, hidden, size) = (sizes.positions, sizes.hidden, sizes.size);
     let pitch = pitch(sizes);
     let first_sum = (unit.batch_row * sizes.heads + unit.head) * positions;
     let row_sums = &of.sums[first_sum..][..positions];
@@ -473,8 +441,8 @@ fn backward(
                     }
                 }
             }
-            sums.w.copy_from_slice(&of_w[..hidden]);
-            (*sums.beta, *sums.scale) = (of_beta as f32, of_scale as f32);
+            w.copy_from_slice(&of_w[..hidden]);
+            *beta_and_scale = [of_beta as f32, of_scale as f32];
         },
     );
 }

@@ -11,14 +11,8 @@ const SQUARE: usize = TILE * (TILE + 1);
 
 /// A function of the kernels, for these sizes.
 fn function(op: AdditiveAttention, sizes: Sizes, name: &str) -> String {
-    let Sizes {
-        positions,
-        heads,
-        hidden,
-        size,
-        ..
-    } = sizes;
-    let causal = op.causal;
+    let (positions, heads) = (sizes.positions, sizes.heads);
+    let (hidden, size, causal) = (sizes.hidden, sizes.size, op.causal);
     format!("{name}<Additive<{positions}, {heads}, {hidden}, {size}, {causal}>>")
 }
 
@@ -58,23 +52,17 @@ pub(super) fn gradient(op: AdditiveAttention, to: &mut Lowering<'_>) {
     };
     let made = [w_parts, beta_parts, scale_parts].map(Operand::out);
     let arguments = all(&[&[to.output(0)][..], &made].concat());
-    to.kernel(
-        KERNELS,
-        &function(op, sizes, "additive_attention_grad_q"),
-        &[],
-    )
-    .blocks(blocks, 1)
-    .shared(3 * SQUARE + heads_of_tile + (TILE + 8) * padded)
-    .launch(&arguments);
+    let name = function(op, sizes, "additive_attention_grad_q");
+    to.kernel(KERNELS, &name, &[])
+        .blocks(blocks, 1)
+        .shared(3 * SQUARE + heads_of_tile + (TILE + 8) * padded)
+        .launch(&arguments);
     let arguments = all(&[to.output(1), to.output(4)]);
-    to.kernel(
-        KERNELS,
-        &function(op, sizes, "additive_attention_grad_kv"),
-        &[],
-    )
-    .blocks(blocks, 1)
-    .shared(4 * SQUARE + heads_of_tile + TILE * padded)
-    .launch(&arguments);
+    let name = function(op, sizes, "additive_attention_grad_kv");
+    to.kernel(KERNELS, &name, &[])
+        .blocks(blocks, 1)
+        .shared(4 * SQUARE + heads_of_tile + TILE * padded)
+        .launch(&arguments);
     for (from, shared) in [(0, 2), (1, 3)] {
         let rows = batch * positions;
         let from = Operand {
@@ -82,13 +70,10 @@ pub(super) fn gradient(op: AdditiveAttention, to: &mut Lowering<'_>) {
             ..to.output(from)
         };
         let shared = to.output(shared);
-        to.kernel(
-            KERNELS,
-            "additive_attention_shared",
-            &constants![rows, heads, hidden],
-        )
-        .fours(rows, hidden)
-        .launch(&arguments![from, shared]);
+        let constants = constants![rows, heads, hidden];
+        to.kernel(KERNELS, "additive_attention_shared", &constants)
+            .fours(rows, hidden)
+            .launch(&arguments![from, shared]);
     }
     let of_w = to.output(5);
     to.sum_rows(w_parts, hidden, (of_w, false));

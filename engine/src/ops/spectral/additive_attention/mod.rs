@@ -130,15 +130,13 @@ impl Sizes {
 impl AdditiveAttention {
     /// Silus of one run.
     fn silus(self, sizes: Sizes) -> u64 {
-        let Sizes {
-            positions, hidden, ..
-        } = sizes;
+        let positions = sizes.positions;
         let pairs = if self.causal {
             positions * (positions + 1) / 2
         } else {
             positions * positions
         };
-        (sizes.units() * pairs * hidden) as u64
+        (sizes.units() * pairs * sizes.hidden) as u64
     }
 }
 

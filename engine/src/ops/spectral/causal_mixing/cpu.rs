@@ -184,14 +184,9 @@ pub(super) fn run(op: CausalMixing, frame: &mut Frame<'_>) {
     let [x, h] = [0, 1].map(|at| frame.input(at));
     let bias = (!op.is_ahead).then(|| frame.input(2));
     let sizes = Sizes::new(frame.ty(0), frame.ty(1).dims[0]);
-    let Sizes {
-        batch,
-        positions,
-        lags,
-        columns,
-    } = sizes;
-    let rows = batch * positions;
-    let grain = grain(frame.pool, rows, columns * lags.min(positions));
+    let (positions, columns) = (sizes.positions, sizes.columns);
+    let rows = sizes.batch * positions;
+    let grain = grain(frame.pool, rows, columns * sizes.lags.min(positions));
     let out = Rows(out, columns);
     frame.pool.run(rows, grain, out, |range, out| {
         if let Some(bias) = bias {

@@ -6,14 +6,8 @@ const KERNELS: Source = Source::new("causal_mixing", include_str!("kernel.cu"));
 /// Results of a thread, as in `kernel.cu`.
 const EIGHT: usize = 8;
 
-fn constants(sizes: Sizes) -> Vec<String> {
-    let Sizes {
-        batch,
-        positions,
-        lags,
-        columns,
-    } = sizes;
-    constants![batch, lags, positions, columns].to_vec()
+fn constants(of: Sizes) -> Vec<String> {
+    constants![of.batch, of.lags, of.positions, of.columns].to_vec()
 }
 
 /// Threads for eight of `rows` results of each batch row.

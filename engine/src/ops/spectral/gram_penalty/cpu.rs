@@ -90,13 +90,11 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
             for (gram, q) in gram.chunks_exact(columns).zip(&*q) {
                 add_scaled(p, *q, gram);
             }
-            if !add {
-                out.fill(0.0);
-            }
             let terms = p.iter().zip(&*q).zip(dots.iter().zip(norms));
-            for (out, ((p, q), (dot, norm))) in out.iter_mut().zip(terms) {
-                *out += factor * (-q).mul_add(*dot, *p) / norm;
-            }
+            let slope = |((p, q), (dot, norm)): ((&f32, &f32), (&f32, &f32))| {
+                factor * (-q).mul_add(*dot, *p) / norm
+            };
+            Output::new(out, add).put(terms.map(slope));
         }
     });
 }

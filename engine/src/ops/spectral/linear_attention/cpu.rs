@@ -9,12 +9,7 @@ pub(super) fn run(op: LinearAttention, frame: &mut Frame<'_>) {
     let scratch = frame.scratch();
     let sizes = op.sizes(frame.ty(0));
     let qkv = [0, 1, 2].map(|at| frame.input(at));
-    let Sizes {
-        positions,
-        heads,
-        size,
-        ..
-    } = sizes;
+    let (positions, heads, size) = (sizes.positions, sizes.heads, sizes.size);
     let window = Window::side_by_side(0, size);
     let [y] = Tiles::cut(y, positions, heads * size, heads, [window]);
     let parts = (y, PerChunk(scratch, (size + 1) * size));
@@ -39,12 +34,7 @@ fn attend(
     y: Output<Tile<'_>>,
     scratch: &mut [f32],
 ) {
-    let Sizes {
-        positions,
-        heads,
-        size,
-        ..
-    } = sizes;
+    let (positions, heads, size) = (sizes.positions, sizes.heads, sizes.size);
     let Output { values: mut y, add } = y;
     let (state, total) = scratch.split_at_mut(size * size);
     let scale = 1.0 / (size as f32).sqrt();
@@ -53,10 +43,9 @@ fn attend(
         || {
             state.fill(0.0);
             for step in 0..positions {
-                let position = if op.is_ahead {
-                    positions - 1 - step
-                } else {
-                    step
+                let position = match op.is_ahead {
+                    true => positions - 1 - step,
+                    false => step,
                 };
                 let row = (unit / heads * positions + position) * heads + unit % heads;
                 let [q, k, v] = qkv.map(|x| &x[row * size..][..size]);
@@ -68,13 +57,8 @@ fn attend(
                         *total = q.mul_add(*state, *total);
                     }
                 }
-                let y = y.row(position);
-                if !add {
-                    y.fill(0.0);
-                }
-                for (y, total) in y.iter_mut().zip(&*total) {
-                    *y += scale * total;
-                }
+                let y = Output::new(y.row(position), add);
+                y.put(total.iter().map(|total| scale * total));
             }
         },
     );

@@ -1,4 +1,4 @@
-use super::{LinearAttention, Sizes};
+use super::LinearAttention;
 use crate::cuda::lowering::{Lowering, Source, arguments, constants};
 use crate::cuda::operand::Operand;
 
@@ -9,12 +9,7 @@ const TILE: usize = 32;
 
 pub(super) fn value(op: LinearAttention, to: &mut Lowering<'_>) {
     let sizes = op.sizes(to.ty(0));
-    let Sizes {
-        positions,
-        heads,
-        size,
-        ..
-    } = sizes;
+    let (positions, heads, size) = (sizes.positions, sizes.heads, sizes.size);
     let (units, tiles) = (sizes.units(), positions.div_ceil(TILE));
     let ahead = op.is_ahead;
     let constants = format!("Linear<{positions}, {heads}, {size}, {ahead}>");

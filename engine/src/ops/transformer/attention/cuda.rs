@@ -37,17 +37,15 @@ impl Problem {
         let [table, documents] = op
             .table_and_documents()
             .map(|index| index.map(|index| to.input(index)));
+        // A window is at most all positions.
+        let window = op.heads.window.unwrap_or(usize::MAX).min(sizes.positions);
         let numbers = [
             sizes.positions,
             op.heads.count,
             op.heads.kv,
             sizes.size,
             usize::from(op.heads.causal),
-            // A window is at most all positions.
-            op.heads
-                .window
-                .unwrap_or(sizes.positions)
-                .min(sizes.positions),
+            window,
             usize::from(op.documents),
             op.turned,
             of_q.step,

@@ -57,12 +57,9 @@ pub(super) fn run_gradient(centred: bool, frame: &mut Frame<'_>) {
             };
             let slope = sum_over([g, weight, x], |[g, w, x]| g * w * normal(x));
             let slope = slope / columns as f32;
-            if !add {
-                gx.fill(0.0);
-            }
-            for (((gx, g), w), x) in gx.iter_mut().zip(g).zip(weight).zip(x) {
-                *gx += rstd * (g * w - shift - normal(*x) * slope);
-            }
+            let each = g.iter().zip(weight).zip(x);
+            let slopes = each.map(|((g, w), x)| rstd * (g * w - shift - normal(*x) * slope));
+            Output::new(gx, add).put(slopes);
         }
     });
 }

@@ -25,7 +25,7 @@
 //! changes the weight by that share of itself, and `lse` by no more than the largest change of a
 //! score.
 
-use super::{Attention, Sizes};
+use super::Attention;
 use crate::cuda::lowering::Lowering;
 use crate::value::DType;
 
@@ -62,12 +62,8 @@ impl Tiles {
     /// The tiles of an attention, if tensor cores can compute it: the operands that hold `q`, `k`
     /// and `v`, and the further one, are bf16.
     pub(super) fn of(op: &Attention, to: &Lowering<'_>, further: Option<usize>) -> Option<Self> {
-        let Sizes {
-            batch,
-            positions,
-            size,
-            ..
-        } = op.sizes(&[to.ty(0)]);
+        let sizes = op.sizes(&[to.ty(0)]);
+        let size = sizes.size;
         let mut operands = op.indices().into_iter().chain(further);
         let scale = op.scale(size);
         let fits = operands.all(|index| to.ty(index).dtype == DType::Bf16)
@@ -75,7 +71,7 @@ impl Tiles {
             // The largest score has the largest exponent.
             && scale.is_normal()
             && scale > 0.0
-            && i32::try_from(batch * positions).is_ok();
+            && i32::try_from(sizes.batch * sizes.positions).is_ok();
         fits.then(|| Self {
             width: size.next_multiple_of(16),
         })
