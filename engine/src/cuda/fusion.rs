@@ -25,36 +25,29 @@ impl Op for OfSum {
 
 /// Fuses every addition of two values with the first norm of their sum; values keep their numbers.
 pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
-    let mut runs = vec![false; from.nodes.len()];
-    for node in schedule::order(from) {
-        runs[node] = true;
-    }
-    // The norm that each addition is fused with.
-    let mut norm_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
-    let mut taken = vec![false; from.nodes.len()];
-    for (index, node) in from.nodes.iter().enumerate() {
-        if !runs[index] || !node.op.is::<Norm>() {
+    let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
+    let mut running = schedule::order(from);
+    running.sort_unstable();
+    for index in running {
+        let norm = &from.nodes[index];
+        let Some(&of) = norm.op.get::<Norm>() else {
             continue;
-        }
-        let Some(sum) = from.maker(node.inputs[0]) else {
+        };
+        let Some(sum) = from.maker(norm.inputs[0]) else {
             continue;
         };
         let known = |&value: &Value| from.maker(value).is_none_or(|earlier| earlier < sum);
-        if is_sum_of_two(from, &from.nodes[sum])
-            && norm_of[sum].is_none()
-            && node.inputs[1..].iter().all(known)
-        {
-            norm_of[sum] = Some(index);
-            taken[index] = true;
+        let both = nodes[sum]
+            .as_mut()
+            .filter(|both| is_sum_of_two(from, both) && norm.inputs[1..].iter().all(known));
+        if let Some(both) = both {
+            both.op = Arc::new(OfSum(of));
+            both.inputs.extend(&norm.inputs[1..]);
+            both.outputs.extend(&norm.outputs);
+            nodes[index] = None;
         }
     }
-    let nodes = from.nodes.iter().enumerate();
-    let nodes = nodes.filter(|&(index, _)| !taken[index]);
-    let nodes = nodes.map(|(index, node)| match norm_of[index] {
-        Some(norm) => both(node, &from.nodes[norm]),
-        None => node.clone(),
-    });
-    from.with_nodes(nodes.collect())
+    from.with_nodes(nodes.into_iter().flatten().collect())
 }
 
 /// Whether a node adds two values of one shape, and adds to no existing value.
@@ -70,16 +63,6 @@ fn is_sum_of_two(from: &DeviceGraph, node: &DeviceNode) -> bool {
             .inputs
             .iter()
             .all(|input| dims(input) == dims(&node.outputs[0]))
-}
-
-fn both(sum: &DeviceNode, norm: &DeviceNode) -> DeviceNode {
-    let of = norm.op.get().expect("`fused` takes norms");
-    DeviceNode {
-        op: Arc::new(OfSum(*of)),
-        inputs: [&sum.inputs[..], &norm.inputs[1..]].concat(),
-        outputs: [&sum.outputs[..], &norm.outputs[..]].concat(),
-        ..sum.clone()
-    }
 }
 
 #[cfg(test)]
