@@ -101,11 +101,9 @@ impl Nccl {
     pub(crate) fn id(&self) -> Result<Id> {
         let mut id = Id([0; 128]);
         // SAFETY: room for one.
-        let status = unsafe { (self.id)(&raw mut id) };
-        match status {
-            SUCCESS => Ok(id),
-            status => Err(self.fault("create an id", status, std::ptr::null_mut())),
-        }
+        let asked = called(unsafe { (self.id)(&raw mut id) });
+        let fault = |status| self.fault("create an id", status, std::ptr::null_mut());
+        asked.map(|()| id).map_err(fault)
     }
 
     /// Fault of a call, in one line.
@@ -189,9 +187,7 @@ impl Communicator {
             size,
         };
         let what = format!("join {size} ranks");
-        if asked != SUCCESS && asked != IN_PROGRESS {
-            return Err(nccl.fault(&what, asked, std::ptr::null_mut()));
-        }
+        called(asked).map_err(|status| nccl.fault(&what, status, std::ptr::null_mut()))?;
         if joined.settles(&what, patience)? {
             return Ok(joined);
         }
@@ -252,10 +248,7 @@ impl Communicator {
 
     /// Fails if another rank is lost, or NCCL has failed since.
     pub(crate) fn watch(&self) -> Result<()> {
-        match self.state()? {
-            SUCCESS | IN_PROGRESS => Ok(()),
-            status => Err(self.failed("go on", status)),
-        }
+        called(self.state()?).map_err(|status| self.failed("go on", status))
     }
 
     /// Enqueues calls as one group.
@@ -274,9 +267,9 @@ impl Communicator {
         let asked = started.and_then(|()| calls(comm));
         // SAFETY: as above.
         let ended = called(unsafe { (self.nccl.group_end)() });
-        if let Err(status) = asked.and(ended) {
-            return Err(self.failed(what, status));
-        }
+        asked
+            .and(ended)
+            .map_err(|status| self.failed(what, status))?;
         if self.settles(what, DEADLINE)? {
             return Ok(());
         }
@@ -344,20 +337,16 @@ impl Communicator {
     pub(crate) fn leave(&self) -> Result<()> {
         let comm = self.comm()?;
         // SAFETY: it was created, and all its work is done.
-        let status = unsafe { (self.nccl.finalize)(comm) };
-        if status != SUCCESS && status != IN_PROGRESS {
-            return Err(self.failed("leave", status));
-        }
+        let asked = called(unsafe { (self.nccl.finalize)(comm) });
+        asked.map_err(|status| self.failed("leave", status))?;
         if !self.settles("leave", DEADLINE)? {
             self.abort();
             return Ok(());
         }
         self.comm.store(std::ptr::null_mut(), Ordering::Release);
         // SAFETY: it is finalized, and not used again.
-        match unsafe { (self.nccl.destroy)(comm) } {
-            SUCCESS => Ok(()),
-            status => Err(self.nccl.fault("leave", status, std::ptr::null_mut())),
-        }
+        let asked = called(unsafe { (self.nccl.destroy)(comm) });
+        asked.map_err(|status| self.nccl.fault("leave", status, std::ptr::null_mut()))
     }
 }
 
