@@ -328,10 +328,17 @@ impl<'a> Lowering<'a> {
             add: false,
             ..product
         });
-        let constants = constants![m, columns, n, add];
-        self.kernel(SHARED, "trim", &constants)
-            .fours(m, columns)
-            .launch(&arguments![padded, y]);
+        self.resize([[m, n], [m, columns]], padded, (y, add));
+    }
+
+    /// Adds the launch that copies a matrix to one of other rows and columns, which ends in zeros
+    /// where it is longer.
+    pub(crate) fn resize(&mut self, sizes: [[usize; 2]; 2], x: Operand, to: (Operand, bool)) {
+        let [[rows_of_x, columns_of_x], [rows, columns]] = sizes;
+        let constants = constants![rows_of_x, columns_of_x, rows, columns, to.1];
+        self.kernel(SHARED, "resize", &constants)
+            .fours(rows, columns)
+            .launch(&arguments![x, to.0]);
     }
 
     /// An operand as a matrix with rows of `columns` elements.

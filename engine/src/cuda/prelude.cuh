@@ -183,10 +183,11 @@ template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
     each_thread<ROWS * groups>([&](i64 index) { body(index / groups, index % groups * 4); });
 }
 
-// y = [y +] the first columns of rows of PITCH.
-template <i64 ROWS, i64 COLUMNS, i64 PITCH, bool ADD> DEVICE void trim(InFloats auto x, OutFloats auto y) {
+// y = [y +] x, with zeros behind the rows and columns of x.
+template <i64 ROWS_OF_X, i64 COLUMNS_OF_X, i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void resize(InFloats auto x, OutFloats auto y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
-        give<COLUMNS, ADD>(y, row, column, load<PITCH>(x, row, column));
+        bool there = row < ROWS_OF_X && column < COLUMNS_OF_X;
+        give<COLUMNS, ADD>(y, row, column, there ? load<COLUMNS_OF_X>(x, row, column) : fill(0.0f));
     });
 }
 

@@ -5,13 +5,9 @@
 //! gradient of the result is that of the operand.
 
 use crate::alike::{Alike, Of, Side};
-use crate::cuda::lowering::{
-    Lowering, MOST_OPERANDS, SHARED, Source, arguments, constants, tensors,
-};
+use crate::cuda::lowering::{Lowering, MOST_OPERANDS, SHARED, tensors};
 use crate::op::{Op, op};
 use crate::value::Type;
-
-const KERNELS: Source = Source::new("cast", include_str!("kernel.cu"));
 
 /// The operands in bf16; a single one in either type. A longer result ends in zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,14 +21,12 @@ impl Op for Cast {
         let (padded, rest): (Vec<usize>, Vec<usize>) =
             all.partition(|&tensor| to.ty(tensor).dims != to.output_ty(tensor).dims);
         for tensor in padded {
-            pad(to, tensor);
+            let sizes = [to.ty(tensor), to.output_ty(tensor)].map(|ty| [ty.rows(), ty.columns()]);
+            to.resize(sizes, to.input(tensor), (to.output(tensor), false));
         }
         if let &[tensor] = &rest[..] {
             let (x, y) = (to.input(tensor), to.output(tensor));
-            to.kernel(KERNELS, "cast", &constants![y.len])
-                .fours(1, y.len)
-                .launch(&arguments![x, y]);
-            return;
+            return to.resize([[1, y.len]; 2], x, (y, false));
         }
         // Launches for as many tensors as a kernel takes.
         for some in rest.chunks(MOST_OPERANDS / 2) {
@@ -53,15 +47,4 @@ impl Op for Cast {
         });
         each.collect()
     }
-}
-
-/// Casts one tensor to a longer one.
-fn pad(to: &mut Lowering<'_>, tensor: usize) {
-    let (x, y) = (to.input(tensor), to.output(tensor));
-    let (from, ty) = (to.ty(tensor), to.output_ty(tensor));
-    let (rows, columns) = (ty.rows(), ty.columns());
-    let sizes = constants![from.rows(), from.columns(), rows, columns];
-    to.kernel(KERNELS, "padded_cast", &sizes)
-        .fours(rows, columns)
-        .launch(&arguments![x, y]);
 }
