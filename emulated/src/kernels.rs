@@ -202,7 +202,7 @@ fn count(span: Span) -> usize {
     usize::try_from(span.len).expect("as many as there are in memory")
 }
 
-/// A matrix of a product, from its first element on.
+/// A matrix of a product.
 #[derive(Clone, Copy)]
 struct Numbers {
     start: *mut c_void,
@@ -212,12 +212,10 @@ struct Numbers {
 
 impl Numbers {
     fn new(span: Span, matrix: &Matrix) -> Self {
-        let (len, dtype) = (count(span), matrix.operand.dtype);
-        assert!(matrix.first <= len, "a matrix starts inside its operand");
         Self {
-            start: span.start.wrapping_byte_add(matrix.first * dtype.bytes()),
-            len: len - matrix.first,
-            dtype,
+            start: span.start,
+            len: count(span),
+            dtype: matrix.operand.dtype,
         }
     }
 

@@ -13,9 +13,9 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
 use super::Fault;
-use super::driver::{Argument, Factors, pointer};
+use super::driver::{Factors, pointer};
 use super::placed::PlacedProduct;
-use super::product::{Algorithm, Key, Layout, Matrix};
+use super::product::{Algorithm, Key, Layout};
 use crate::value::DType;
 
 /// Bytes of scratch for an algorithm; NVIDIA's advice for Hopper.
@@ -113,10 +113,7 @@ impl CublasLt {
         stream: CUstream,
     ) -> Result<(), Fault> {
         let product = &placed.product;
-        let first =
-            |of: Argument, matrix: &Matrix| of.address + (of.dtype.bytes() * matrix.first) as u64;
-        let (a, b) = (first(factors.a, &product.a), first(factors.b, &product.b));
-        let out = first(factors.out, &product.out);
+        let [a, b, out] = [factors.a, factors.b, factors.out].map(|of| of.address);
         let bias = factors.bias.map(|bias| bias.address);
         let all = a | b | out | bias.unwrap_or(0);
         let alignment = 1 << all.trailing_zeros().min(4);

@@ -345,7 +345,6 @@ impl<'a> Lowering<'a> {
     pub(crate) fn matrix(operand: Operand, columns: usize, transposed: bool) -> Matrix {
         Matrix {
             operand,
-            first: 0,
             pitch: columns,
             transposed,
             step: 0,

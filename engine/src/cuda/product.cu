@@ -5,12 +5,11 @@
 
 const int DEPTH = 16;
 
-// A matrix in memory: its first element, and the strides of rows, columns and the batch in
-// elements.
+// Elements from one row, column and product of the batch to the next.
 struct Strides {
-    u32 first, row, column, step;
+    u32 row, column, step;
 
-    DEVICE_MEMBER i64 start(u32 batch) const { return first + (i64)batch * step; }
+    DEVICE_MEMBER i64 start(u32 batch) const { return (i64)batch * step; }
     DEVICE_MEMBER i64 at(u32 i, u32 j) const { return (i64)i * row + (i64)j * column; }
 };
 

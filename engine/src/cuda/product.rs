@@ -17,8 +17,6 @@ use crate::value::DType;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
     pub operand: Operand,
-    /// First element.
-    pub first: usize,
     /// Elements from one row to the next.
     pub pitch: usize,
     pub transposed: bool,
@@ -104,10 +102,9 @@ impl Product {
     /// Alignment of its matrices in bytes: a power of two, at most 16. Operands themselves are
     /// aligned more.
     pub(crate) fn alignment(&self) -> usize {
-        let start =
-            |matrix: &Matrix| (matrix.first + matrix.operand.first) * matrix.operand.dtype.bytes();
-        let bias = self.bias.map_or(0, |bias| bias.first * bias.dtype.bytes());
-        let all = start(&self.a) | start(&self.b) | start(&self.out) | bias;
+        let matrices = [self.a, self.b, self.out].map(|matrix| matrix.operand);
+        let operands = matrices.into_iter().chain(self.bias);
+        let all = operands.fold(0, |all, operand| all | operand.skipped());
         1 << all.trailing_zeros().min(4)
     }
 
@@ -162,7 +159,6 @@ mod tests {
     fn matrix(pitch: usize, transposed: bool) -> Matrix {
         Matrix {
             operand: Operand::new(At::Input(0), DType::F32, 1),
-            first: 0,
             pitch,
             transposed,
             step: 0,
@@ -247,13 +243,12 @@ mod tests {
             let mut matrix = |rows, columns, transposed, dtype| {
                 let (len, step, pitch) = of(rows, columns, transposed);
                 let matrix = Matrix {
-                    operand: operand(len, dtype),
-                    first: 3,
+                    operand: operand(len, dtype).part(3, len - 3),
                     pitch,
                     transposed,
                     step,
                 };
-                (matrix, place(len, dtype))
+                (matrix, place(len, dtype).part(3, len - 3))
             };
             let (a, a_at) = matrix(m, k, self.transposed[0], factor);
             let (b, b_at) = matrix(k, n, self.transposed[1], factor);
@@ -347,8 +342,8 @@ mod tests {
         let Memory::Arena(at) = placed.at else {
             unreachable!("all lies in the arena")
         };
-        let bytes =
-            &bytemuck::cast_slice::<f32, u8>(arena)[at..][..placed.len * placed.dtype.bytes()];
+        let bytes = &bytemuck::cast_slice::<f32, u8>(arena)[at + placed.skipped()..];
+        let bytes = &bytes[..placed.len * placed.dtype.bytes()];
         match placed.dtype {
             DType::Bf16 => bytes
                 .chunks(2)

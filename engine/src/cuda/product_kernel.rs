@@ -24,7 +24,7 @@ impl Product {
             } else {
                 (matrix.pitch, 1)
             };
-            Argument::List([matrix.first, row, column, matrix.step].map(word).to_vec())
+            Argument::List([row, column, matrix.step].map(word).to_vec())
         };
         let constants = constants![rows, columns, high, wide, self.add, self.bias.is_some()];
         let mut to = Lowering::new(&[], &[], &[]);

@@ -183,7 +183,7 @@ fn place(matrix: &Matrix, (batch, row, column): (usize, usize, usize)) -> usize 
     } else {
         (row, column)
     };
-    matrix.first + batch * matrix.step + row * matrix.pitch + column
+    batch * matrix.step + row * matrix.pitch + column
 }
 
 /// Byte of the arena where an element of an operand starts.

@@ -17,7 +17,6 @@ const DOTS: usize = 128;
 fn columns(operand: Operand, pitch: usize, each: usize, transposed: bool) -> Matrix {
     Matrix {
         operand,
-        first: 0,
         pitch,
         transposed,
         step: each,
