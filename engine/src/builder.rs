@@ -4,8 +4,7 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::graph::{Home, Reads};
-use crate::op::{Builder, Node, Op, Result, refuse};
+use crate::op::{Builder, Home, Node, Op, Result, refuse};
 use crate::precision::Precision;
 use crate::store::{Slot, Store};
 use crate::value::{StepScalar, Type, Value};
@@ -106,6 +105,11 @@ impl Builder {
         StepScalar(u32::try_from(index).expect("a program has few step scalars"))
     }
 
+    /// Names a value as an output, which can be read after a replay.
+    pub fn output(&mut self, name: impl Into<String>, value: Value) {
+        self.outputs.push((name.into(), value));
+    }
+
     /// Adds an op, or finds an equal one.
     ///
     /// # Errors
@@ -149,10 +153,7 @@ impl Builder {
         inputs: &[Value],
         into: Option<Value>,
     ) -> Result<Vec<Value>> {
-        let reads = Reads {
-            inputs: inputs.to_vec(),
-            into,
-        };
+        let reads = (inputs.to_vec(), into);
         let equal = |(known, _): &&(Arc<dyn Op>, _)| {
             let known: &dyn Any = &**known;
             op.dyn_eq(known)
@@ -233,6 +234,80 @@ impl Builder {
             }
         }
         Ok(())
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, value: Value) -> &Type {
+        &self.types[value.index()]
+    }
+
+    /// Types of values.
+    pub(crate) fn types_of(&self, values: &[Value]) -> Vec<&Type> {
+        values.iter().map(|&value| self.ty(value)).collect()
+    }
+
+    /// The node that makes a value, if one does.
+    pub(crate) fn maker(&self, value: Value) -> Option<usize> {
+        match self.homes[value.index()] {
+            Home::Node(node) => Some(node),
+            Home::Persistent(_) | Home::Input => None,
+        }
+    }
+
+    /// Type of a value without padding.
+    pub(crate) fn unpadded(&self, value: Value) -> &Type {
+        self.unpadded.get(&value).unwrap_or_else(|| self.ty(value))
+    }
+
+    /// The same values, made by other nodes; the homes of values follow from their outputs.
+    pub(crate) fn with_nodes(&self, nodes: Vec<Node>) -> Self {
+        let mut to = Self {
+            types: self.types.clone(),
+            homes: self.homes.clone(),
+            nodes: Vec::with_capacity(nodes.len()),
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            scalars: self.scalars.clone(),
+            frozen: self.frozen.clone(),
+            sharded: self.sharded.clone(),
+            in_bf16: self.in_bf16.clone(),
+            blocks: self.blocks,
+            reduction: self.reduction,
+            unpadded: self.unpadded.clone(),
+            all_reduced: self.all_reduced.clone(),
+            associated: self.associated.clone(),
+            precision: self.precision,
+            ..Self::default()
+        };
+        nodes.into_iter().for_each(|node| to.append(node));
+        to
+    }
+
+    /// The inputs of a node that are held in bf16.
+    pub(crate) fn inputs_in_bf16(&self, node: &Node) -> impl Iterator<Item = (usize, Slot)> {
+        let homes = node.inputs.iter().map(|input| self.homes[input.index()]);
+        homes.enumerate().filter_map(|(index, home)| match home {
+            Home::Persistent(slot) if self.in_bf16.contains(&slot) => Some((index, slot)),
+            _ => None,
+        })
+    }
+
+    /// Adds a node whose outputs are existing values. Values in the store stay there.
+    pub(crate) fn append(&mut self, node: Node) {
+        for output in &node.outputs {
+            let home = &mut self.homes[output.index()];
+            if !matches!(home, Home::Persistent(_)) {
+                *home = Home::Node(self.nodes.len());
+            }
+        }
+        self.nodes.push(node);
+    }
+
+    pub(crate) fn value(&mut self, ty: Type, home: Home) -> Value {
+        let value = Value(u32::try_from(self.types.len()).expect("a program has few values"));
+        self.types.push(ty);
+        self.homes.push(home);
+        value
     }
 
     /// Records that `product` depends on values that it does not read.

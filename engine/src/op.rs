@@ -1,7 +1,7 @@
 //! The trait of an op, and the programs and gradients that are built of ops.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,8 +10,9 @@ use crate::alike::Alike;
 use crate::cpu::Frame;
 use crate::cuda::lowering::Lowering;
 use crate::derivation::Derivation;
-use crate::graph::{self, Graph};
-use crate::precision::Format;
+use crate::precision::{Format, Precision};
+use crate::reduction::Reduction;
+use crate::store::Slot;
 use crate::value::{Type, Value};
 
 /// Failure to build a program: shapes that do not fit, or an op without a gradient.
@@ -372,11 +373,81 @@ pub struct NodeView<'a> {
     pub outputs: &'a [Value],
 }
 
-/// A program under construction.
-pub type Builder = Graph<Arc<dyn Op>>;
+/// Source of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// Kept in the [`Store`](crate::Store) from step to step.
+    Persistent(Slot),
+    /// Written by the host before a replay.
+    Input,
+    /// Result of a node.
+    Node(usize),
+}
 
 /// An op with its operands.
-pub(crate) type Node = graph::Node<Arc<dyn Op>>;
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) op: Arc<dyn Op>,
+    pub(crate) inputs: Vec<Value>,
+    /// For each output the value that it is added to, if any; empty for none at all.
+    pub(crate) into: Vec<Option<Value>>,
+    pub(crate) outputs: Vec<Value>,
+    /// Part of a gradient: runs in the order of emission. Forward ops run when they are needed.
+    pub(crate) eager: bool,
+    /// The part that its time counts towards.
+    pub(crate) part: &'static str,
+}
+
+/// Ops with their results, by the inputs that they read and the value that they add to.
+type Known = BTreeMap<(Vec<Value>, Option<Value>), Vec<(Arc<dyn Op>, Vec<Value>)>>;
+
+/// A program under construction.
+#[derive(Debug, Default)]
+pub struct Builder {
+    pub(crate) types: Vec<Type>,
+    pub(crate) homes: Vec<Home>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) inputs: BTreeMap<String, Value>,
+    pub(crate) outputs: Vec<(String, Value)>,
+    pub(crate) scalars: Vec<String>,
+    /// Precision in which a device stores values.
+    pub(crate) precision: Precision,
+    /// Whether products are written in the cheaper order.
+    pub(crate) associates: bool,
+    /// Causal masks that ops were made without; `None` where they keep them.
+    pub(crate) removed_masks: Option<usize>,
+    /// Tensors of the store that no program writes.
+    pub(crate) frozen: BTreeSet<Slot>,
+    /// Tensors of the store that hold the rows of a block.
+    pub(crate) sharded: BTreeSet<Slot>,
+    /// Frozen tensors held in bf16: on the CPU, an op that reads one widens it first.
+    pub(crate) in_bf16: BTreeSet<Slot>,
+    /// Number of blocks of the batch, of which the program computes one; 0 if it is not cut.
+    pub(crate) blocks: usize,
+    /// Order in which GPUs add up the blocks.
+    pub(crate) reduction: Reduction,
+    /// Types without padding of values that a device pads.
+    pub(crate) unpadded: BTreeMap<Value, Type>,
+    /// Values that are sums over all blocks.
+    pub(crate) all_reduced: BTreeSet<Value>,
+    /// Products of weights that stand for products with the batch.
+    pub(crate) associated: BTreeSet<Value>,
+    /// For each bypassed value, the products that depend on it without reading it.
+    pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
+    pub(crate) persistent: BTreeMap<Slot, Value>,
+    /// The region that the next ops belong to, and the number of regions so far.
+    pub(crate) region: Option<usize>,
+    pub(crate) region_count: usize,
+    /// Whether divergences make the target's logits themselves.
+    pub(crate) streams_target_logits: bool,
+    /// The region of each node that belongs to one.
+    pub(crate) regions: BTreeMap<usize, usize>,
+    /// Values that are made again for the gradients, with what they repeat.
+    pub(crate) copies: Vec<(Value, Value)>,
+    pub(crate) known: Known,
+    pub(crate) eager: bool,
+    pub(crate) part: &'static str,
+}
 
 /// The state of one reverse pass.
 pub struct Gradients<'a> {

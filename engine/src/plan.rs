@@ -12,8 +12,7 @@ mod placement;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::op::{Builder, Home, Node};
 use crate::precision::Precision;
 use crate::rounding::precision_of_products;
 use crate::schedule;

@@ -18,8 +18,7 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use crate::builder::BACKWARD;
-use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::op::{Builder, Home, Node};
 use crate::value::Value;
 
 impl Builder {

@@ -1,7 +1,6 @@
 //! Operands of a program whose products round them.
 
-use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::op::{Builder, Home, Node};
 use crate::precision::{Format, Precision};
 use crate::value::Value;
 

@@ -30,8 +30,7 @@ pub mod tree;
 use std::fmt;
 use std::time::Duration;
 
-use crate::graph::Home;
-use crate::op::{Builder, Node, Result, refuse};
+use crate::op::{Builder, Home, Node, Result, refuse};
 use crate::ops::{AllReduce, PerBlock};
 use crate::reduction::Reduction;
 use crate::value::Value;
@@ -114,7 +113,7 @@ impl Builder {
 
     /// Number of blocks of the batch.
     pub fn blocks(&self) -> usize {
-        self.blocks
+        self.blocks.max(1)
     }
 
     /// A value shared by all blocks, as seen by one block: its gradient is summed over all blocks.
@@ -123,7 +122,7 @@ impl Builder {
     ///
     /// When it is not in f32.
     pub fn per_block(&mut self, value: Value) -> Result<Value> {
-        if self.blocks == 1 {
+        if self.blocks() == 1 {
             return Ok(value);
         }
         let view = self.op1(PerBlock, &[value])?;
@@ -141,7 +140,7 @@ impl Builder {
     ///
     /// When it is not a result in f32.
     pub fn all_reduce(&mut self, value: Value) -> Result<Value> {
-        if self.blocks == 1 {
+        if self.blocks() == 1 {
             return Ok(value);
         }
         if self.maker(value).is_none() {
@@ -161,7 +160,7 @@ impl Builder {
     ///
     /// When one is no scalar.
     pub fn all_reduce_scalars(&mut self, scalars: &[Value]) -> Result<Vec<Value>> {
-        if self.blocks == 1 {
+        if self.blocks() == 1 {
             return Ok(scalars.to_vec());
         }
         let rows = scalars.iter().map(|&scalar| self.reshape(scalar, &[1]));
@@ -215,7 +214,7 @@ impl Builder {
     ///
     /// One line with the name of an output or tensor that differs.
     pub fn check_blocks(&self) -> Result<()> {
-        if self.blocks == 1 {
+        if self.blocks() == 1 {
             return Ok(());
         }
         let varies = self.varies();

@@ -17,8 +17,7 @@ use crate::cuda::BlockSums;
 use crate::executor::{Arena, Executor};
 use crate::fault::Result;
 use crate::given::Given;
-use crate::graph::Home;
-use crate::op::Builder;
+use crate::op::{Builder, Home};
 use crate::store::{Slot, Store};
 use crate::value::Value;
 

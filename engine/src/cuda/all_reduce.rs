@@ -28,12 +28,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Fault;
-use super::device_graph::DeviceGraph;
 use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, SHARED, Source, THREADS, tensors};
 use super::nccl::{Communicator, Message};
 use super::placed::Placed;
+use crate::op::Builder;
 use crate::plan::Plan;
 use crate::value::Value;
 
@@ -312,7 +312,7 @@ struct Idle {
 /// Buckets of a program that was laid out, of at least `bytes` each where values suffice, in the
 /// order in which they are complete.
 pub(crate) fn buckets(
-    builder: &DeviceGraph,
+    builder: &Builder,
     (plan, ops): (&Plan, &[Range<usize>]),
     placed: impl Fn(Value) -> Option<Placed>,
     bytes: usize,

@@ -24,12 +24,10 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::device_graph::{DeviceGraph, DeviceNode};
 use crate::cpu::{Arena, Executor, Pool};
 use crate::cuda::casts::cast;
 use crate::cuda::routed_rows::on_cpu::{self, Known, RoutedMask};
-use crate::graph::Home;
-use crate::op::Builder;
+use crate::op::{Builder, Home, Node};
 use crate::schedule;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
@@ -50,7 +48,7 @@ const ATTENDED: f64 = 2.0 * STORED;
 const CANCELLED: f64 = 2e-3;
 
 /// The program with all computed values as further outputs, in f32, and these values.
-pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
+pub(super) fn watched(stored: &Builder) -> (Builder, Vec<Value>) {
     let mut to = stored.with_nodes(stored.nodes.clone());
     let nodes = schedule::order(stored);
     let nodes = nodes.iter().map(|&node| &stored.nodes[node]);
@@ -68,7 +66,7 @@ pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
 /// Repeats each op of a program from the device's values `made` and its inputs; returns a line
 /// about the first op whose results differ by more than one rounding.
 pub(super) fn check(
-    stored: &DeviceGraph,
+    stored: &Builder,
     inputs: &[(&str, &[u32])],
     made: Known,
     parameters: &StepParameters,
@@ -110,8 +108,8 @@ fn rounded(values: &[f32]) -> Vec<f32> {
 }
 
 fn check_one(
-    stored: &DeviceGraph,
-    node: &DeviceNode,
+    stored: &Builder,
+    node: &Node,
     known: &Known,
     parameters: &StepParameters,
 ) -> Result<(), String> {
@@ -146,7 +144,7 @@ fn check_one(
 
 /// The product and its divergence with a device's roundings: logits are stored, then replaced by
 /// their gradient. Near the target's logits, these two roundings far exceed one of the result.
-fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Vec<Vec<f32>> {
+fn head_divergence(stored: &Builder, node: &Node, known: &Known) -> Vec<Vec<f32>> {
     let of = |settings: &str| format!("{:?}", node.op).contains(settings);
     let input = |index: usize| &*known[&node.inputs[index]];
     // The index of `H`, which `W` and labels follow.
@@ -222,8 +220,8 @@ fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Ve
 
 /// Results of a node on the CPU from the device's operands.
 fn repeated(
-    stored: &DeviceGraph,
-    node: &DeviceNode,
+    stored: &Builder,
+    node: &Node,
     known: &Known,
     parameters: &StepParameters,
 ) -> Vec<Vec<f32>> {
@@ -306,7 +304,7 @@ mod tests {
     /// Asserts that a program rounds as allowed, and that three bits less of any result are
     /// detected; returns the number of results.
     fn tried(
-        program: &DeviceGraph,
+        program: &Builder,
         (store, inputs): (&Store, &[(&'static str, Vec<u32>)]),
         parameters: &StepParameters,
     ) -> Option<usize> {

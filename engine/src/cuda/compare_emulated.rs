@@ -7,7 +7,6 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::bf16_roundings::{check, watched};
-use super::device_graph::DeviceGraph;
 use super::emulated::{Emulated, Order};
 use super::program::Program;
 use super::{Arena, Device, Executor, Result};
@@ -41,7 +40,7 @@ pub struct ComparedProgram {
     cpu: cpu::Executor,
     program: Repeated,
     /// For bf16: the program to check, its replays with all values as outputs, and these values.
-    watched: Option<(DeviceGraph, Repeated, Vec<Value>)>,
+    watched: Option<(Builder, Repeated, Vec<Value>)>,
     replays: usize,
 }
 

@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 
-use super::device_graph::{DeviceGraph, DeviceNode};
-use crate::op::{Op, op};
+use crate::op::{Builder, Node, Op, op};
 use crate::ops::{Elementwise, Norm, norm};
 use crate::schedule;
 use crate::value::Value;
@@ -24,8 +23,8 @@ impl Op for OfSum {
 }
 
 /// Fuses every addition of two values with the first norm of their sum; values keep their numbers.
-pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
-    let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
+pub(super) fn fused(from: &Builder) -> Builder {
+    let mut nodes: Vec<Option<Node>> = from.nodes.iter().cloned().map(Some).collect();
     let mut running = schedule::order(from);
     running.sort_unstable();
     for index in running {
@@ -51,7 +50,7 @@ pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
 }
 
 /// Whether a node adds two values of one shape, and adds to no existing value.
-fn is_sum_of_two(from: &DeviceGraph, node: &DeviceNode) -> bool {
+fn is_sum_of_two(from: &Builder, node: &Node) -> bool {
     let added = node.into.iter().any(Option::is_some);
     let dims = |value: &Value| &from.ty(*value).dims;
     node.op

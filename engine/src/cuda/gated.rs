@@ -15,9 +15,8 @@
 
 use std::sync::Arc;
 
-use super::device_graph::{DeviceGraph, DeviceNode};
 use super::readers::Readers;
-use crate::op::{Op, op};
+use crate::op::{Builder, Node, Op, op};
 use crate::ops::importance::gates::ImportanceGatesGrad;
 use crate::ops::site::masked::{self, MaskedGrad};
 use crate::ops::{Gates, ImportanceGates, LogitNoise, Masked};
@@ -78,10 +77,10 @@ impl Op for LogitsGrad {
 
 /// Computes importances where masks read them, wherever that is possible; values keep their
 /// numbers.
-pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
+pub(super) fn gated(from: &Builder) -> Builder {
     let readers = Readers::new(from);
     let of_sums = of_sums(from);
-    let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
+    let mut nodes: Vec<Option<Node>> = from.nodes.iter().cloned().map(Some).collect();
     for (index, node) in from.nodes.iter().enumerate() {
         let Some(of) = node.op.get::<ImportanceGates>() else {
             continue;
@@ -107,7 +106,7 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
             nodes[mask] = Some(of_logits(&from.nodes[mask], of.gates, [g, z]));
         }
         nodes[index] = None;
-        nodes[at] = Some(DeviceNode {
+        nodes[at] = Some(Node {
             op: Arc::new(MaskedWithSums(*mask, *of)),
             inputs: with(&first.inputs, [g, z]),
             outputs: [&first.outputs[..], &node.outputs[1..]].concat(),
@@ -124,7 +123,7 @@ pub(super) fn gated(from: &DeviceGraph) -> DeviceGraph {
 }
 
 /// Whether each value is computed from penalty sums or L0.
-fn of_sums(from: &DeviceGraph) -> Vec<bool> {
+fn of_sums(from: &Builder) -> Vec<bool> {
     let mut found = vec![false; from.types.len()];
     for index in schedule::order(from) {
         let node = &from.nodes[index];
@@ -139,7 +138,7 @@ fn of_sums(from: &DeviceGraph) -> Vec<bool> {
 }
 
 /// Whether a node is a mask, or its gradients, that reads `g` as importances alone.
-fn reads_at(node: &DeviceNode, g: Value) -> bool {
+fn reads_at(node: &Node, g: Value) -> bool {
     let at = match (node.op.get::<Masked>(), node.op.get::<MaskedGrad>()) {
         (Some(masked), _) => masked.importance(0),
         (_, Some(grad)) => grad.of.importance(1),
@@ -157,13 +156,13 @@ fn with(values: &[Value], [old, new]: [Value; 2]) -> Vec<Value> {
         .collect()
 }
 
-fn of_logits(node: &DeviceNode, gates: Gates, of: [Value; 2]) -> DeviceNode {
+fn of_logits(node: &Node, gates: Gates, of: [Value; 2]) -> Node {
     let op: Arc<dyn Op> = match (node.op.get::<Masked>(), node.op.get::<MaskedGrad>()) {
         (Some(masked), _) => Arc::new(OfLogits(*masked, gates)),
         (_, Some(grad)) => Arc::new(OfLogits(*grad, gates)),
         _ => unreachable!("a mask or its gradients"),
     };
-    DeviceNode {
+    Node {
         op,
         inputs: with(&node.inputs, of),
         ..node.clone()
@@ -174,10 +173,10 @@ fn of_logits(node: &DeviceNode, gates: Gates, of: [Value; 2]) -> DeviceNode {
 /// gradient of their logits in the place of it and of the node `last`.
 fn with_gates(
     readers: &Readers,
-    from: &DeviceGraph,
+    from: &Builder,
     last: usize,
     [g, z]: [Value; 2],
-) -> Option<(usize, DeviceNode)> {
+) -> Option<(usize, Node)> {
     let node = &from.nodes[last];
     let &ImportanceGatesGrad {
         forward,
@@ -207,7 +206,7 @@ fn with_gates(
         gates: forward,
         others: [before.is_some(), sums.is_some()],
     };
-    let both = DeviceNode {
+    let both = Node {
         op: Arc::new(op),
         inputs,
         outputs: with(&grad.outputs, [gg, node.outputs[0]]),
@@ -218,7 +217,7 @@ fn with_gates(
 }
 
 /// Whether a value is computed from a result of a node.
-fn needs(from: &DeviceGraph, value: Value, node: usize) -> bool {
+fn needs(from: &Builder, value: Value, node: usize) -> bool {
     let mut seen = vec![false; from.nodes.len()];
     let mut left = vec![value];
     while let Some(value) = left.pop() {
@@ -309,7 +308,7 @@ pub(super) mod tests {
         [1, 2].map(|site| Mask::Between(Draw::Uniform(stream(site))))
     }
 
-    fn names(b: &DeviceGraph, like: &str) -> Vec<&'static str> {
+    fn names(b: &Builder, like: &str) -> Vec<&'static str> {
         let names = b.nodes.iter().map(|node| node.op.name());
         names.filter(|name| name.contains(like)).collect()
     }

@@ -5,6 +5,8 @@
 //!          ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
+//! - A program on a device is a graph of ops too, of which some replace others on a device alone.
+//!   They do so after gradients are added.
 //! - CUDA is not linked: [`libraries`] are opened at run time, and errors name those that are
 //!   missing.
 //! - Each op is lowered once ([`Lowering`]); shapes and settings are constants of its kernels'
@@ -85,7 +87,6 @@ pub(crate) mod compiler;
 mod compiling;
 mod cublaslt;
 mod device;
-pub(crate) mod device_graph;
 pub(crate) mod device_tensors;
 #[doc(hidden)]
 mod driver;

@@ -25,9 +25,8 @@
 use std::collections::BTreeMap;
 
 use super::casts::cast_to;
-use super::device_graph::{DeviceGraph, DeviceNode};
 use crate::alike::{Alike, LEAST, Of, Side};
-use crate::graph::Home;
+use crate::op::{Builder, Home, Node};
 use crate::schedule;
 use crate::value::{DType, Type, Value};
 
@@ -41,7 +40,7 @@ type Dimension = (Value, Side);
 
 /// The dimensions of a program's values in classes, of which each is padded as a whole.
 struct Classes<'a> {
-    from: &'a DeviceGraph,
+    from: &'a Builder,
     /// Another dimension of the same class; the last one of a chain stands for the class.
     next: Vec<usize>,
     /// Whether a class keeps its length.
@@ -52,7 +51,7 @@ struct Classes<'a> {
 
 impl<'a> Classes<'a> {
     /// The classes of a program of which only `running` nodes run.
-    fn new(from: &'a DeviceGraph, running: &[usize]) -> Self {
+    fn new(from: &'a Builder, running: &[usize]) -> Self {
         let dimensions = 2 * from.types.len();
         let mut classes = Self {
             from,
@@ -72,7 +71,7 @@ impl<'a> Classes<'a> {
     }
 
     /// Joins the dimensions that a node takes alike. All others keep their length.
-    fn read(&mut self, node: &DeviceNode) {
+    fn read(&mut self, node: &Node) {
         let groups = alike(self.from, node);
         for group in &groups {
             let own = self.own(node, group);
@@ -105,7 +104,7 @@ impl<'a> Classes<'a> {
 
     /// Whether all operands of a group are padded in place, or are inputs whose padded copies cost
     /// little: vectors, and frozen tensors in bf16.
-    fn may_grow(&self, node: &DeviceNode, group: &Alike) -> bool {
+    fn may_grow(&self, node: &Node, group: &Alike) -> bool {
         group.dimensions.iter().all(|&(of, _)| {
             let ty = self.from.ty(value(node, of));
             let is_cheap = ty.dtype == DType::Bf16 || ty.dims.len() < 2;
@@ -114,7 +113,7 @@ impl<'a> Classes<'a> {
     }
 
     /// Dimensions of a group that are padded in place.
-    fn own(&self, node: &DeviceNode, group: &Alike) -> Vec<Dimension> {
+    fn own(&self, node: &Node, group: &Alike) -> Vec<Dimension> {
         let all = group.dimensions.iter();
         let all = all.map(|&(of, side)| (value(node, of), side));
         let own = all.filter(|&(value, side)| {
@@ -172,7 +171,7 @@ impl<'a> Classes<'a> {
     }
 
     /// Type in which a node reads an input that is not padded in place.
-    fn of_input(&self, node: &DeviceNode, groups: &[Alike], input: usize) -> Type {
+    fn of_input(&self, node: &Node, groups: &[Alike], input: usize) -> Type {
         let mut ty = self.from.ty(node.inputs[input]).clone();
         for group in groups {
             let grows = match self.own(node, group).first() {
@@ -191,12 +190,12 @@ impl<'a> Classes<'a> {
 }
 
 /// Dimensions that a node takes alike.
-fn alike(from: &DeviceGraph, node: &DeviceNode) -> Vec<Alike> {
+fn alike(from: &Builder, node: &Node) -> Vec<Alike> {
     let [inputs, outputs] = [&node.inputs, &node.outputs].map(|values| from.types_of(values));
     node.op.alike(&inputs, &outputs)
 }
 
-fn value(node: &DeviceNode, of: Of) -> Value {
+fn value(node: &Node, of: Of) -> Value {
     match of {
         Of::Input(index) => node.inputs[index],
         Of::Output(index) => node.outputs[index],
@@ -221,7 +220,7 @@ fn pad(ty: &mut Type, side: Side) {
 }
 
 /// The program with padded dimensions; values keep their numbers.
-pub(super) fn padded(from: DeviceGraph) -> DeviceGraph {
+pub(super) fn padded(from: Builder) -> Builder {
     let mut running = schedule::order(&from);
     running.sort_unstable();
     let classes = Classes::new(&from, &running);
@@ -246,7 +245,7 @@ pub(super) fn padded(from: DeviceGraph) -> DeviceGraph {
             *copy.or_insert_with(|| padded_copy(&mut to, value, ty, node.part))
         });
         let inputs = inputs.collect();
-        to.append(DeviceNode {
+        to.append(Node {
             inputs,
             ..node.clone()
         });
@@ -255,7 +254,7 @@ pub(super) fn padded(from: DeviceGraph) -> DeviceGraph {
 }
 
 /// A copy of a value with zeros. A frozen tensor in bf16 has one on the device.
-fn padded_copy(to: &mut DeviceGraph, value: Value, ty: Type, part: &'static str) -> Value {
+fn padded_copy(to: &mut Builder, value: Value, ty: Type, part: &'static str) -> Value {
     let copy = match to.homes[value.index()] {
         home @ Home::Persistent(_) if ty.dtype == DType::Bf16 => to.value(ty, home),
         _ => cast_to(to, value, ty, part),

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use spd_draws::{Purpose, Stream};
 
 use super::casts::stored;
-use super::device_graph::DeviceGraph;
 use super::every_op::{EVEN, EveryOp, RAGGED, Sizes};
 use super::padding::padded;
 use super::placed::Step;
@@ -210,7 +209,7 @@ fn both(
 }
 
 /// Columns and sums of bf16 products with sides of at least 64.
-fn sides(b: &DeviceGraph) -> Vec<[usize; 2]> {
+fn sides(b: &Builder) -> Vec<[usize; 2]> {
     let program = Program::laid_out(b);
     let steps = program.steps.iter();
     let products = steps.filter_map(|step| match step {
@@ -248,7 +247,7 @@ fn what_is_kept_and_what_is_read_has_its_own_shape() {
         assert_eq!(to.ty(value), from.ty(unpadded));
     }
     // The three frozen matrices and the head are padded as they are sent, in no op.
-    let names = |b: &DeviceGraph| {
+    let names = |b: &Builder| {
         let nodes = b.nodes.iter().filter(|node| node.op.name() == "cast");
         nodes.count()
     };

@@ -7,7 +7,6 @@ use std::ops::Range;
 use super::Fault;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
 use super::autotune_record::Autotuned;
-use super::device_graph::{DeviceGraph, DeviceNode};
 use super::fusion::fused;
 use super::gated::gated;
 use super::kernel::Writer;
@@ -19,7 +18,7 @@ use super::routed_rows::on_device;
 use super::row_sums::with_row_sums;
 use crate::cuda::casts::stored;
 use crate::given::Given;
-use crate::op::Builder;
+use crate::op::{Builder, Node};
 use crate::plan::{Place, Plan};
 use crate::precision::Precision;
 use crate::reduction::Reduction;
@@ -53,12 +52,12 @@ impl Program {
     }
 
     /// Lowers a program that already has its storage types.
-    pub(crate) fn of(builder: &DeviceGraph) -> Self {
+    pub(crate) fn of(builder: &Builder) -> Self {
         Self::laid_out(&with_row_sums(&gated(&fused(builder))))
     }
 
     /// Lowers a program as it is, op by op, without fusion.
-    pub(crate) fn laid_out(builder: &DeviceGraph) -> Self {
+    pub(crate) fn laid_out(builder: &Builder) -> Self {
         let lowered = builder.nodes.iter().map(|node| lower(builder, node));
         let lowered: Vec<(Vec<Command>, usize)> = lowered.collect();
         let plan = Plan::with_scratch(builder, |index, _| lowered[index].1);
@@ -119,7 +118,7 @@ impl Program {
         let outputs = outputs.map(|&(_, v)| at(v).expect("an output is computed"));
         let outputs = outputs.collect();
         let mut buckets = buckets(builder, (&plan, &ops), at, BUCKET);
-        let ranks = builder.blocks;
+        let ranks = builder.blocks();
         let is_exact = builder.reduction == Reduction::Exact && !buckets.is_empty();
         for bucket in buckets.iter_mut().filter(|_| is_exact) {
             bucket.pack = bucket.pack().map(|launch| writer.kernel(&launch));
@@ -212,7 +211,7 @@ pub(crate) fn value(place: Place, ty: &Type) -> Placed {
 }
 
 /// Commands of an op, and bytes of scratch.
-fn lower(builder: &DeviceGraph, node: &DeviceNode) -> (Vec<Command>, usize) {
+fn lower(builder: &Builder, node: &Node) -> (Vec<Command>, usize) {
     let types = builder.types_of(&node.inputs);
     let outputs = builder.types_of(&node.outputs);
     let outputs: Vec<Type> = outputs.into_iter().cloned().collect();

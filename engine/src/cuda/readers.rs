@@ -1,6 +1,6 @@
 //! The readers of each value of a device's program, for rewrites that leave values out.
 
-use super::device_graph::DeviceGraph;
+use crate::op::Builder;
 use crate::schedule;
 use crate::value::Value;
 
@@ -15,7 +15,7 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    pub(super) fn new(from: &DeviceGraph) -> Self {
+    pub(super) fn new(from: &Builder) -> Self {
         let mut of = vec![Vec::new(); from.types.len()];
         let mut adding = of.clone();
         let mut fetched = vec![false; from.types.len()];

@@ -8,8 +8,8 @@
 //! The op stays as it is. Its launch gives the sums because the node has one more result than the op
 //! makes.
 
-use super::device_graph::{DeviceGraph, DeviceNode};
 use super::gated::LogitsGrad;
+use crate::op::{Builder, Node};
 use crate::ops::{Elementwise, SumRows};
 use crate::schedule;
 use crate::value::Value;
@@ -18,8 +18,8 @@ use crate::value::Value;
 const COLUMNS: usize = 128;
 
 /// Sums rows where they are made, wherever that is possible; values keep their numbers.
-pub(super) fn with_row_sums(from: &DeviceGraph) -> DeviceGraph {
-    let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
+pub(super) fn with_row_sums(from: &Builder) -> Builder {
+    let mut nodes: Vec<Option<Node>> = from.nodes.iter().cloned().map(Some).collect();
     for index in schedule::order(from) {
         let node = &from.nodes[index];
         let Some(maker) = summing(from, node) else {
@@ -40,7 +40,7 @@ pub(super) fn with_row_sums(from: &DeviceGraph) -> DeviceGraph {
 }
 
 /// For a node that sums rows: the node that makes these, if it can also sum them.
-fn summing(from: &DeviceGraph, node: &DeviceNode) -> Option<usize> {
+fn summing(from: &Builder, node: &Node) -> Option<usize> {
     let rows = node.op.is::<SumRows>().then(|| node.inputs[0])?;
     let maker = from.maker(rows)?;
     let made = &from.nodes[maker];
@@ -91,7 +91,7 @@ mod tests {
         (b, store)
     }
 
-    fn sums(b: &DeviceGraph) -> usize {
+    fn sums(b: &Builder) -> usize {
         let sums = b.nodes.iter().filter(|node| node.op.is::<SumRows>());
         sums.count()
     }

@@ -32,10 +32,8 @@ use std::sync::Arc;
 
 use cast::Cast;
 
-use crate::cuda::device_graph::{DeviceGraph, DeviceNode};
 use crate::cuda::routed_rows::on_device;
-use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::op::{Builder, Home, Node};
 use crate::precision::Format::{AsResult, Either, Factor, Full};
 use crate::precision::{Format, Precision};
 use crate::rounding::{at, of_batch, operands, rounds};
@@ -94,7 +92,7 @@ fn exact(from: &Builder, depends: &[bool], read: impl Iterator<Item = Value>) ->
 }
 
 /// The program of a bf16 device; values keep their numbers.
-pub(crate) fn stored(from: &Builder) -> DeviceGraph {
+pub(crate) fn stored(from: &Builder) -> Builder {
     let depends = of_batch(from);
     let outputs = from.outputs.iter().map(|&(_, output)| output);
     let exact = exact(from, &depends, outputs);
@@ -106,7 +104,7 @@ pub(crate) fn stored(from: &Builder) -> DeviceGraph {
 /// The program with bf16 for every operand and result that any kernel accepts in bf16, to test
 /// kernels: leaves are rounded, and outputs are widened at the end.
 #[cfg(test)]
-pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
+pub(crate) fn rounded_wherever_possible(from: &Builder) -> Builder {
     let exact = exact(from, &vec![true; from.types.len()], std::iter::empty());
     let mut to = rewrite(from, &exact, |_, format| matches!(format, Factor | Either));
     for index in 0..to.outputs.len() {
@@ -120,7 +118,7 @@ pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
 
 /// The program with bf16 for all values that are not `exact`. A node takes those of its operands in
 /// bf16 whose format it `rounds`.
-fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(&Node, Format) -> bool) -> DeviceGraph {
+fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(&Node, Format) -> bool) -> Builder {
     let mut to = from.with_nodes(Vec::new());
     // The rewritten program needs no further rounding.
     to.precision = Precision::F32;
@@ -156,7 +154,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(&Node, Format) -> boo
             }
         });
         let inputs = inputs.collect();
-        to.append(DeviceNode {
+        to.append(Node {
             inputs,
             ..node.clone()
         });
@@ -167,7 +165,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(&Node, Format) -> boo
 /// Rounds in one op all weights that the program reads in bf16, except frozen ones: a launch for
 /// each would take longer than most weights do.
 fn round_weights(
-    to: &mut DeviceGraph,
+    to: &mut Builder,
     from: &Builder,
     wanted: impl Fn(&Node) -> Vec<(Value, bool)>,
 ) -> BTreeMap<Value, Value> {
@@ -201,7 +199,7 @@ fn round_weights(
 }
 
 /// A value in bf16: itself, or its [`Cast`].
-fn round(to: &mut DeviceGraph, value: Value, part: &'static str) -> Value {
+fn round(to: &mut Builder, value: Value, part: &'static str) -> Value {
     match to.homes[value.index()] {
         Home::Persistent(slot) if to.frozen.contains(&slot) => {
             let ty = Type {
@@ -215,28 +213,23 @@ fn round(to: &mut DeviceGraph, value: Value, part: &'static str) -> Value {
 }
 
 /// A value in another type.
-pub(crate) fn cast(to: &mut DeviceGraph, value: Value, dtype: DType, part: &'static str) -> Value {
+pub(crate) fn cast(to: &mut Builder, value: Value, dtype: DType, part: &'static str) -> Value {
     let dims = to.ty(value).dims.clone();
     cast_to(to, value, Type { dtype, dims }, part)
 }
 
 /// A value in another type, whose dimensions may be longer.
-pub(super) fn cast_to(to: &mut DeviceGraph, value: Value, ty: Type, part: &'static str) -> Value {
+pub(super) fn cast_to(to: &mut Builder, value: Value, ty: Type, part: &'static str) -> Value {
     casts(to, &[value], vec![ty], part)[0]
 }
 
 /// Values in other types, by one op.
-fn casts(
-    to: &mut DeviceGraph,
-    values: &[Value],
-    types: Vec<Type>,
-    part: &'static str,
-) -> Vec<Value> {
+fn casts(to: &mut Builder, values: &[Value], types: Vec<Type>, part: &'static str) -> Vec<Value> {
     let types = types.into_iter();
     let casts: Vec<Value> = types
         .map(|ty| to.value(ty, Home::Node(to.nodes.len())))
         .collect();
-    to.append(DeviceNode {
+    to.append(Node {
         op: Arc::new(Cast),
         inputs: values.to_vec(),
         into: Vec::new(),

@@ -45,8 +45,8 @@ fn a_device_rounds_as_the_host_does() {
 }
 
 /// Names of ops with a bf16 first result.
-fn rounded(b: &DeviceGraph) -> BTreeSet<&'static str> {
-    let first = |node: &DeviceNode| node.outputs.first().map(|&output| b.ty(output).dtype);
+fn rounded(b: &Builder) -> BTreeSet<&'static str> {
+    let first = |node: &Node| node.outputs.first().map(|&output| b.ty(output).dtype);
     let nodes = b.nodes.iter();
     let nodes = nodes.filter(|node| first(node) == Some(DType::Bf16));
     nodes.map(|node| node.op.name()).collect()
@@ -194,7 +194,7 @@ fn site(freeze: bool) -> (Builder, Store) {
 }
 
 /// Number of operands of each of the casts.
-fn casts(b: &DeviceGraph) -> Vec<usize> {
+fn casts(b: &Builder) -> Vec<usize> {
     let casts = b.nodes.iter().filter(|node| node.op.name() == "cast");
     casts.map(|node| node.inputs.len()).collect()
 }
@@ -234,9 +234,9 @@ fn values_of_weights_alone_are_f32() {
     let (from, _) = site(true);
     let b = stored(&from);
     // V U, and its gradients through the delta; the other products depend on the batch.
-    let full = |node: &&DeviceNode| b.ty(node.inputs[0]).dtype == DType::F32;
+    let full = |node: &&Node| b.ty(node.inputs[0]).dtype == DType::F32;
     let products = b.nodes.iter().filter(|node| node.op.name() == "matmul");
-    let (full, rounded): (Vec<&DeviceNode>, Vec<&DeviceNode>) = products.partition(full);
+    let (full, rounded): (Vec<&Node>, Vec<&Node>) = products.partition(full);
     assert_eq!((full.len(), rounded.len()), (3, 6));
     for node in full {
         assert_eq!(b.ty(node.inputs[1]).dtype, DType::F32);

@@ -32,13 +32,11 @@ pub(super) mod on_cpu;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::device_graph::{DeviceGraph, DeviceNode};
 use super::lowering::{Argument, Lowering, Source, arguments, constants};
 use super::readers::Readers;
 use crate::alike::{Alike, Of};
 use crate::derivation::SiteInputs;
-use crate::graph::Home;
-use crate::op::{Builder, Op, op};
+use crate::op::{Builder, Home, Node, Op, op};
 use crate::ops::indices;
 use crate::ops::site::masked::{MaskedGrad, unlisted_bytes};
 use crate::ops::site::output::Share;
@@ -175,12 +173,12 @@ impl Op for Spread {
 }
 
 /// The program of a device, with compacted matrices of fixed sizes; values keep their numbers.
-pub(crate) fn on_device(from: &Builder) -> DeviceGraph {
+pub(crate) fn on_device(from: &Builder) -> Builder {
     compacted_by(from, room)
 }
 
 /// With room for as many rows as a function gives, from all rows and the probability of each.
-fn compacted_by(from: &Builder, room: fn(usize, f64) -> usize) -> DeviceGraph {
+fn compacted_by(from: &Builder, room: fn(usize, f64) -> usize) -> Builder {
     let readers = Readers::new(from);
     let (nodes, scaled) = share_behind_products(from, &readers);
     let mut compacting = Compacting {
@@ -209,7 +207,7 @@ struct Beside {
 
 impl Beside {
     /// Of a node without a clean path.
-    fn of(node: &DeviceNode) -> Self {
+    fn of(node: &Node) -> Self {
         let into = node.into.first().copied().flatten();
         Self { path: None, into }
     }
@@ -218,10 +216,10 @@ impl Beside {
 /// The nodes of a program in which the products `(s G) W` are `G W` wherever a node that spreads
 /// rows can multiply by `s`, and what is beside the rows of such nodes, by their indices.
 fn share_behind_products(
-    from: &DeviceGraph,
+    from: &Builder,
     readers: &Readers,
-) -> (Vec<Option<DeviceNode>>, BTreeMap<usize, Beside>) {
-    let mut nodes: Vec<Option<DeviceNode>> = from.nodes.iter().cloned().map(Some).collect();
+) -> (Vec<Option<Node>>, BTreeMap<usize, Beside>) {
+    let mut nodes: Vec<Option<Node>> = from.nodes.iter().cloned().map(Some).collect();
     let mut scaled = BTreeMap::new();
     for (index, share) in from.nodes.iter().enumerate() {
         let Some(path) = share.op.get::<Share>().map(|op| op.inputs(&share.inputs)) else {
@@ -258,7 +256,7 @@ fn share_behind_products(
             };
             scaled.insert(spread, beside);
             nodes[index] = None;
-            nodes[at] = Some(DeviceNode {
+            nodes[at] = Some(Node {
                 inputs: vec![g, product.inputs[1]],
                 into: Vec::new(),
                 ..product.clone()
@@ -280,7 +278,7 @@ struct Compacting {
     room: fn(usize, f64) -> usize,
     readers: Readers,
     scaled: BTreeMap<usize, Beside>,
-    to: DeviceGraph,
+    to: Builder,
     /// The list of each route.
     lists: BTreeMap<Value, List>,
     /// The list of each compacted matrix.
@@ -290,7 +288,7 @@ struct Compacting {
 }
 
 impl Compacting {
-    fn append(&mut self, index: usize, node: &DeviceNode) {
+    fn append(&mut self, index: usize, node: &Node) {
         if let Some(&op) = node.op.get::<RoutedMatMul>() {
             return self.product(op, index, node);
         }
@@ -328,7 +326,7 @@ impl Compacting {
     }
 
     /// `Y = A W` or `W = A^T G`, over the rows that both matrices of rows have.
-    fn product(&mut self, op: RoutedMatMul, index: usize, node: &DeviceNode) {
+    fn product(&mut self, op: RoutedMatMul, index: usize, node: &Node) {
         let ([a, b], y) = ([0, 1].map(|index| node.inputs[index]), node.outputs[0]);
         let routes = &node.inputs[2..];
         let mut list = |is_compacted: bool, route: Option<&Value>| {
@@ -361,7 +359,7 @@ impl Compacting {
         }
     }
 
-    fn compact_rows(&mut self, back: bool, index: usize, node: &DeviceNode) {
+    fn compact_rows(&mut self, back: bool, index: usize, node: &Node) {
         let [x, route] = [0, 1].map(|index| node.inputs[index]);
         if back {
             return self.spread(x, Beside::of(node), index, node);
@@ -371,7 +369,7 @@ impl Compacting {
         self.gather_to(rows, x, list, node);
     }
 
-    fn output(&mut self, path: SiteInputs, index: usize, node: &DeviceNode) {
+    fn output(&mut self, path: SiteInputs, index: usize, node: &Node) {
         let factors = [0, 1].map(|index| node.inputs[index]);
         let product = self.product_of_rows(false, factors, node);
         let path = Some(path);
@@ -379,16 +377,11 @@ impl Compacting {
     }
 
     /// The product of a compacted matrix and a weight, which a node then spreads.
-    fn product_of_rows(
-        &mut self,
-        transposed: bool,
-        factors: [Value; 2],
-        node: &DeviceNode,
-    ) -> Value {
+    fn product_of_rows(&mut self, transposed: bool, factors: [Value; 2], node: &Node) -> Value {
         let list = self.list_of[&factors[0]];
         let ty = self.to.ty(node.outputs[0]).clone();
         let product = self.rows(ty, list);
-        let node = DeviceNode {
+        let node = Node {
             into: Vec::new(),
             outputs: vec![product],
             ..node.clone()
@@ -398,8 +391,8 @@ impl Compacting {
     }
 
     /// Multiplies two matrices in the place of a node.
-    fn multiply(&mut self, [a, b]: [bool; 2], factors: [Value; 2], node: &DeviceNode) {
-        self.to.append(DeviceNode {
+    fn multiply(&mut self, [a, b]: [bool; 2], factors: [Value; 2], node: &Node) {
+        self.to.append(Node {
             op: Arc::new(MatMul::stored(a, b)),
             inputs: factors.to_vec(),
             ..node.clone()
@@ -407,7 +400,7 @@ impl Compacting {
     }
 
     /// Spreads a compacted matrix in the place of a node, beside what else there is.
-    fn spread(&mut self, x: Value, beside: Beside, index: usize, node: &DeviceNode) {
+    fn spread(&mut self, x: Value, beside: Beside, index: usize, node: &Node) {
         let Beside { path, into } = beside;
         let SiteInputs {
             clean, bias, delta, ..
@@ -426,7 +419,7 @@ impl Compacting {
             delta: delta.is_some(),
         };
         let inputs = [Some(x), read, bias, delta, Some(list)];
-        self.to.append(DeviceNode {
+        self.to.append(Node {
             op: Arc::new(op),
             inputs: inputs.into_iter().flatten().collect(),
             into: vec![into.or(replaced)],
@@ -435,7 +428,7 @@ impl Compacting {
     }
 
     /// The listed rows of a matrix.
-    fn gather(&mut self, x: Value, list: List, node: &DeviceNode) -> Value {
+    fn gather(&mut self, x: Value, list: List, node: &Node) -> Value {
         if self.list_of.get(&x) == Some(&list) {
             return x;
         }
@@ -449,9 +442,9 @@ impl Compacting {
         rows
     }
 
-    fn gather_to(&mut self, rows: Value, x: Value, list: List, node: &DeviceNode) {
+    fn gather_to(&mut self, rows: Value, x: Value, list: List, node: &Node) {
         let of_x = self.list_of.get(&x).map(|list| list.value);
-        self.to.append(DeviceNode {
+        self.to.append(Node {
             op: Arc::new(Gather),
             inputs: [x, list.value].into_iter().chain(of_x).collect(),
             into: Vec::new(),
@@ -477,7 +470,7 @@ impl Compacting {
     }
 
     /// The list of a route.
-    fn list(&mut self, route: Value, node: &DeviceNode) -> List {
+    fn list(&mut self, route: Value, node: &Node) -> List {
         if let Some(&list) = self.lists.get(&route) {
             return list;
         }
@@ -489,7 +482,7 @@ impl Compacting {
         };
         let home = Home::Node(self.to.nodes.len());
         let value = self.to.value(ty, home);
-        self.to.append(DeviceNode {
+        self.to.append(Node {
             op: Arc::new(RoutedRows),
             inputs: vec![route],
             into: Vec::new(),

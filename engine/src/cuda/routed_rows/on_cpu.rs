@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Clean, Gather, RoutedRows, Spread};
-use crate::cuda::device_graph::{DeviceGraph, DeviceNode};
+use crate::op::{Builder, Node};
 use crate::ops::Masked;
 use crate::ops::site::masked::MaskedGrad;
 use crate::value::{Type, Value};
@@ -35,11 +35,7 @@ pub(in crate::cuda) struct RoutedMask {
 
 impl RoutedMask {
     /// `None` for all other ops.
-    pub(in crate::cuda) fn of(
-        stored: &DeviceGraph,
-        node: &DeviceNode,
-        known: &Known,
-    ) -> Option<Self> {
+    pub(in crate::cuda) fn of(stored: &Builder, node: &Node, known: &Known) -> Option<Self> {
         let (route, activations, result) =
             match (node.op.get::<Masked>(), node.op.get::<MaskedGrad>()) {
                 (Some(mask), _) => (mask.route(0)?, 1, true),
@@ -90,8 +86,8 @@ impl RoutedMask {
 
 /// Results of an op that only devices have, from its operands.
 pub(in crate::cuda) fn repeated(
-    stored: &DeviceGraph,
-    node: &DeviceNode,
+    stored: &Builder,
+    node: &Node,
     known: &Known,
 ) -> Option<Vec<Vec<f32>>> {
     let operand = |index: usize| &*known[&node.inputs[index]];

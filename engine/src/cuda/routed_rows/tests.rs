@@ -85,7 +85,7 @@ fn program(c: usize, associates: bool, beside: Option<usize>) -> (Builder, Store
 }
 
 /// The rows of all compacted matrices that products read.
-fn rooms(b: &DeviceGraph) -> Vec<usize> {
+fn rooms(b: &Builder) -> Vec<usize> {
     let lists = b.nodes.iter().filter(|node| node.op.is::<RoutedRows>());
     let len = |value: Value| b.ty(value).len();
     lists
