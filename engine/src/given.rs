@@ -4,12 +4,13 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::large_pages::Part;
 use crate::op::Builder;
 use crate::own_memory::OwnMemory;
 use crate::plan::{Place, Plan};
 use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
-use crate::value::{ALIGN, DType, StepScalar};
+use crate::value::{DType, StepScalar};
 
 /// Inputs and numbers of a planned program. The host gives them before a replay, and the program
 /// keeps them until it is given others, whatever runs in between. The clock of its ops runs if the
@@ -25,10 +26,8 @@ pub struct Given {
     inputs: Vec<Input>,
     /// Words of the inputs that were filled since a device last read them.
     filled: Vec<Range<usize>>,
-    /// Empty before [`Self::make_room`].
-    memory: Vec<u32>,
-    /// The words of all inputs in this memory, of which the first is aligned to [`ALIGN`].
-    words: Range<usize>,
+    /// Words of all inputs, once there is [room](Self::make_room).
+    memory: Option<Part<u32>>,
     pub(crate) plan: Plan,
     /// Names of the outputs.
     outputs: Vec<String>,
@@ -77,8 +76,7 @@ impl Given {
             scalars: builder.scalars.clone(),
             inputs: inputs.collect(),
             filled: Vec::with_capacity(builder.inputs.len()),
-            memory: Vec::new(),
-            words: 0..plan.input_bytes() / 4,
+            memory: None,
             ops: ops.collect(),
             times: None,
             outputs: builder
@@ -90,15 +88,11 @@ impl Given {
         }
     }
 
-    /// Makes the memory of the inputs, unless it is there: a program may be planned to no other end
-    /// than to be looked at.
-    pub(crate) fn make_room(&mut self) {
-        if self.memory.is_empty() {
-            let len = self.words.len();
-            self.memory = vec![0; len + ALIGN / 4];
-            let first = self.memory.as_ptr().align_offset(ALIGN);
-            self.words = first..first + len;
-        }
+    /// The words of all inputs, whose memory the first call makes: a program may be planned to no
+    /// other end than to be looked at.
+    pub(crate) fn make_room(&mut self) -> &mut [u32] {
+        let words = self.plan.input_bytes() / 4;
+        self.memory.get_or_insert_with(|| Part::alone(words))
     }
 
     /// Sets a step scalar by name; a name that the program does not use is ignored.
@@ -137,14 +131,14 @@ impl Given {
     }
 
     fn typed(&mut self, name: &str, dtype: DType) -> &mut [u32] {
-        self.make_room();
         let found = self.inputs.iter().find(|input| input.name == name);
         let input = found.unwrap_or_else(|| panic!("the program has an input `{name}`"));
         assert_eq!(input.dtype, dtype, "the type of input `{name}`");
-        if !self.filled.contains(&input.words) {
-            self.filled.push(input.words.clone());
+        let words = input.words.clone();
+        if !self.filled.contains(&words) {
+            self.filled.push(words.clone());
         }
-        &mut self.memory[self.words.clone()][input.words.clone()]
+        &mut self.make_room()[words]
     }
 
     /// An input of either type.
@@ -163,7 +157,7 @@ impl Given {
 
     /// The words of all inputs, in their places.
     pub(crate) fn words(&self) -> &[u32] {
-        &self.memory[self.words.clone()]
+        self.memory.as_ref().expect("a replay makes room")
     }
 
     /// Words of the inputs that were filled since the last call, or of all for another device.
@@ -231,7 +225,7 @@ impl Given {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::value::Type;
+    use crate::value::{ALIGN, Type};
 
     #[test]
     fn inputs_start_at_cache_lines_and_are_sent_once_they_are_filled() {

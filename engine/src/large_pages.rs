@@ -103,7 +103,7 @@ impl<T: Pod> Part<T> {
     }
 
     /// Zeros with a map of their own.
-    fn alone(len: usize) -> Self {
+    pub(crate) fn alone(len: usize) -> Self {
         Self::new(mapped(bytes_of::<T>(len)), 0, len)
     }
 }
