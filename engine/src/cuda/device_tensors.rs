@@ -288,22 +288,15 @@ impl Store {
     }
 
     fn device_tensors_if_any(&self) -> Option<&DeviceTensors> {
-        let elsewhere: &dyn Any = self.elsewhere.as_deref()?;
-        elsewhere.downcast_ref()
+        <dyn Any>::downcast_ref(self.elsewhere.as_deref()?)
     }
 
     /// The tensors on the device, mutable, and the host's tensors.
     fn device_tensors_mut(&mut self) -> (&mut DeviceTensors, &[Tensor]) {
-        let Self {
-            tensors, elsewhere, ..
-        } = self;
-        let elsewhere: Option<&mut dyn Any> = match elsewhere {
-            Some(elsewhere) => Some(&mut **elsewhere),
-            None => None,
-        };
-        let on_device = elsewhere.and_then(|there| there.downcast_mut());
+        let elsewhere = self.elsewhere.as_deref_mut();
+        let on_device = elsewhere.and_then(|there| <dyn Any>::downcast_mut(there));
         let on_device = on_device.expect("tensors are sent before a program reads them");
-        (on_device, tensors)
+        (on_device, &self.tensors)
     }
 
     /// Bytes of all tensors on a device.
