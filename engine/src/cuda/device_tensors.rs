@@ -17,7 +17,7 @@ use super::Fault;
 use super::device::{ALIGN, Device, Memory};
 use super::driver::Stream;
 use super::placed::Rounded;
-use super::staging::{Staged, Staging, Values};
+use super::staging::{Staged, Staging};
 use crate::large_pages::Part;
 use crate::store::{Elsewhere, Slot, Store, Tensor};
 
@@ -192,12 +192,8 @@ impl Store {
         let load = unsafe { on_device.staging.load(&stretches.collect::<Vec<_>>()) }?;
         let tensors = slots.iter().map(|&slot| {
             let tensor = &self.tensors[slot.index()];
-            let values = if on_device.is_home(slot) {
-                Values::Home(tensor.held.clone())
-            } else {
-                Values::Travels
-            };
-            (tensor.name.clone(), tensor.ty.clone(), values)
+            let held = on_device.is_home(slot).then(|| tensor.held.clone());
+            (tensor.name.clone(), tensor.ty.clone(), held)
         });
         Ok(Some(Staged::new(tensors.collect(), load)))
     }

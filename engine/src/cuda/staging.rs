@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Fault;
 use super::device::{ALIGN, Device, Event, Pinned};
 use super::driver::Stream;
-use crate::store::{self, Held, Named};
+use crate::store::{Held, Named, Values};
 use crate::value::Type;
 
 /// Copies of tensors from a device to the host.
@@ -145,21 +145,13 @@ impl Drop for Load {
 /// store later. Any thread may wait for them.
 #[derive(Debug)]
 pub struct Staged {
-    tensors: Vec<(String, Type, Values)>,
+    /// Names and types, with values that the host had; the others are in the copy, in this order.
+    tensors: Vec<(String, Type, Option<Held>)>,
     load: Load,
 }
 
-/// Location of a tensor's values.
-#[derive(Debug)]
-pub(crate) enum Values {
-    /// On the host, which had the newest values.
-    Home(Held),
-    /// In the copy, in the order of the tensors.
-    Travels,
-}
-
 impl Staged {
-    pub(crate) fn new(tensors: Vec<(String, Type, Values)>, load: Load) -> Self {
+    pub(crate) fn new(tensors: Vec<(String, Type, Option<Held>)>, load: Load) -> Self {
         Self { tensors, load }
     }
 
@@ -172,13 +164,13 @@ impl Staged {
         self.load.left.wait()?;
         let words: &[f32] = bytemuck::cast_slice(self.load.pinned().read());
         let mut first = 0;
-        let tensors = self.tensors.iter().map(|(name, ty, values)| {
-            let values = match values {
-                Values::Home(held) => held.values(),
-                Values::Travels => {
+        let tensors = self.tensors.iter().map(|(name, ty, held)| {
+            let values = match held {
+                Some(held) => held.values(),
+                None => {
                     let start = first;
                     first += ty.len().next_multiple_of(ALIGN / 4);
-                    store::Values::F32(&words[start..][..ty.len()])
+                    Values::F32(&words[start..][..ty.len()])
                 }
             };
             Named { name, ty, values }
