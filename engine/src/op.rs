@@ -233,32 +233,10 @@ macro_rules! op {
     (name $name:literal; $($rest:tt)*) => {
         $crate::op::op! { name(self) $name; $($rest)* }
     };
-    (name($self:ident) $name:expr; $($rest:tt)*) => {
-        fn name(&$self) -> &'static str {
-            $name
-        }
-        $crate::op::op! { $($rest)* }
-    };
     (formats [$($operand:ident),*] => [$($result:ident),*]; $($rest:tt)*) => {
         fn formats(&self) -> [&'static [$crate::precision::Format]; 2] {
             use $crate::precision::Format;
             [&[$(Format::$operand),*], &[$(Format::$result),*]]
-        }
-        $crate::op::op! { $($rest)* }
-    };
-    (formats($self:ident) $formats:expr; $($rest:tt)*) => {
-        fn formats(&$self) -> [&'static [$crate::precision::Format]; 2] {
-            $formats
-        }
-        $crate::op::op! { $($rest)* }
-    };
-    (alike($self:ident, $inputs:ident, $outputs:ident) $alike:expr; $($rest:tt)*) => {
-        fn alike(
-            &$self,
-            $inputs: &[&$crate::value::Type],
-            $outputs: &[&$crate::value::Type],
-        ) -> Vec<$crate::alike::Alike> {
-            $alike
         }
         $crate::op::op! { $($rest)* }
     };
@@ -308,18 +286,6 @@ macro_rules! op {
         }
         $crate::op::op! { $($rest)* }
     };
-    (expensive_ops($self:ident, $inputs:ident) $ops:expr; $($rest:tt)*) => {
-        fn expensive_ops(&$self, $inputs: &[&$crate::value::Type]) -> $crate::op::ExpensiveOps {
-            $ops
-        }
-        $crate::op::op! { $($rest)* }
-    };
-    (flops($self:ident, $inputs:ident) $flops:expr; $($rest:tt)*) => {
-        fn flops(&$self, $inputs: &[&$crate::value::Type]) -> u64 {
-            $flops
-        }
-        $crate::op::op! { $($rest)* }
-    };
     (
         untouched_bytes($self:ident, $inputs:ident, $outputs:ident, $adds:ident) $count:expr;
         $($rest:tt)*
@@ -334,14 +300,8 @@ macro_rules! op {
         }
         $crate::op::op! { $($rest)* }
     };
-    ($bytes:ident($self:ident, $inputs:ident) $count:expr; $($rest:tt)*) => {
-        fn $bytes(&$self, $inputs: &[&$crate::value::Type]) -> usize {
-            $count
-        }
-        $crate::op::op! { $($rest)* }
-    };
-    ($is:ident($self:ident) $answer:expr; $($rest:tt)*) => {
-        fn $is(&$self) -> bool {
+    ($method:ident($self:ident $(, $types:ident)*) $answer:expr; $($rest:tt)*) => {
+        fn $method(&$self $(, $types: &[&$crate::value::Type])*) -> $crate::op::answer!($method) {
             $answer
         }
         $crate::op::op! { $($rest)* }
@@ -351,6 +311,19 @@ macro_rules! op {
     };
 }
 pub(crate) use op;
+
+/// Type of the answer of a method of [`Op`].
+macro_rules! answer {
+    (name) => { &'static str };
+    (formats) => { [&'static [$crate::precision::Format]; 2] };
+    (alike) => { Vec<$crate::alike::Alike> };
+    (expensive_ops) => { $crate::op::ExpensiveOps };
+    (flops) => { u64 };
+    (scratch_bytes) => { usize };
+    (packed_bytes) => { usize };
+    ($is:ident) => { bool };
+}
+pub(crate) use answer;
 
 /// Numbers of operations that cost more than a multiplication and an addition. A roofline counts
 /// them apart from the flops.
