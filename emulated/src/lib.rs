@@ -436,10 +436,6 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn handle(&self, _stream: Stream) -> u64 {
-        0
-    }
-
     fn begin_capture(&self) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Capture)?;

@@ -135,10 +135,6 @@ impl Driver for Compiling {
         Ok(true)
     }
 
-    fn handle(&self, _stream: Stream) -> u64 {
-        0
-    }
-
     fn end_capture(&self) -> Result<u64, Fault> {
         Ok(self.number(1))
     }

@@ -188,9 +188,6 @@ pub trait Driver: Send + Sync {
         call: LibraryCall,
     ) -> Result<(), Fault>;
 
-    /// Handle of a stream, as CUDA's libraries take it.
-    fn handle(&self, stream: Stream) -> u64;
-
     /// Starts a capture: work for the stream of programs, and for streams that join it, is recorded
     /// and not done.
     fn begin_capture(&self) -> Result<(), Fault>;

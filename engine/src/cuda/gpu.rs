@@ -326,11 +326,7 @@ impl Driver for Gpu {
         call: LibraryCall,
     ) -> Result<(), Fault> {
         self.bind("call a library")?;
-        call(self.handle(stream))
-    }
-
-    fn handle(&self, stream: Stream) -> u64 {
-        number(self.stream(stream).cu_stream())
+        call(number(self.stream(stream).cu_stream()))
     }
 
     fn begin_capture(&self) -> Result<(), Fault> {

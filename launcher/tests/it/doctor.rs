@@ -70,7 +70,7 @@ fn every_probe_of_a_working_gpu_reports_its_finding() {
         "3 steps, two of them graph launches, and the state staged between those match the CPU bit for bit",
         // A busy machine reaches fewer kinds in the time of the probe.
         " kinds by cublasLt, 0 by our own kernels",
-        "NCCL 0.0.1 added up 262144 numbers of two ranks, and 3 launches of a graph exchanged them, bit for bit",
+        "NCCL 0.0.1 added up 262144 numbers of two ranks, and exchanged them to be added along the tree, op by op and in 3 launches of a graph, bit for bit",
     ];
     assert_eq!(rows.len(), NAMES.len());
     for (&(outcome, name, said), (expected, part)) in rows.iter().zip(NAMES.into_iter().zip(found))

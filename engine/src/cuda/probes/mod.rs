@@ -31,6 +31,7 @@ use std::time::Duration;
 use super::program::Program;
 use super::replacement::is_installed;
 use super::{Device, Fault, Result};
+use crate::reduction::Reduction;
 
 pub use products::Products;
 
@@ -165,8 +166,12 @@ fn limit(seconds: u64) -> Duration {
 ///
 /// If a kernel does not compile.
 pub fn compile(device: &Arc<Device>) -> Result<()> {
-    let (graph, _) = graph::program(graph::SIDE);
-    let mut kernels = Program::new(&graph).writer.kernels;
+    let programs = [
+        graph::program(graph::SIDE).0,
+        nccl::program(Reduction::Exact),
+    ];
+    let kernels = programs.map(|program| Program::new(&program).writer.kernels);
+    let mut kernels = kernels.concat();
     kernels.extend(primitives::all().map(|primitive| primitive.kernel()));
     device.load(&kernels).map(drop)
 }

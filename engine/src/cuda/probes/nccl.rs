@@ -1,10 +1,9 @@
-//! Probe: NCCL adds up numbers of two ranks, and exchanges others within a captured graph; both
-//! ranks are on one GPU if there is only one.
+//! Probe: programs of two ranks add up numbers, as NCCL adds and along the tree; both ranks are on
+//! one GPU if there is only one.
 //!
 //! NCCL refuses two ranks on one GPU, with two exceptions: since 2.30 an environment variable
 //! allows it; before, each rank claims a host of its own, and they talk over the loopback
 //! interface. Either way shows that the library works, but not its speed.
-#![expect(unsafe_code, reason = "memory of a device")]
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -12,12 +11,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::{Place, limit, same};
-use crate::cuda::device::{Graph, Memory};
-use crate::cuda::driver::{Argument, LibraryCall, Stream};
 use crate::cuda::libraries::Library;
-use crate::cuda::nccl::{Communicator, Id, Message, Nccl};
+use crate::cuda::nccl::{Communicator, Id, Nccl};
 use crate::cuda::replacement::is_installed;
-use crate::cuda::{Device, Fault, Result};
+use crate::cuda::{Fault, Result};
+use crate::executor::{Alone, Processor};
+use crate::op::Builder;
+use crate::ops::Elementwise;
+use crate::reduction::Reduction;
+use crate::store::Store;
+use crate::value::Type;
 
 pub(super) const RANKS: usize = 2;
 
@@ -68,15 +71,27 @@ pub(super) fn way(version: &str, rank: usize) -> Vec<(&'static str, String)> {
     }
 }
 
-/// Launches of the captured exchange.
+/// Launches of each program's graph. They follow a first run, op by op.
 const LAUNCHES: usize = 3;
+
+/// The sum of all ranks' numbers.
+pub(super) fn program(reduction: Reduction) -> Builder {
+    let mut b = Builder::new();
+    b.in_blocks(RANKS);
+    b.reduce(reduction);
+    let x = b.input("x", &Type::f32(&[NUMBERS])).expect("a new name");
+    // `all_reduce` takes results of ops.
+    let copy = b.op1(Elementwise::sum(1), &[x]).expect("one operand");
+    let sum = b.all_reduce(copy).expect("a result in f32");
+    b.output("sum", sum);
+    b
+}
 
 /// One rank, whose standard input is its end of a socket to the other.
 pub(super) fn rank(place: &Place) -> Result<String> {
     let nccl = Nccl::found()?;
     // NCCL takes this thread's context, which opening the device sets.
     let device = place.device()?;
-    let memory = device.allocate(4 * NUMBERS, "a probe")?;
     let mut id = if place.rank == 0 {
         nccl.id()?
     } else {
@@ -88,87 +103,31 @@ pub(super) fn rank(place: &Place) -> Result<String> {
             place.rank
         ))
     })?;
-    let joined = Communicator::join(nccl, id, (place.rank, RANKS), limit(SECONDS))?;
-    // Whole numbers, so their sum is exact.
-    let number = |rank: usize, at: usize| ((7 * at + 13 * rank) % 1000) as f32;
-    let numbers: Vec<f32> = (0..NUMBERS).map(|at| number(place.rank, at)).collect();
-    let expected: Vec<f32> = (0..NUMBERS)
-        .map(|at| (0..RANKS).map(|rank| number(rank, at)).sum())
-        .collect();
-    let stream = device.driver().handle(Stream::AllReduce);
-    let mut found = vec![0.0; NUMBERS];
-    // SAFETY: the memory has that many numbers, and nothing else uses it until the sum is done.
-    unsafe {
-        device.upload(&[(memory.address, &numbers)])?;
-        let event = device.event()?;
-        event.record(Stream::Programs)?;
-        device.wait(&event)?;
-        joined.sum(stream, &[(memory.address, NUMBERS)])?;
-        event.record(Stream::AllReduce)?;
-        device.wait(&event)?;
-        device.download(&mut [(memory.address, &mut found)])?;
+    let ranks = (place.rank, RANKS);
+    device.joins(Communicator::join(nccl, id, ranks, limit(SECONDS))?);
+    let mut outcome = Ok(());
+    for reduction in [Reduction::Fast, Reduction::Exact] {
+        let gpu = Processor::Gpu(Some(Arc::clone(&device)));
+        let (mut alone, mut store) = (Alone::new(&program(reduction), &gpu)?, Store::new());
+        for run in 0..=LAUNCHES {
+            // Whole numbers, so their sum is exact.
+            let number = |rank: usize, at: usize| ((7 * at + 13 * (rank + run)) % 1000) as f32;
+            let sum = |at: usize| (0..RANKS).map(|rank| number(rank, at)).sum();
+            let numbers = alone.input("x").iter_mut().enumerate();
+            numbers.for_each(|(at, x)| *x = number(place.rank, at));
+            alone.run_and_fetch(&mut store)?;
+            let expected: Vec<f32> = (0..NUMBERS).map(sum).collect();
+            let what = format!("{reduction:?}, run {run}: the sum over two ranks");
+            // A rank with a wrong sum goes on, so that the other does not lose it.
+            outcome = outcome.and(same(&what, alone.output("sum", &store), &expected));
+        }
     }
-    // A rank with a wrong sum stays for the exchange, so that the other does not lose it.
-    let sum = same("the sum over two ranks", &found, &expected);
-    let joined = Arc::new(joined);
-    in_a_graph(&device, &joined, &memory, &number)?;
-    joined.leave()?;
-    sum?;
+    device.leave()?;
+    outcome?;
     Ok(format!(
-        "NCCL {} added up {NUMBERS} numbers of two ranks, and {LAUNCHES} launches of a graph exchanged them, bit for bit",
+        "NCCL {} added up {NUMBERS} numbers of two ranks, and exchanged them to be added along the tree, op by op and in {LAUNCHES} launches of a graph, bit for bit",
         version().unwrap_or_default()
     ))
-}
-
-/// Captures an exchange between two events, as programs do, and launches the graph several times:
-/// the first half of the memory goes to the other rank, whose first half arrives in the second.
-fn in_a_graph(
-    device: &Arc<Device>,
-    joined: &Arc<Communicator>,
-    memory: &Memory,
-    number: &dyn Fn(usize, usize) -> f32,
-) -> Result<()> {
-    let half = NUMBERS / 2;
-    let (rank, other) = (joined.rank, 1 - joined.rank);
-    let [to, from] = [0, half].map(|first| Message {
-        address: memory.address + 4 * first as u64,
-        len: half,
-        rank: other,
-    });
-    let operand = Argument::f32s(memory.address, NUMBERS, true);
-    let communicator = Arc::clone(joined);
-    let call: LibraryCall = Arc::new(move |stream| {
-        // SAFETY: both halves of the memory, which nothing else uses during a launch.
-        unsafe { communicator.exchange(stream, &[to], &[from]) }
-    });
-    let events = [device.event()?, device.event()?];
-    let graph = Graph::capture(device, || {
-        events[0].record(Stream::Programs)?;
-        events[0].make_wait(Stream::AllReduce)?;
-        // SAFETY: as above.
-        unsafe { device.driver().call(Stream::AllReduce, &[operand], call) }?;
-        events[1].record(Stream::AllReduce)?;
-        events[1].make_wait(Stream::Programs)
-    })?;
-    for launch in 0..LAUNCHES {
-        let given = |rank: usize| -> Vec<f32> {
-            let numbers = (0..half).map(|at| number(rank + launch, at));
-            numbers.collect()
-        };
-        let mut found = vec![0.0; half];
-        // SAFETY: as above; each step waits for the one before.
-        unsafe {
-            device.upload(&[(to.address, &given(rank))])?;
-            graph.launch()?;
-            let done = device.event()?;
-            done.record(Stream::Programs)?;
-            device.wait(&done)?;
-            device.download(&mut [(from.address, &mut found)])?;
-        }
-        let what = format!("the exchange of launch {}", launch + 1);
-        same(&what, &found, &given(other))?;
-    }
-    Ok(())
 }
 
 /// Sends the id of rank 0 to the other rank.
