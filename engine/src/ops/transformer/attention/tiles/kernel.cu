@@ -16,7 +16,24 @@ DEVICE constexpr int room(int lines, int columns) { return lines * pitch(columns
 // A warp's sum of products: M times 16 rows by N times 8 columns.
 template <int M, int N> struct Sums {
     float v[M][N][4];
+
+    // `of(number, m, n, i)` for each number of this lane.
+    template <class F> DEVICE_MEMBER void each(F of) {
+#pragma unroll
+        for (int at = 0; at < 4 * M * N; ++at) {
+            int m = at / (4 * N), n = at / 4 % N, i = at % 4;
+            of(v[m][n][i], m, n, i);
+        }
+    }
 };
+
+// `of(m, half)` for each row of a sum that a lane has numbers of.
+template <int M, class F> DEVICE void each_row(F of) {
+#pragma unroll
+    for (int row = 0; row < 2 * M; ++row) {
+        of(row / 2, row % 2);
+    }
+}
 
 // The rows of a warp as left factors: the first KEPT of their steps in registers, and others from a
 // tile each time.
@@ -130,20 +147,11 @@ template <class H, int LINES> DEVICE void turn_head(Shared<bf16> tile, In<float>
 
 // y = [y +] the sums of a block, through shared memory; with TURN rotated backwards.
 template <class H, bool TURN, bool ADD, int M, int N>
-DEVICE void store_head(Shared<float> tile, const Sums<M, N> &sums, OutFloats auto y, In<float> table, Columns columns, int b,
+DEVICE void store_head(Shared<float> tile, Sums<M, N> &sums, OutFloats auto y, In<float> table, Columns columns, int b,
                        int position) {
     const int p = pitch(8 * N), half = H::turned / 2, groups = (H::size + 3) / 4;
     int lane = threadIdx.x % 32, own = (warp_row<M>() + lane / 4) * p + lane % 4 * 2;
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                tile[own + (16 * m + k / 2 * 8) * p + 8 * n + k % 2] = sums.v[m][n][k];
-            }
-        }
-    }
+    sums.each([&](float number, int m, int n, int k) { tile[own + (16 * m + k / 2 * 8) * p + 8 * n + k % 2] = number; });
     __syncthreads();
     for (int group = threadIdx.x; group < 64 * M * groups; group += TILE_THREADS) {
         int line = group / groups, column = group % groups * 4;
@@ -227,21 +235,6 @@ DEVICE void add_rows(Sums<M, N> &sums, const Sums<M, COLUMNS> &weights, Shared<b
     }
 }
 
-template <int M, int N> DEVICE void scale_sums(Sums<M, N> &sums, float factor) {
-#pragma unroll
-    for (int i = 0; i < 4 * M * N; ++i) {
-        sums.v[i / (4 * N)][i / 4 % N][i % 4] *= factor;
-    }
-}
-
-// sums *= the weights, each by its own.
-template <int M, int N> DEVICE void multiply_sums(Sums<M, N> &sums, const Sums<M, N> &weights) {
-#pragma unroll
-    for (int i = 0; i < 4 * M * N; ++i) {
-        sums.v[i / (4 * N)][i / 4 % N][i % 4] *= weights.v[i / (4 * N)][i / 4 % N][i % 4];
-    }
-}
-
 // The document of a position, or of the last one.
 template <class H> DEVICE float document_of(In<float> documents, int b, int t) {
     return documents[(i64)b * H::positions + (t < H::positions ? t : H::positions - 1)];
@@ -252,10 +245,9 @@ template <class H, bool KEYS, int M, int N>
 DEVICE void mask_scores(Sums<M, N> &scores, In<float> documents, int b, int first_row, int first_column) {
     int lane = threadIdx.x % 32, row = first_row + lane / 4, column = first_column + lane % 4 * 2;
     float of_row[M][2];
-#pragma unroll
-    for (int i = 0; i < 2 * M; ++i) {
-        of_row[i / 2][i % 2] = H::documents ? document_of<H>(documents, b, row + 8 * i) : 0.0f;
-    }
+    each_row<M>([&](int m, int half) {
+        of_row[m][half] = H::documents ? document_of<H>(documents, b, row + 16 * m + 8 * half) : 0.0f;
+    });
 #pragma unroll
     for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -330,11 +322,7 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
     left.keep();
     float largest[M][2], total[M][2];
     typename T::Result result = {};
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-        largest[m][0] = largest[m][1] = -f32(INFINITE);
-        total[m][0] = total[m][1] = 0.0f;
-    }
+    each_row<M>([&](int m, int half) { largest[m][half] = -f32(INFINITE), total[m][half] = 0.0f; });
     int stage = 0;
 #pragma unroll 1
     for (int tile = tiles.first; tile < tiles.end; ++tile, stage ^= 1) {
@@ -357,59 +345,51 @@ DEVICE void attention_tiles(In<bf16> q, In<bf16> k, In<bf16> v, In<float> table,
         if (!sees_all<H>(documents, b, position + warp_row<M>(), 16 * M, first, KEYS)) {
             mask_scores<H, false>(scores, documents, b, position + warp_row<M>(), first);
         }
+        each_row<M>([&](int m, int half) {
+            float most = -f32(INFINITE);
 #pragma unroll
-        for (int m = 0; m < M; ++m) {
+            for (int n = 0; n < KEYS / 8; ++n) {
+                most = fmaxf(most, fmaxf(scores.v[m][n][2 * half], scores.v[m][n][2 * half + 1]));
+            }
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+            most = fmaxf(largest[m][half], factor * most);
+            // A row that has seen no key has no weights.
+            float base = most == -f32(INFINITE) ? 0.0f : most;
+            float rescale = fast_exp2(largest[m][half] - base), sum = 0.0f;
+            largest[m][half] = most;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float most = -f32(INFINITE);
+            for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
-                for (int n = 0; n < KEYS / 8; ++n) {
-                    most = fmaxf(most, fmaxf(scores.v[m][n][2 * half], scores.v[m][n][2 * half + 1]));
-                }
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-                most = fmaxf(largest[m][half], factor * most);
-                // A row that has seen no key has no weights.
-                float base = most == -f32(INFINITE) ? 0.0f : most;
-                float rescale = fast_exp2(largest[m][half] - base), sum = 0.0f;
-                largest[m][half] = most;
-#pragma unroll
-                for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                        scores.v[m][n][i] = fast_exp2(fmaf(scores.v[m][n][i], factor, -base));
-                        sum += scores.v[m][n][i];
-                    }
-                }
-                total[m][half] = fmaf(total[m][half], rescale, sum);
-#pragma unroll
-                for (int n = 0; n < 2 * T::steps; ++n) {
-                    result.v[m][n][2 * half] *= rescale;
-                    result.v[m][n][2 * half + 1] *= rescale;
+                for (int i = 2 * half; i < 2 * half + 2; ++i) {
+                    scores.v[m][n][i] = fast_exp2(fmaf(scores.v[m][n][i], factor, -base));
+                    sum += scores.v[m][n][i];
                 }
             }
-        }
-        add_rows(result, scores, passing(stage, 1), 0);
-    }
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float sum = total[m][half];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            int t = position + warp_row<M>() + 16 * m + 8 * half + lane / 4;
-            if (lane % 4 == 0 && t < H::positions) {
-                lse[(i64)unit * H::positions + t] = fmaf(largest[m][half], LN_OF_2, logf(sum));
-            }
-            float share = 1.0f / sum;
+            total[m][half] = fmaf(total[m][half], rescale, sum);
 #pragma unroll
             for (int n = 0; n < 2 * T::steps; ++n) {
-                result.v[m][n][2 * half] *= share;
-                result.v[m][n][2 * half + 1] *= share;
+                result.v[m][n][2 * half] *= rescale;
+                result.v[m][n][2 * half + 1] *= rescale;
             }
-        }
+        });
+        add_rows(result, scores, passing(stage, 1), 0);
     }
+    each_row<M>([&](int m, int half) {
+        float sum = total[m][half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        int t = position + warp_row<M>() + 16 * m + 8 * half + lane / 4;
+        if (lane % 4 == 0 && t < H::positions) {
+            lse[(i64)unit * H::positions + t] = fmaf(largest[m][half], LN_OF_2, logf(sum));
+        }
+        float share = 1.0f / sum;
+#pragma unroll
+        for (int n = 0; n < 2 * T::steps; ++n) {
+            result.v[m][n][2 * half] *= share;
+            result.v[m][n][2 * half + 1] *= share;
+        }
+    });
     __syncthreads();
     store_head<H, false, false>(memory, result, y, table, y_columns<H>(head), b, position);
 }
@@ -515,12 +495,12 @@ DEVICE void attention_tiles_grad_kv(In<bf16> q, In<bf16> k, In<bf16> v, In<float
                 }
                 add_rows(sum_v, weights, gradients, start);
                 add_dots(slopes, left_values, gradients, start);
-                multiply_sums(slopes, weights);
+                slopes.each([&](float &slope, int m, int n, int i) { slope *= weights.v[m][n][i]; });
                 add_rows(sum_k, slopes, queries, start);
             }
         }
     }
-    scale_sums(sum_k, scale);
+    sum_k.each([&](float &sum, int, int, int) { sum *= scale; });
     __syncthreads();
     store_head<H, H::rotary, ADD_K>(memory, sum_k, of_k, table, k_columns<H>(kv), b, first);
     __syncthreads();
@@ -550,16 +530,12 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
     close_group();
     copy(tiles.first * KEYS, 0);
     float of_lse[M][2], of_dots[M][2];
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int t = position + warp_row<M>() + 16 * m + 8 * half + lane / 4;
-            i64 at = (i64)unit * H::positions + t;
-            of_lse[m][half] = t < H::positions ? lse[at] * LOG2_OF_E : 0.0f;
-            of_dots[m][half] = t < H::positions ? dots[at] : 0.0f;
-        }
-    }
+    each_row<M>([&](int m, int half) {
+        int t = position + warp_row<M>() + 16 * m + 8 * half + lane / 4;
+        i64 at = (i64)unit * H::positions + t;
+        of_lse[m][half] = t < H::positions ? lse[at] * LOG2_OF_E : 0.0f;
+        of_dots[m][half] = t < H::positions ? dots[at] : 0.0f;
+    });
     await_copies<1>();
     __syncthreads();
     if constexpr (H::rotary) {
@@ -592,22 +568,15 @@ DEVICE void attention_tiles_grad_q(In<bf16> q, In<bf16> k, In<bf16> v, In<float>
         if (!sees_all<H>(documents, b, position + warp_row<M>(), 16 * M, first, KEYS)) {
             mask_scores<H, false>(weights, documents, b, position + warp_row<M>(), first);
         }
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    weights.v[m][n][i] = fast_exp2(fmaf(weights.v[m][n][i], factor, -of_lse[m][i / 2]));
-                    slopes.v[m][n][i] = -of_dots[m][i / 2];
-                }
-            }
-        }
+        weights.each([&](float &weight, int m, int n, int i) {
+            weight = fast_exp2(fmaf(weight, factor, -of_lse[m][i / 2]));
+            slopes.v[m][n][i] = -of_dots[m][i / 2];
+        });
         add_dots(slopes, left_gradients, values, 0);
-        multiply_sums(slopes, weights);
+        slopes.each([&](float &slope, int m, int n, int i) { slope *= weights.v[m][n][i]; });
         add_rows(result, slopes, keys, 0);
     }
-    scale_sums(result, scale);
+    result.each([&](float &sum, int, int, int) { sum *= scale; });
     __syncthreads();
     store_head<H, H::rotary, ADD>(memory, result, of_q, table, q_columns<H>(head), b, position);
 }
