@@ -127,18 +127,6 @@ impl Executor {
         }
     }
 
-    /// Its threads.
-    ///
-    /// # Panics
-    ///
-    /// When it runs on a GPU.
-    pub(crate) fn pool(&self) -> Arc<Pool> {
-        match self {
-            Self::Cpu(executor) => Arc::clone(executor.pool()),
-            Self::Gpu(_) => panic!("a GPU has no thread pool"),
-        }
-    }
-
     /// Runs the program once in an arena, and overwrites its contents. On a GPU the call returns
     /// before the replay is done.
     ///

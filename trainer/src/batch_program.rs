@@ -36,10 +36,10 @@ impl BatchProgram {
         let (mut stages, mut last) = if blocks == 1 {
             (Stages::default(), planned(b))
         } else {
-            Stages::planned(b, store, name, planned)
+            Stages::planned(b, store, name, blocks, planned)
         };
         if let Some(ranks) = world.ranks() {
-            stages.meet(ranks.clone());
+            stages.meet(&ranks);
             last.meet(ranks);
         }
         Self {
@@ -70,25 +70,16 @@ impl BatchProgram {
 
     /// Multiplications and additions of this rank on a batch.
     pub(crate) fn flops(&self) -> u64 {
+        // Those that add up blocks have none.
         let stages = self.stages.programs();
         let of_block: u64 = stages.map(|stage| stage.plan().flops()).sum();
         self.blocks as u64 * of_block + self.last.plan().flops()
     }
 
-    /// Bytes of the sums that are added up beside the store.
-    pub(crate) fn running_bytes(&self) -> usize {
-        self.stages.running_bytes(self.blocks)
-    }
-
-    /// Bytes that they take on a GPU, on a rank of `ranks`.
-    pub(crate) fn gpu_bytes(&self, ranks: usize) -> usize {
-        self.stages.gpu_bytes(self.blocks, ranks)
-    }
-
     /// Elements of the sums over ranks at a time.
     pub(crate) fn all_reduced_elements(&self) -> usize {
-        let of_stages = self.stages.most_elements();
-        of_stages.max(self.last.own.all_reduced_elements)
+        let own = self.programs().map(|program| &program.own);
+        own.map(|own| own.all_reduced_elements).max().unwrap_or(0)
     }
 
     /// The inputs and numbers of the program, or of its last stage.
@@ -130,7 +121,7 @@ impl BatchProgram {
         if *blocks == 1 {
             fill(last, 0);
         } else {
-            stages.run(store, arena, *blocks, fill)?;
+            stages.run(store, arena, fill)?;
             set(last);
         }
         Ok(last.run(store, arena)?)

@@ -212,14 +212,7 @@ impl DecompositionTask {
 
     /// Peak memory on a GPU, if it runs on one.
     pub(crate) fn gpu_memory(&self, store: &Store) -> Option<Memory> {
-        let mut memory = Memory::on_gpu(&self.processor, store, self.programs())?;
-        let ranks = self.world.size();
-        let sums = self.on_batches().map(|program| program.gpu_bytes(ranks));
-        match sums.sum() {
-            0 => {}
-            sums => memory.parts.push(("sums of blocks", sums)),
-        }
-        Some(memory)
+        Memory::on_gpu(&self.processor, store, self.programs())
     }
 
     /// Peak memory of a rank on this machine.
@@ -229,12 +222,11 @@ impl DecompositionTask {
         let on_batches = self.on_batches().flat_map(BatchProgram::programs);
         let batch = input_bytes(self.fed()).max(blocks * input_bytes(on_batches));
         let mut memory = Memory::of_task(&self.processor, store, batch, self.programs());
-        let running: usize = self.on_batches().map(BatchProgram::running_bytes).sum();
         let elements = self.on_batches().map(BatchProgram::all_reduced_elements);
         let elements = elements.chain([gather::piece_elements(store)]);
-        let of_ranks = self.world.bytes_of_sums(elements.max().unwrap_or(0));
-        if blocks > 1 || self.world.size() > 1 {
-            memory.parts.push(("sums of blocks", running + of_ranks));
+        match self.world.bytes_of_sums(elements.max().unwrap_or(0)) {
+            0 => {}
+            sums => memory.parts.push(("sums over ranks", sums)),
         }
         let whole = gather::whole_bytes(store);
         if whole > 0 && self.world.is_first() {

@@ -2,22 +2,23 @@
 //!
 //! A stage computes the operands of all all-reduces at one depth, from the store, the sums of
 //! earlier stages, and one block of the batch. It computes again what earlier stages computed of
-//! the block, so memory does not grow with the number of blocks. A GPU adds its blocks up in its
-//! own memory, and reduces over the ranks of
-//! [the communicator it joined](crate::cuda::Device::join).
+//! the block.
+//!
+//! A rank adds its blocks along the [tree](super::tree): tensors of the store hold the sum of the
+//! last block, and of whole subtrees of 1, 2, 4, .. blocks before it. So memory grows with the
+//! logarithm of the number of blocks. The sums of all ranks are then all-reduced.
 //!
 //! Ops that write rows of a block ([`Store::sharded`]) are in the last stage, where every value of
 //! the block can be computed. Other ops that write are in the last program.
 
 use std::sync::Arc;
 
-use super::tree::Running;
-use super::{Ranks, Sum};
-use crate::cuda::BlockSums;
+use super::Ranks;
 use crate::executor::{Arena, Executor};
 use crate::fault::Result;
 use crate::given::Given;
-use crate::op::{Builder, Home};
+use crate::op::{self, Builder, Home};
+use crate::ops::Elementwise;
 use crate::store::{Slot, Store};
 use crate::value::Value;
 
@@ -25,25 +26,20 @@ use crate::value::Value;
 #[derive(Default)]
 pub struct Stages {
     stages: Vec<Stage>,
-    ranks: Option<Arc<dyn Ranks>>,
+    /// Blocks of this rank.
+    blocks: usize,
 }
 
 struct Stage {
     program: Executor,
-    /// Tensor of the store for each sum.
-    sums: Vec<Slot>,
     /// Tensors that are sharded with the batch.
     sharded: Vec<Slot>,
-    names: Vec<String>,
-    elements: usize,
-    running: Adding,
-}
-
-/// Place where blocks are added up.
-enum Adding {
-    /// In host memory.
-    Cpu(Running),
-    Gpu(BlockSums),
+    /// Tensors of the store for the sums: of a block, then of all.
+    sums: Vec<Slot>,
+    /// Tensors for sums of 1, 2, 4, .. blocks, and the program that adds them to `sums`.
+    subtrees: Vec<(Vec<Slot>, Executor)>,
+    /// The program that adds up `sums` over ranks.
+    join: Option<Executor>,
 }
 
 impl Stages {
@@ -51,13 +47,15 @@ impl Stages {
     /// returned beside the stages.
     ///
     /// - `name`: prefix of the names of the sums
+    /// - `blocks`: number of blocks of this rank, one of as many as the others have
     pub fn planned(
         b: &Builder,
         store: &mut Store,
         name: &str,
+        blocks: usize,
         planned: impl Fn(&Builder) -> Executor,
     ) -> (Self, Executor) {
-        let depths = depths(b);
+        let (depths, ranks) = (depths(b), b.blocks() / blocks);
         let reduces = b.all_reduces().enumerate();
         let sums: Vec<(usize, Value, Value, Slot)> = reduces
             .map(|(number, (part, sum))| {
@@ -86,7 +84,6 @@ impl Stages {
         let count = depth.map_or(0, |depth| depth + 1);
         let stages = (0..count).map(|stage| {
             let of_stage: Vec<_> = sums.iter().filter(|(depth, ..)| *depth == stage).collect();
-            let names: Vec<String> = (0..of_stage.len()).map(|at| at.to_string()).collect();
             let pure = rest.nodes.iter();
             let pure = pure.filter(|node| node.op.writes(node.inputs.len()).is_empty());
             let mut program = rest.with_nodes(Vec::new());
@@ -96,72 +93,55 @@ impl Stages {
             }
             program.inputs = b.inputs.clone();
             program.outputs.clear();
-            for (name, (_, part, ..)) in names.iter().zip(&of_stage) {
-                program.output(name, *part);
+            for &&(_, part, sum, _) in &of_stage {
+                let kept = program.keep(sum, part, &[]);
+                kept.expect("a part is of the type of the sum");
             }
-            let program = planned(&program);
-            let elements = of_stage.iter().map(|(_, part, ..)| b.ty(*part).len()).sum();
+            let sums: Vec<Slot> = of_stage.iter().map(|(.., slot)| *slot).collect();
+            let levels = match blocks {
+                2.. if !sums.is_empty() => (blocks - 1).ilog2() + 1,
+                _ => 0,
+            };
+            let subtrees = (0..levels).map(|level| {
+                let slots = sums.iter().map(|&sum| {
+                    let name = format!("{}.{}", store.name(sum), 1 << level);
+                    store.transient(name, &store.ty(sum).dims.clone())
+                });
+                let slots: Vec<Slot> = slots.collect();
+                let add = adding(store, &slots, &sums).expect("sums of one shape");
+                (slots, planned(&add))
+            });
             Stage {
-                running: match &program {
-                    Executor::Cpu(_) => Adding::Cpu(Running::default()),
-                    Executor::Gpu(_) => Adding::Gpu(BlockSums::new(elements)),
-                },
-                program,
+                program: planned(&program),
                 sharded: b.sharded.iter().copied().collect(),
-                sums: of_stage.iter().map(|(.., slot)| *slot).collect(),
-                names,
-                elements,
+                subtrees: subtrees.collect(),
+                join: (ranks > 1 && !sums.is_empty()).then(|| {
+                    let join = joining(store, &sums, ranks);
+                    planned(&join.expect("sums in f32"))
+                }),
+                sums,
             }
         });
-        let stages = Self {
-            stages: stages.collect(),
-            ranks: None,
-        };
-        (stages, planned(&rest))
+        let stages = stages.collect();
+        (Self { stages, blocks }, planned(&rest))
     }
 
-    /// The programs of the stages, to plan memory.
+    /// All programs of the stages.
     pub fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
-        self.stages.iter().map(|stage| &stage.program)
-    }
-
-    /// Bytes beside the store that the sums take while `blocks` blocks are added up.
-    pub fn running_bytes(&self, blocks: usize) -> usize {
-        let stages = self.on_cpu();
-        stages
-            .map(|stage| 4 * stage.elements * Running::buffers(blocks))
-            .sum()
-    }
-
-    /// Bytes on a GPU that the sums take, if they are added up there, on a rank of `ranks`.
-    pub fn gpu_bytes(&self, blocks: usize, ranks: usize) -> usize {
-        let stages = self.stages.iter();
-        let stages = stages.filter(|stage| matches!(stage.running, Adding::Gpu(_)));
-        let stages = stages.filter(|stage| stage.elements > 0);
-        stages
-            .map(|stage| BlockSums::bytes(stage.elements, blocks, ranks))
-            .sum()
-    }
-
-    /// Elements of the sums of the largest stage: the most that ranks all-reduce at once.
-    pub fn most_elements(&self) -> usize {
-        self.on_cpu().map(|stage| stage.elements).max().unwrap_or(0)
-    }
-
-    fn on_cpu(&self) -> impl Iterator<Item = &Stage> {
-        let stages = self.stages.iter();
-        stages.filter(|stage| matches!(stage.running, Adding::Cpu(_)))
+        self.stages.iter().flat_map(|stage| {
+            let adds = stage.subtrees.iter().map(|(_, add)| add);
+            [&stage.program].into_iter().chain(adds).chain(&stage.join)
+        })
     }
 
     /// Connects its sums to those of other ranks.
-    pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
-        ranks.expect(self.stages.len().min(1), self.most_elements());
-        self.ranks = Some(ranks);
+    pub fn meet(&mut self, ranks: &Arc<dyn Ranks>) {
+        let joins = self.stages.iter_mut().flat_map(|stage| &mut stage.join);
+        joins.for_each(|join| join.meet(Arc::clone(ranks)));
     }
 
     /// Computes all sums, for the last program.
     ///
-    /// - `blocks`: number of blocks of this rank
     /// - `fill`: sets the inputs and parameters of a program for a block
     ///
     /// # Errors
@@ -171,12 +151,10 @@ impl Stages {
         &mut self,
         store: &mut Store,
         arena: &mut Arena,
-        blocks: usize,
         mut fill: impl FnMut(&mut Given, usize),
     ) -> Result<()> {
-        let ranks = self.ranks.as_deref();
-        let mut stages = self.stages.iter_mut();
-        stages.try_for_each(|stage| stage.run(store, arena, blocks, ranks, &mut fill))
+        let (blocks, mut stages) = (self.blocks, self.stages.iter_mut());
+        stages.try_for_each(|stage| stage.run(store, arena, blocks, &mut fill))
     }
 }
 
@@ -186,16 +164,14 @@ impl Stage {
         store: &mut Store,
         arena: &mut Arena,
         blocks: usize,
-        ranks: Option<&dyn Ranks>,
         fill: &mut dyn FnMut(&mut Given, usize),
     ) -> Result<()> {
         let Self {
             program,
-            sums,
             sharded,
-            names,
-            running,
-            ..
+            sums,
+            subtrees,
+            join,
         } = self;
         for block in 0..blocks {
             for &slot in &*sharded {
@@ -206,42 +182,45 @@ impl Stage {
             for &slot in &*sharded {
                 store.give(slot, store.of_block(slot, block))?;
             }
-            match (&mut *running, &*program, &*arena) {
-                _ if sums.is_empty() => {}
-                (Adding::Gpu(running), Executor::Gpu(program), Arena::Gpu(arena)) => {
-                    running.add((program, names), (store, arena), (block, blocks))?;
+            // The number of the block has a bit for each subtree before it. Its sums complete those
+            // of the lowest bits, and the last block completes all.
+            for (level, (slots, add)) in subtrees.iter_mut().enumerate() {
+                if block >> level & 1 == 1 {
+                    add.run(store, arena)?;
+                } else if block + 1 < blocks {
+                    for (&sum, &slot) in sums.iter().zip(&*slots) {
+                        store.give(sum, slot)?;
+                    }
+                    break;
                 }
-                (Adding::Cpu(running), program, arena) => {
-                    let parts = names.iter().map(|name| program.output(name, store, arena));
-                    running.add(&program.pool(), parts);
-                }
-                _ => unreachable!("programs of a GPU add on the GPU"),
             }
         }
-        if sums.is_empty() {
-            return Ok(());
-        }
-        let running = match running {
-            Adding::Cpu(running) => running,
-            Adding::Gpu(running) => return running.finish(store, sums),
-        };
-        let mut whole = running.finish(&program.pool());
-        if let Some(ranks) = ranks {
-            let all = Sum {
-                number: 0,
-                offset: 0,
-            };
-            ranks.start(all, whole);
-            ranks.wait(all, whole);
-        }
-        for &slot in &*sums {
-            let to = store.get_mut(slot);
-            let (sum, rest) = whole.split_at_mut(to.len());
-            to.copy_from_slice(sum);
-            whole = rest;
-        }
-        Ok(())
+        join.as_mut().map_or(Ok(()), |join| join.run(store, arena))
     }
+}
+
+/// Adds tensors of the store to others.
+fn adding(store: &Store, from: &[Slot], to: &[Slot]) -> op::Result<Builder> {
+    let mut b = Builder::new();
+    for (&from, &to) in from.iter().zip(to) {
+        let [from, to] = [from, to].map(|slot| b.persistent(store, slot));
+        b.keep_sum(to, from)?;
+    }
+    Ok(b)
+}
+
+/// Adds up tensors of the store over ranks.
+fn joining(store: &Store, sums: &[Slot], ranks: usize) -> op::Result<Builder> {
+    let mut b = Builder::new();
+    b.in_blocks(ranks);
+    for &slot in sums {
+        let kept = b.persistent(store, slot);
+        // An all-reduce takes the result of an op.
+        let part = b.op1(Elementwise::sum(1), &[kept])?;
+        let sum = b.all_reduce(part)?;
+        b.keep(kept, sum, &[])?;
+    }
+    Ok(b)
 }
 
 /// For each value, the number of all-reduces on the longest path to it.

@@ -129,12 +129,12 @@ fn trained_on(
     let (mut stages, mut program) = if of_rank == 1 {
         (None, planned(&b))
     } else {
-        let (stages, last) = Stages::planned(&b, &mut store, "step", planned);
+        let (stages, last) = Stages::planned(&b, &mut store, "step", of_rank, planned);
         (Some(stages), last)
     };
     if let Some(ranks) = &ranks {
         match &mut stages {
-            Some(stages) => stages.meet(Arc::clone(ranks)),
+            Some(stages) => stages.meet(ranks),
             None => program.meet(Arc::clone(ranks)),
         }
         ranks.make_room().unwrap();
@@ -160,7 +160,7 @@ fn trained_on(
         };
         match &mut stages {
             Some(stages) => {
-                let made = stages.run(&mut store, &mut arena, of_rank, fill);
+                let made = stages.run(&mut store, &mut arena, fill);
                 made.unwrap();
                 set(&mut program);
             }
@@ -296,6 +296,54 @@ fn all_ranks_receive_the_broadcast_of_the_first() {
                 });
             }
         });
+    }
+}
+
+// One rank may have any number of blocks. It holds the sums of a block, and of whole subtrees that
+// wait for others.
+#[test]
+fn blocks_of_one_rank_are_added_along_the_tree() {
+    let orders = Order::ALL.into_iter().filter(|_| is_there());
+    let devices = orders.map(|order| Processor::Gpu(Some(Device::of(Emulated::new(order)))));
+    let on_cpu = [1, 2].map(|threads| Processor::Cpu(Arc::new(Pool::new(threads).unwrap())));
+    for processor in on_cpu.into_iter().chain(devices) {
+        let held = [(2, 2), (3, 3), (4, 3), (5, 4), (7, 4), (8, 4), (9, 5)];
+        for (blocks, held) in held {
+            let (mut b, mut store) = (Builder::new(), Store::new());
+            b.in_blocks(blocks);
+            let x = b.input("x", &Type::f32(&[37])).unwrap();
+            let some = b.slice(x, 5..8).unwrap();
+            for (name, part) in [("all", x), ("some", some)] {
+                let twice = b.add(part, part).unwrap();
+                let sum = b.all_reduce(twice).unwrap();
+                b.output(name, sum);
+            }
+            let planned = |b: &Builder| Executor::planned(b, &processor);
+            let planned = Stages::planned(&b, &mut store, "test", blocks, planned);
+            let (mut stages, mut last) = planned;
+            assert_eq!(store.slots().count(), 2 * held, "{blocks} blocks");
+            let programs = stages.programs().chain([&last]);
+            let bytes = programs.map(|program| program.plan().arena_bytes()).max();
+            let mut arena = processor.arena(bytes.unwrap()).unwrap();
+            // The second step adds nothing to the sums of the first.
+            for step in 0..2 {
+                let seed = |block| (100 * step + 10 * blocks + block) as u64;
+                let parts = (0..blocks).map(|block| random(&[37], seed(block)).values);
+                let parts: Vec<Vec<f32>> = parts.collect();
+                let fill = |given: &mut Given, block: usize| {
+                    given.input("x").copy_from_slice(&parts[block]);
+                };
+                stages.run(&mut store, &mut arena, fill).unwrap();
+                last.run_and_fetch(&mut store, &mut arena).unwrap();
+                let parts: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
+                let mut whole = [0.0; 37];
+                tree::sum(&parts, &mut whole);
+                let twice = whole.map(|x| 2.0 * x);
+                let [all, some] = ["all", "some"].map(|name| last.output(name, &store, &arena));
+                assert_eq!(all, twice, "{blocks} blocks, {processor:?}");
+                assert_eq!(some, &twice[5..8]);
+            }
+        }
     }
 }
 

@@ -1,9 +1,6 @@
 //! The order of a sum over blocks: `n` blocks are the largest power of two below `n`, and the rest;
 //! each half is added first.
 
-use crate::cpu::{Pool, Rows};
-use crate::ops::GRAIN;
-
 /// Adds parts along the tree into `to`, element by element.
 ///
 /// # Panics
@@ -48,94 +45,8 @@ fn half(parts: usize) -> usize {
     parts.next_power_of_two() / 2
 }
 
-/// A sum of parts that arrive one after the other. It holds one subtree of each size, and one more.
-#[derive(Debug, Default)]
-pub struct Running {
-    /// Sums of 1, 2, 4, .. parts, if there is one.
-    subtrees: Vec<Option<Vec<f32>>>,
-    /// Unused buffers.
-    spare: Vec<Vec<f32>>,
-}
-
-impl Running {
-    /// Most buffers of a sum of this many parts.
-    pub fn buffers(parts: usize) -> usize {
-        parts.max(1).ilog2() as usize + 1
-    }
-
-    /// Adds the next part, in pieces.
-    pub fn add<'p>(&mut self, pool: &Pool, part: impl IntoIterator<Item = &'p [f32]>) {
-        let first = match self.subtrees.first_mut() {
-            Some(first) => first.take(),
-            None => {
-                self.subtrees.push(None);
-                None
-            }
-        };
-        let mut carried = match first {
-            None => {
-                let mut buffer = self.spare.pop().unwrap_or_default();
-                buffer.clear();
-                part.into_iter().for_each(|piece| buffer.extend(piece));
-                self.subtrees[0] = Some(buffer);
-                return;
-            }
-            Some(mut first) => {
-                let mut rest = &mut first[..];
-                for piece in part {
-                    let (to, others) = rest.split_at_mut(piece.len());
-                    add(pool, to, piece);
-                    rest = others;
-                }
-                first
-            }
-        };
-        for size in 1.. {
-            if size == self.subtrees.len() {
-                self.subtrees.push(None);
-            }
-            match self.subtrees[size].take() {
-                None => {
-                    self.subtrees[size] = Some(carried);
-                    return;
-                }
-                Some(subtree) => {
-                    add(pool, &mut carried, &subtree);
-                    self.spare.push(subtree);
-                }
-            }
-        }
-    }
-
-    /// The sum of all parts, which resets it; the next part begins another sum.
-    ///
-    /// # Panics
-    ///
-    /// When there was no part.
-    pub fn finish(&mut self, pool: &Pool) -> &mut [f32] {
-        let (subtrees, spare) = (&mut self.subtrees, &mut self.spare);
-        let parts = subtrees.iter_mut().filter_map(Option::take);
-        let whole = parts.reduce(|smaller, mut larger| {
-            add(pool, &mut larger, &smaller);
-            spare.push(smaller);
-            larger
-        });
-        spare.push(whole.expect("a sum of at least one part"));
-        spare.last_mut().expect("put there")
-    }
-}
-
-fn add(pool: &Pool, to: &mut [f32], part: &[f32]) {
-    pool.run(to.len(), GRAIN, Rows(to, 1), |range, to| {
-        to.0.iter_mut()
-            .zip(&part[range])
-            .for_each(|(to, part)| *to += part);
-    });
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::ops::oracle::random;
 
     fn parts(count: usize) -> Vec<Vec<f32>> {
@@ -168,21 +79,6 @@ mod tests {
                 .map(|chunk| whole(chunk).into_iter().map(f32::from_bits).collect())
                 .collect();
             assert_eq!(whole(&of_ranks), whole(&parts), "{blocks} {ranks}");
-        }
-    }
-
-    #[test]
-    fn a_running_sum_equals_the_sum_of_all_parts() {
-        let (pool, mut running) = (Pool::single(), Running::default());
-        for count in 1..20 {
-            let parts = parts(count);
-            for part in &parts {
-                running.add(&pool, [&part[..3], &part[3..]]);
-            }
-            let found: Vec<u32> = running.finish(&pool).iter().map(|x| x.to_bits()).collect();
-            assert_eq!(found, whole(&parts), "{count}");
-            let held = running.subtrees.iter().flatten().count() + running.spare.len();
-            assert!(held <= Running::buffers(19), "{held}");
         }
     }
 }

@@ -16,11 +16,3 @@ template <int PARTS> DEVICE void tree_sum(In<float> parts, Out<float> sum, u32 s
         sum[at] = tree<PARTS>(parts, at, stride);
     }
 }
-
-// sum += part.
-DEVICE void add_part(In<float> part, Out<float> sum, u32 len) {
-    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < len) {
-        sum[at] = part[at] + sum[at];
-    }
-}

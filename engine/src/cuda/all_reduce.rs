@@ -38,7 +38,7 @@ use crate::plan::Plan;
 use crate::value::Value;
 
 /// Kernels that add parts.
-pub(super) const KERNELS: Source = Source::new("all_reduce", include_str!("all_reduce.cu"));
+const KERNELS: Source = Source::new("all_reduce", include_str!("all_reduce.cu"));
 
 /// Bytes of a bucket. Below this, latency of an all-reduce outweighs its transfer; unmeasured.
 pub(super) const BUCKET: usize = 16 << 20;
@@ -168,7 +168,7 @@ pub(super) fn tree_sum(ranks: usize) -> Launch {
     to.only_launch()
 }
 
-/// All-reduces of one program or stage.
+/// All-reduces of a program.
 pub(super) struct Meeting<'a> {
     pub(super) driver: &'a dyn Driver,
     pub(super) joined: &'a Arc<Communicator>,

@@ -390,7 +390,7 @@ impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: the driver made it. Users of memory and events hold them; an owner of pinned
         // memory waits for its copies (`Inputs`, `Device`, `Load`), and an owner of kernels or of a
-        // graph for their work (`Executor`, `BlockSums`, `Trial`, probes).
+        // graph for their work (`Executor`, `Trial`, probes).
         unsafe { self.driver.destroy(self.handle) };
     }
 }

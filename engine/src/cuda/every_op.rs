@@ -631,6 +631,8 @@ impl EveryOp {
         self.b.keep_average(average, x, 0.25, &[group])?;
         let kept = self.kept("kept", &[self.sizes.components], 5, |x| x);
         self.b.keep(kept, x, &[])?;
+        let sum = self.kept("sum", &[self.sizes.components], 6, |x| x);
+        self.b.keep_sum(sum, x)?;
         let mut on = [Vec::new(), Vec::new()];
         for (index, (&parameter, &gradient)) in leaves.iter().zip(&gradients).enumerate() {
             let dims = self.b.ty(parameter).dims.clone();

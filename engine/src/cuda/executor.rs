@@ -327,20 +327,6 @@ impl Executor {
         }
     }
 
-    /// Device that the program is loaded on.
-    ///
-    /// # Panics
-    ///
-    /// If it never ran.
-    pub(super) fn device(&self) -> &Arc<Device> {
-        &self.loaded().device
-    }
-
-    /// Address of an output.
-    pub(super) fn output_at(&self, name: &str, on: On<'_>) -> Argument {
-        self.argument(&self.program.outputs[self.output_index(name)], on)
-    }
-
     /// Enqueues the program with an event before each op, and reads the times. Events are created
     /// beforehand, because creating one takes as long as a small kernel.
     fn run_timed(&mut self, on: On<'_>) -> Result<(), Fault> {

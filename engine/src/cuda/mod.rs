@@ -79,7 +79,6 @@ mod autotune_record;
 mod autotune_tests;
 #[cfg(feature = "compare-emulated")]
 mod bf16_roundings;
-mod block_sums;
 pub(crate) mod casts;
 #[cfg(feature = "compare-emulated")]
 pub(crate) mod compare_emulated;
@@ -135,7 +134,6 @@ pub(crate) mod tests;
 mod trial;
 
 pub use crate::fault::{Fault, Result};
-pub(crate) use block_sums::BlockSums;
 pub use compiling::Compiling;
 pub use cublaslt::WORKSPACE as MATRIX_PRODUCTS;
 pub use device::{Device, PINNED};

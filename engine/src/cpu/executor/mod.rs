@@ -74,11 +74,6 @@ impl Executor {
         }
     }
 
-    /// Its threads.
-    pub fn pool(&self) -> &Arc<Pool> {
-        &self.pool
-    }
-
     /// Connects its all-reduces to those of other ranks.
     pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
         ranks.expect(self.meetings.sums(), self.meetings.elements());
