@@ -55,7 +55,7 @@ impl LargePages {
         let map = last.filter(|_| self.used + bytes <= has);
         let map = map.unwrap_or_else(|| {
             self.used = 0;
-            mapped((2 * has).clamp(FEW, MOST).max(bytes))
+            mapped((2 * has).clamp(FEW, MOST).max(bytes), bytes)
         });
         let start = self.used;
         self.used += bytes;
@@ -76,9 +76,11 @@ fn bytes_of<T>(len: usize) -> usize {
     layout.expect("a tensor fits into memory").size()
 }
 
-fn mapped(bytes: usize) -> Arc<MmapRaw> {
-    let refused = |_| handle_alloc_error(Layout::array::<u8>(bytes).unwrap_or(Layout::new::<u8>()));
-    Arc::new(map(bytes).unwrap_or_else(refused))
+/// A map of `wanted` bytes, or of as many as are `needed` where memory is short.
+fn mapped(wanted: usize, needed: usize) -> Arc<MmapRaw> {
+    let layout = Layout::array::<u8>(needed).unwrap_or(Layout::new::<u8>());
+    let map = map(wanted).or_else(|_| map(needed));
+    Arc::new(map.unwrap_or_else(|_| handle_alloc_error(layout)))
 }
 
 /// A part of a map: a slice that owns its memory.
@@ -104,7 +106,8 @@ impl<T: Pod> Part<T> {
 
     /// Zeros with a map of their own.
     pub(crate) fn alone(len: usize) -> Self {
-        Self::new(mapped(bytes_of::<T>(len)), 0, len)
+        let bytes = bytes_of::<T>(len);
+        Self::new(mapped(bytes, bytes), 0, len)
     }
 }
 
