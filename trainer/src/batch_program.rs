@@ -70,7 +70,7 @@ impl BatchProgram {
 
     /// Multiplications and additions of this rank on a batch.
     pub(crate) fn flops(&self) -> u64 {
-        // Those that add up blocks have none.
+        // Programs that add up blocks have no flops.
         let stages = self.stages.programs();
         let of_block: u64 = stages.map(|stage| stage.plan().flops()).sum();
         self.blocks as u64 * of_block + self.last.plan().flops()

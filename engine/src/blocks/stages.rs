@@ -47,7 +47,7 @@ impl Stages {
     /// returned beside the stages.
     ///
     /// - `name`: prefix of the names of the sums
-    /// - `blocks`: number of blocks of this rank, one of as many as the others have
+    /// - `blocks`: number of blocks of this rank; every rank has as many
     pub fn planned(
         b: &Builder,
         store: &mut Store,
