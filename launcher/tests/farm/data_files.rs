@@ -217,8 +217,12 @@ fn used_or_refused(
         if dry {
             command.arg("--dry-run");
         }
-        let ended = case.launch(command, &[0, 2])?;
+        // Good files may hold numbers from which no run can be trained.
+        let ended = case.launch(command, &[0, 1, 2])?;
         *code = ended.code()?;
+        if *code == 1 && !ended.error()?.contains("not finite") {
+            return Err(format!("fails by another thing: {}", ended.error()?));
+        }
         if *code == 2 {
             let error = ended.error()?;
             let mut lines = ended.stderr.lines();
