@@ -2,13 +2,15 @@
 #![expect(unsafe_code, reason = "instructions that not every processor has")]
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_dpbf16_ps, _mm512_load_si512,
-    _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_store_ps,
+    __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_add_ps, _mm512_dpbf16_ps,
+    _mm512_load_si512, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
 };
 use std::mem::transmute;
 
-use super::Sums;
 use super::tile::{Block, SIDE};
+use crate::cpu::output::Output;
+use crate::cpu::tile::RawTile;
 
 /// Rows whose sums are held in registers: two vectors of 16 columns each.
 const ROWS: usize = 8;
@@ -21,27 +23,38 @@ pub(super) fn is_there() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Sums over so many terms for the first rows and columns; the other sums are not computed. It
-/// fetches the second set of columns meanwhile: a factor that was packed in advance is not in a
-/// cache yet.
+/// The first `count` lanes, at most all.
+pub(super) fn lanes(count: usize) -> u16 {
+    if count < 16 {
+        (1 << count) - 1
+    } else {
+        u16::MAX
+    }
+}
+
+/// `out = [out +] alpha sums` for so many rows and columns, of sums over so many terms. It fetches
+/// the second set of columns meanwhile: a factor that was packed in advance is not in a cache yet.
+///
+/// # Safety
+///
+/// `out` must be writable for all rows and columns, and not be accessed by others meanwhile.
 ///
 /// # Panics
 ///
 /// When the processor does not have the instruction.
-pub(super) fn multiply(
+pub(super) unsafe fn multiply(
     rows: &[Block],
     columns: [&[Block]; 2],
-    size: [usize; 2],
-    terms: usize,
-    sums: &mut Sums,
+    (size, terms): ([usize; 2], usize),
+    to: (f32, Output<RawTile>),
 ) {
     assert!(is_there(), "AVX512_BF16");
     for first in (0..size[0]).step_by(ROWS) {
-        // SAFETY: the processor has the instructions.
+        // SAFETY: the processor has the instructions; the caller vouches for `out`.
         unsafe {
             match size[1] {
-                ..=16 => some_rows::<1>(first, rows, columns, terms, sums),
-                _ => some_rows::<2>(first, rows, columns, terms, sums),
+                ..=16 => some_rows::<1>(first, rows, columns, (size, terms), to),
+                _ => some_rows::<2>(first, rows, columns, (size, terms), to),
             }
         }
     }
@@ -51,14 +64,14 @@ pub(super) fn multiply(
 ///
 /// # Safety
 ///
-/// The processor must have the instructions.
+/// The processor must have the instructions, and `out` be as for [`multiply`].
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn some_rows<const TILES: usize>(
     first: usize,
     rows: &[Block],
     [columns, next]: [&[Block]; 2],
-    terms: usize,
-    sums: &mut Sums,
+    (size, terms): ([usize; 2], usize),
+    (alpha, out): (f32, Output<RawTile>),
 ) {
     let mut held = [[_mm512_setzero_ps(); TILES]; ROWS];
     let mut left = terms.div_ceil(2);
@@ -87,10 +100,19 @@ unsafe fn some_rows<const TILES: usize>(
             }
         }
     }
-    for (held, sums) in held.into_iter().zip(&mut sums.0[first..]) {
-        for (held, sums) in held.into_iter().zip(sums.as_chunks_mut::<16>().0) {
-            // SAFETY: 16 sums, aligned like all sums.
-            unsafe { _mm512_store_ps(sums.as_mut_ptr(), held) };
+    let alpha = _mm512_set1_ps(alpha);
+    for (row, held) in (first..size[0]).zip(held) {
+        for (tile, held) in held.into_iter().enumerate() {
+            let to = out.values.at(row, 16 * tile).start;
+            let lanes = lanes(size[1] - 16 * tile);
+            let mut values = _mm512_mul_ps(alpha, held);
+            // SAFETY: the lanes are columns of `out`.
+            unsafe {
+                if out.add {
+                    values = _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, to), values);
+                }
+                _mm512_mask_storeu_ps(to, lanes, values);
+            }
         }
     }
 }

@@ -43,6 +43,9 @@ use tile::{Block, Order, SIDE};
 const SUMS: usize = 512;
 const ROWS: usize = 128;
 const COLUMNS: usize = 640;
+/// Elements of a right factor packed in advance that rows of the left one pass over. They have more
+/// columns than a panel, as rows are packed again for the next columns, and fit into a near cache.
+const PACKED: usize = 1 << 19;
 
 /// Bytes that a thread holds for products: panels of both factors.
 pub(crate) const PANELS: usize = SUMS * (ROWS + COLUMNS) * size_of::<u16>();
@@ -160,16 +163,22 @@ impl Unit {
         there.map(|(unit, _)| unit).collect()
     }
 
-    /// Sums of products over the terms of the blocks, at least for the first rows and columns: rows
-    /// packed by line, columns by term. Terms behind the first `terms` are 0.
+    /// `out = [out +] alpha sums` for so many rows and columns: sums of products over the terms of
+    /// the blocks, rows packed by line, columns by term. Terms behind the first `terms` are 0.
     ///
     /// - `next`: columns that a later call multiplies, of as many terms, or the same ones
-    fn multiply(
+    /// - `sums`: room
+    ///
+    /// # Safety
+    ///
+    /// `out` must be writable for all rows and columns, and not be accessed by others meanwhile.
+    #[expect(unsafe_code, reason = "as for `multiply`")]
+    unsafe fn multiply(
         self,
         rows: &[Block],
         [columns, next]: [&[Block]; 2],
-        size: [usize; 2],
-        terms: usize,
+        (size, terms): ([usize; 2], usize),
+        (alpha, out): (f32, Output<RawTile>),
         sums: &mut Sums,
     ) {
         let lens = [rows, columns, next].map(<[Block]>::len);
@@ -177,10 +186,19 @@ impl Unit {
         match self {
             Self::Vectors => vectors::multiply(rows, columns, sums),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::multiply(rows, [columns, next], size, terms, sums),
+            Self::Avx512 => {
+                let (size, to) = ((size, terms), (alpha, out));
+                // SAFETY: the caller's promise.
+                return unsafe { avx512::multiply(rows, [columns, next], size, to) };
+            }
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Amx => amx::multiply(rows, columns, sums),
         }
+        vectorised(
+            #[inline(always)]
+            // SAFETY: the caller's promise.
+            || unsafe { sums.write(size, alpha, out) },
+        );
     }
 }
 
@@ -287,8 +305,12 @@ pub(super) unsafe fn multiply(
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         let _tiles = (unit == Unit::Amx).then(amx::Tiles::configured);
         let mut sums = Sums([[0.0; SIDE]; SIDE]);
-        for first_column in (0..n).step_by(COLUMNS) {
-            let of_panel = first_column..n.min(first_column + COLUMNS);
+        let wide = match b {
+            Factor::Matrix(_) => COLUMNS,
+            Factor::Packed(_) => PACKED / k.clamp(SIDE, SUMS) / SIDE * SIDE,
+        };
+        for first_column in (0..n).step_by(wide) {
+            let of_panel = first_column..n.min(first_column + wide);
             for first_term in (0..k).step_by(SUMS) {
                 let terms = first_term..k.min(first_term + SUMS);
                 let add = out.add || first_term > 0;
@@ -314,14 +336,11 @@ pub(super) unsafe fn multiply(
                             };
                             let size = [of_rows.end - row, of_panel.end - start];
                             let size = size.map(|len| len.min(SIDE));
-                            unit.multiply(own, [columns, next], size, terms.len(), &mut sums);
-                            let to = Output::new(out.values.at(row, start), add);
-                            vectorised(
-                                #[inline(always)]
-                                // SAFETY: the caller's promise: these rows and columns are inside
-                                // the shape.
-                                || unsafe { sums.write(size, alpha, to) },
-                            );
+                            let size = (size, terms.len());
+                            let to = (alpha, Output::new(out.values.at(row, start), add));
+                            // SAFETY: the caller's promise: these rows and columns are inside the
+                            // shape.
+                            unsafe { unit.multiply(own, [columns, next], size, to, &mut sums) };
                         }
                     }
                 }

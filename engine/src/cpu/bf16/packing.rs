@@ -10,7 +10,7 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 use std::ops::Range;
 
-use super::avx512;
+use super::avx512::{self, lanes};
 use super::tile::{Order, SIDE, Tile};
 use crate::cpu::shape::Strided;
 
@@ -25,15 +25,6 @@ const INTERLEAVED: [u16; 32] = {
     }
     places
 };
-
-/// The first `count` lanes, at most all.
-fn lanes(count: usize) -> u16 {
-    if count < 16 {
-        (1 << count) - 1
-    } else {
-        u16::MAX
-    }
-}
 
 /// Fills a tile with up to 16 lines and [`SIDE`] terms of a matrix; all else of it is 0. `false`, and
 /// nothing is done, if the processor does not have the instructions, or neither lines nor terms of
