@@ -4,6 +4,7 @@ use super::super::{Heads, Qkv};
 use crate::cpu::{self, Pool};
 use crate::cuda::casts::rounded_wherever_possible;
 use crate::cuda::compiler::explained;
+use crate::cuda::every_op::{EveryOp, LARGE};
 use crate::cuda::kernel::Kernel;
 use crate::cuda::kernel::source;
 use crate::cuda::libraries::Library;
@@ -12,6 +13,7 @@ use crate::cuda::program::Program;
 use crate::cuda::tests::{replay, uses};
 use crate::op::Builder;
 use crate::ops::oracle::random;
+use crate::precision::Precision;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -324,7 +326,15 @@ fn tiles_compile_within_their_budget() {
                 assert!(used.registers <= most, "{what}");
                 // ptxas moves two words out of the loop.
                 assert!(used.spills <= 8 && used.stack <= 8, "{what}");
-                assert!(used.shared + kernel.shared <= (227 << 10) / 2, "{what}");
+                // Shared memory has room for a third block, but for the forward one of wide heads.
+                let blocks = match kernel.function() {
+                    "attention_tiles" if size > 64 => 2,
+                    _ => 3,
+                };
+                assert!(
+                    used.shared + kernel.shared <= (227 << 10) / blocks,
+                    "{what}"
+                );
             }
         }
     }
@@ -338,16 +348,21 @@ fn tiles_load_few_matrices_for_their_products() {
     let Some(disassembler) = disassembler() else {
         return spd_testing::skip("nvdisasm");
     };
+    // Heads of every layout, in groups, local, and of documents.
+    let mut every_op = EveryOp::new(LARGE, false);
+    every_op.b.precision = Precision::Bf16;
+    let mut of_all = Program::new(&every_op.b).writer.kernels;
+    of_all.retain(|kernel| kernel.function().starts_with("attention_tiles"));
     // Most loads for each product, in hundredths. A matrix of eight columns is half a load, for each
     // M times 16 rows of a warp: 1 / (2 M), and M is 1 where the sums of two wide gradients take
     // half of the registers. Own rows that find no register are loaded each time.
-    for (size, forward, of_keys, of_queries) in [
-        (32, 25, 25, 25),
-        (64, 25, 29, 25),
-        (96, 31, 50, 50),
-        (128, 33, 52, 50),
+    for (kernels, forward, of_keys, of_queries) in [
+        (of_all, 25, 29, 25),
+        (kernels(32, 0), 25, 25, 25),
+        (kernels(64, 0), 25, 29, 25),
+        (kernels(96, 0), 31, 50, 50),
+        (kernels(128, 0), 33, 52, 50),
     ] {
-        let kernels = kernels(size, 0);
         let counts = counts(&disassembler, &kernels);
         for kernel in &kernels {
             let most = match kernel.function() {
