@@ -122,7 +122,7 @@ impl Shape {
     }
 
     /// The parts of a product for a few threads.
-    fn cut(self, transposed: [bool; 2], in_tiles: bool) -> Cut {
+    pub(super) fn cut(self, transposed: [bool; 2], in_tiles: bool) -> Cut {
         let Self { m, n, k } = self;
         match transposed {
             [false, _] if k * n <= SMALL && m >= 64 && !(in_tiles && k >= TILE_TERMS) => {

@@ -28,13 +28,16 @@ pub(crate) struct Product<'a> {
     pub(crate) b: Matrix<'a>,
     /// `b` as it is [packed](bf16::pack) for bf16, if it is. Its values may then be missing.
     pub(crate) packed: Option<&'a Panel>,
+    /// The different rows of `out` that it is written to, if those are not all.
+    pub(crate) to: Option<&'a [u32]>,
 }
 
 /// The right factor of a bf16 product, packed for all of its blocks. A product that finds it taken
 /// packs a part for each block, with the same bits.
 static RIGHT: Mutex<Panel> = Mutex::new(Panel::none());
 
-/// `out = [out +]` a product, with `out` f32 `[m, n]`.
+/// `out = [out +]` a product, with `out` f32 `[m, n]`. Rows may be listed if it
+/// [takes lists](Product::takes_lists).
 pub(crate) fn product(
     pool: &Pool,
     product: &Product<'_>,
@@ -48,19 +51,34 @@ pub(crate) fn product(
         b,
         packed,
         precision,
+        to,
     } = *product;
     let Shape { m, n, k } = shape;
-    let lens = (a.values.len(), out.values.len());
-    assert_eq!(lens, (m * k, m * n), "{shape:?}");
+    let rows = out.values.len() / n;
+    let fits = match to {
+        None => rows == m,
+        Some(to) => to.len() == m && to.iter().all(|&row| (row as usize) < rows),
+    };
+    assert!(
+        a.holds(m, k) && out.values.len() == rows * n && fits,
+        "{shape:?}: {} to {}",
+        a.values.len(),
+        out.values.len()
+    );
     // A packed matrix need not be given unpacked too.
     assert!(
-        b.values.len() == k * n || packed.is_some(),
+        b.holds(k, n) || packed.is_some(),
         "{shape:?}: {}",
         b.values.len()
     );
     let transposed = [a.transposed, b.transposed];
     let packs = precision == Precision::Bf16 && packed.is_none();
-    match shape.cut_for(pool.threads(), transposed, bf16::in_tiles(precision), packs) {
+    let cut = shape.cut_for(pool.threads(), transposed, bf16::in_tiles(precision), packs);
+    assert!(
+        product.has_no_lists() || product.takes_lists(),
+        "{shape:?} with lists: {cut:?}"
+    );
+    match cut {
         Cut::Blocks([down, across, along]) => {
             let partials = &mut scratch[..if along > 1 { along * m * n } else { 0 }];
             let whole = if along > 1 {
@@ -84,6 +102,7 @@ pub(crate) fn product(
             let tiles = RawTile {
                 start: whole.values.as_mut_ptr(),
                 stride: n,
+                listed: to,
             };
             pool.run(down * across * along, 1, tiles, |numbers, whole| {
                 for number in numbers {
@@ -154,12 +173,26 @@ impl<'a> Product<'a> {
     /// The right factor from a row and a column on.
     fn right(&self, from_row: usize, from_column: usize) -> Strided<'a> {
         let Shape { n, k, .. } = self.shape;
-        let (row, column) = if self.b.transposed { (1, k) } else { (n, 1) };
-        Strided {
-            values: &self.b.values[from_row * row + from_column * column..],
-            row,
-            column,
-        }
+        let columns = if self.b.transposed { k } else { n };
+        self.b.elements(columns).part(from_row, from_column)
+    }
+
+    pub(super) fn has_no_lists(&self) -> bool {
+        let lists = [self.a.listed, self.b.listed, self.to];
+        lists.iter().all(Option::is_none)
+    }
+
+    /// Whether it is multiplied from and to listed rows where they are: those of bf16 products are
+    /// packed.
+    pub(super) fn takes_lists(&self) -> bool {
+        let Shape { m, n, k } = self.shape;
+        let stored = [self.a.transposed, self.b.transposed];
+        let cut = self.shape.cut(stored, bf16::in_tiles(self.precision));
+        let has_partials = |along| along > 1 && self.to.is_some();
+        // Rows of one column are adjacent.
+        self.precision == Precision::Bf16
+            && m.min(n).min(k) > 1
+            && matches!(cut, Cut::Blocks([.., along]) if !has_partials(along))
     }
 
     /// # Safety
@@ -171,20 +204,15 @@ impl<'a> Product<'a> {
         rows: Range<usize>,
         columns: Range<usize>,
         sums: Range<usize>,
-        mut out: Output<RawTile>,
+        mut out: Output<RawTile<'_>>,
     ) {
         let Shape { m, k, .. } = self.shape;
-        let (a_row, a_column) = if self.a.transposed { (1, m) } else { (k, 1) };
-        let a = &self.a.values[rows.start * a_row + sums.start * a_column..];
+        let columns_of_a = if self.a.transposed { m } else { k };
+        let a = self.a.elements(columns_of_a).part(rows.start, sums.start);
         let shape = Shape {
             m: rows.len(),
             n: columns.len(),
             k: sums.len(),
-        };
-        let a = Strided {
-            values: a,
-            row: a_row,
-            column: a_column,
         };
         out.values = out.values.at(rows.start, columns.start);
         let b = if let Some(panel) = self.packed {
@@ -230,7 +258,7 @@ unsafe fn multiply(
     alpha: f32,
     a: Strided<'_>,
     b: Factor<'_>,
-    out: Output<RawTile>,
+    out: Output<RawTile<'_>>,
 ) {
     let b = match b {
         Factor::Matrix(b) if precision != Precision::Bf16 => b,
@@ -238,7 +266,12 @@ unsafe fn multiply(
         b => return unsafe { bf16::multiply(Unit::best(), shape, alpha, a, b, out) },
     };
     let Shape { m, n, k } = shape;
-    let RawTile { start, stride } = out.values;
+    let RawTile {
+        start,
+        stride,
+        listed,
+    } = out.values;
+    debug_assert!([a.listed, b.listed, listed].iter().all(Option::is_none));
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
     // The crate writes a result by columns: rows of `out` are columns of the transposed product.
     // A left and a right factor that are both stored transposed are read in their own order.
@@ -334,15 +367,10 @@ pub(crate) mod tests {
                 precision: Precision::F32,
                 shape,
                 alpha: 2.0,
-                a: Matrix {
-                    values: &a,
-                    transposed: a_transposed,
-                },
-                b: Matrix {
-                    values: &b,
-                    transposed: b_transposed,
-                },
+                a: Matrix::of(&a, a_transposed),
+                b: Matrix::of(&b, b_transposed),
                 packed: None,
+                to: None,
             };
             pool.enter(|| product(&pool, &of, Output::add_to(&mut out), &mut scratch));
             assert!(
@@ -420,11 +448,8 @@ pub(crate) mod tests {
             {
                 let product_by = |threads| {
                     let shape = Shape { m, n, k };
-                    let [a, b] =
-                        [(&a, transposed[0]), (&b, transposed[1])].map(|(x, transposed)| Matrix {
-                            values: &x.values,
-                            transposed,
-                        });
+                    let [a, b] = [(&a, transposed[0]), (&b, transposed[1])]
+                        .map(|(x, transposed)| Matrix::of(&x.values, transposed));
                     let mut out = vec![0.0; m * n];
                     let mut scratch = vec![f32::NAN; shape.scratch(transposed)];
                     let of = Product {
@@ -434,6 +459,7 @@ pub(crate) mod tests {
                         a,
                         b,
                         packed: None,
+                        to: None,
                     };
                     let pool = Pool::planned(threads);
                     product(&pool, &of, Output::overwrite(&mut out), &mut scratch);

@@ -10,6 +10,7 @@ mod executor;
 mod frame;
 pub(crate) mod gelu;
 pub(crate) mod gemm;
+pub(crate) mod listed;
 pub(crate) mod math;
 mod output;
 pub(crate) mod pool;

@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use super::pool::Parts;
+use super::output::Output;
+use super::pool::{Parts, Pool, Rows};
+use crate::ops::grain_rows;
 
 /// Numbers of the rows whose route is not zero, in order, at the front of `room`.
 pub(crate) fn routed<'a>(route: &[f32], room: &'a mut [f32]) -> &'a [u32] {
@@ -105,10 +107,55 @@ impl Parts for Compacted<'_> {
     }
 }
 
+/// Copies the routed `rows` out of `all` rows.
+pub(crate) fn gather(
+    pool: &Pool,
+    all: usize,
+    rows: &[u32],
+    from: &[f32],
+    to: &mut [f32],
+    columns: usize,
+) {
+    let parts = Compacted::new(to, columns, Some(rows));
+    pool.run(all, grain_rows(columns), parts, |range, mut to| {
+        for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
+            to.part(own * columns, columns)
+                .copy_from_slice(&from[row as usize * columns..][..columns]);
+        }
+    });
+}
+
+/// `out = [out +]` compacted `rows` at their positions among `all`, and 0 elsewhere.
+pub(crate) fn scatter(
+    pool: &Pool,
+    all: usize,
+    rows: &[u32],
+    from: &[f32],
+    out: Output<&mut [f32]>,
+    columns: usize,
+) {
+    let Output { values, add } = out;
+    pool.run(
+        all,
+        grain_rows(columns),
+        Rows(values, columns),
+        |range, out| {
+            if !add {
+                clear_others(rows, &range, out.0, columns);
+            }
+            let compacted = among(rows, &range);
+            for (compacted, &row) in compacted.clone().zip(&rows[compacted]) {
+                let from = &from[compacted * columns..][..columns];
+                let out = &mut out.0[(row as usize - range.start) * columns..][..columns];
+                Output::new(out, add).put(from.iter().copied());
+            }
+        },
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{Pool, Rows};
 
     // By hand.
     #[test]

@@ -5,17 +5,44 @@
 pub(crate) struct Matrix<'a> {
     pub(crate) values: &'a [f32],
     pub(crate) transposed: bool,
+    /// The stored rows that it consists of, if those are not all.
+    pub(crate) listed: Option<&'a [u32]>,
 }
 
 impl<'a> Matrix<'a> {
     /// A matrix that is stored transposed or not.
     pub(crate) fn of(values: &'a [f32], transposed: bool) -> Self {
-        Self { values, transposed }
+        Self {
+            values,
+            transposed,
+            listed: None,
+        }
     }
 
     /// A matrix that is not transposed.
     pub(crate) fn plain(values: &'a [f32]) -> Self {
         Self::of(values, false)
+    }
+
+    /// Whether it has so many rows and columns.
+    pub(super) fn holds(self, rows: usize, columns: usize) -> bool {
+        let (rows, columns) = match self.transposed {
+            true => (columns, rows),
+            false => (rows, columns),
+        };
+        match self.listed {
+            None => self.values.len() == rows * columns,
+            Some(listed) => listed.len() == rows && self.values.len().is_multiple_of(columns),
+        }
+    }
+
+    /// Its elements, with so many columns in memory.
+    pub(super) fn elements(self, columns: usize) -> Strided<'a> {
+        let stored = Strided {
+            listed: self.listed,
+            ..Strided::rows(self.values, columns)
+        };
+        if self.transposed { stored.t() } else { stored }
     }
 }
 
@@ -34,12 +61,14 @@ impl Shape {
     }
 }
 
-/// A matrix inside a larger one: element `(i, j)` is `values[i * row + j * column]`.
+/// A matrix inside a larger one: element `(i, j)` is `values[i * row + j * column]`. If rows of the
+/// larger one are listed, the index that is not adjacent in memory is a position in the list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Strided<'a> {
     pub(crate) values: &'a [f32],
     pub(crate) row: usize,
     pub(crate) column: usize,
+    pub(crate) listed: Option<&'a [u32]>,
 }
 
 impl<'a> Strided<'a> {
@@ -50,6 +79,7 @@ impl<'a> Strided<'a> {
             values,
             row,
             column: 1,
+            listed: None,
         }
     }
 
@@ -59,15 +89,33 @@ impl<'a> Strided<'a> {
             values: self.values,
             row: self.column,
             column: self.row,
+            listed: self.listed,
         }
     }
 
     /// The rows from `row` on.
     pub(crate) fn from(self, row: usize) -> Self {
+        self.part(row, 0)
+    }
+
+    /// The matrix from an element on.
+    pub(super) fn part(self, row: usize, column: usize) -> Self {
+        let (place, listed) = match self.listed {
+            None => ([row, column], None),
+            Some(rows) if self.column == 1 => ([0, column], Some(&rows[row..])),
+            Some(rows) => ([row, 0], Some(&rows[column..])),
+        };
         Self {
-            values: &self.values[row * self.row..],
+            values: &self.values[place[0] * self.row + place[1] * self.column..],
+            listed,
             ..self
         }
+    }
+
+    /// Where lines begin that are `stride` apart, or listed.
+    #[inline(always)]
+    pub(super) fn line(&self, line: usize, stride: usize) -> usize {
+        stride * self.listed.map_or(line, |listed| listed[line] as usize)
     }
 
     /// The first `len` numbers of a row, of a matrix whose columns are consecutive.
@@ -75,7 +123,9 @@ impl<'a> Strided<'a> {
         &self.values[row * self.row..][..len]
     }
 
+    /// Whether it has so many rows and columns, none of them listed.
     pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
-        (rows - 1) * self.row + (columns - 1) * self.column < self.values.len()
+        self.listed.is_none()
+            && (rows - 1) * self.row + (columns - 1) * self.column < self.values.len()
     }
 }

@@ -27,36 +27,54 @@ const FEWEST_ELEMENTS: usize = 1 << 12;
 const CHUNKS: usize = 8;
 /// Elements that are tested together.
 const BLOCK: usize = 16;
+/// Elements that are counted together.
+const AT_ONCE: usize = BLOCK * BLOCK;
 
-/// `out = [out +]` a product in f32, where `a` is mostly zeros and `b` is stored `[k, n]`. Returns
-/// whether it did; otherwise `out` is unchanged.
+/// Whether `a` is mostly zeros and `b` is stored `[k, n]`.
+pub(crate) fn pays(product: &gemm::Product<'_>) -> bool {
+    let gemm::Product { shape, a, b, .. } = *product;
+    let Shape { m, n, k } = shape;
+    let rarity = match in_tiles(product.precision) {
+        true => RARITY_IN_TILES,
+        false => RARITY,
+    };
+    let most = m * k / rarity;
+    !b.transposed
+        && n >= FEWEST_COLUMNS
+        && m * k >= FEWEST_ELEMENTS
+        && vectorised(
+            #[inline(always)]
+            || match a.listed {
+                None => has_few(a.values.chunks(AT_ONCE), most),
+                Some(listed) => {
+                    let columns = if a.transposed { m } else { k };
+                    let row =
+                        |&row: &u32| a.values[row as usize * columns..][..columns].chunks(AT_ONCE);
+                    has_few(listed.iter().flat_map(row), most)
+                }
+            },
+        )
+}
+
+/// `out = [out +]` a product in f32, if that [pays]. Returns whether it did; otherwise `out` is
+/// unchanged.
+///
+/// # Panics
+///
+/// When rows are listed.
 pub(crate) fn product(
     pool: &Pool,
     product: &gemm::Product<'_>,
     Output { values, add }: Output<&mut [f32]>,
 ) -> bool {
-    let gemm::Product {
-        alpha,
-        a,
-        b,
-        precision,
-        ..
-    } = *product;
-    let rarity = match in_tiles(precision) {
-        true => RARITY_IN_TILES,
-        false => RARITY,
-    };
-    let Shape { m, n, k } = product.shape;
-    if b.transposed
-        || n < FEWEST_COLUMNS
-        || a.values.len() < FEWEST_ELEMENTS
-        || !vectorised(
-            #[inline(always)]
-            || is_sparse(a.values, rarity),
-        )
-    {
+    if !pays(product) {
         return false;
     }
+    assert!(product.has_no_lists(), "adjacent rows");
+    let gemm::Product {
+        shape, alpha, a, b, ..
+    } = *product;
+    let Shape { m, n, k } = shape;
     let chunk = if a.transposed {
         m.div_ceil(CHUNKS).max(BLOCK)
     } else {
@@ -95,13 +113,12 @@ pub(crate) fn product(
     true
 }
 
-/// Whether at most one element in `rarity` differs from zero.
+/// Whether at most so many elements of parts of a matrix differ from zero.
 #[inline(always)]
-fn is_sparse(values: &[f32], rarity: usize) -> bool {
-    let most = values.len() / rarity;
+fn has_few<'a>(parts: impl Iterator<Item = &'a [f32]>, most: usize) -> bool {
     let mut found = 0;
-    for block in values.chunks(BLOCK * BLOCK) {
-        found += block.iter().map(|x| u32::from(*x != 0.0)).sum::<u32>() as usize;
+    for part in parts {
+        found += part.iter().map(|x| u32::from(*x != 0.0)).sum::<u32>() as usize;
         if found > most {
             return false;
         }
@@ -172,12 +189,10 @@ mod tests {
                 precision,
                 shape,
                 alpha: 2.0,
-                a: Matrix {
-                    values: &a,
-                    transposed,
-                },
+                a: Matrix::of(&a, transposed),
                 b: Matrix::plain(&b),
                 packed: None,
+                to: None,
             };
             let done = pool.enter(|| {
                 product(

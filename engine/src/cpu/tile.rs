@@ -69,7 +69,7 @@ impl<'a> Tile<'a> {
     }
 
     /// Its address. Elements of `m` rows and `n` columns may be written.
-    pub(super) fn raw(&mut self, m: usize, n: usize) -> RawTile {
+    pub(super) fn raw(&mut self, m: usize, n: usize) -> RawTile<'_> {
         assert!(
             m <= self.rows && n <= self.columns,
             "[{m}, {n}] of [{}, {}]",
@@ -79,34 +79,48 @@ impl<'a> Tile<'a> {
         RawTile {
             start: self.start,
             stride: self.stride,
+            listed: None,
         }
     }
 }
 
-/// Address of a tile: element `(i, j)` is at `start + i * stride + j`. Chunks share its rows but not
-/// its elements.
+/// Address of a tile: element `(i, j)` is at `start + i * stride + j`, or in the `i`-th of the rows
+/// that are listed. Chunks share its rows but not its elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RawTile {
+pub(super) struct RawTile<'a> {
     pub(super) start: *mut f32,
     pub(super) stride: usize,
+    pub(super) listed: Option<&'a [u32]>,
 }
 
 // SAFETY: who writes through the address vouches that no other thread accesses the same elements.
-unsafe impl Send for RawTile {}
+unsafe impl Send for RawTile<'_> {}
 
-impl Parts for RawTile {
+impl Parts for RawTile<'_> {
     fn split(self, _chunks: usize, _rows: usize) -> (Self, Self) {
         (self, self)
     }
 }
 
-impl RawTile {
+impl RawTile<'_> {
     /// The tile from an element on.
     pub(super) fn at(self, row: usize, column: usize) -> Self {
+        let (from, listed) = match self.listed {
+            None => (row, None),
+            Some(listed) => (0, Some(&listed[row..])),
+        };
         Self {
-            start: self.start.wrapping_add(row * self.stride + column),
+            start: self.start.wrapping_add(from * self.stride + column),
+            listed,
             ..self
         }
+    }
+
+    /// Address of a row.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> *mut f32 {
+        let row = self.listed.map_or(row, |listed| listed[row] as usize);
+        self.start.wrapping_add(row * self.stride)
     }
 }
 

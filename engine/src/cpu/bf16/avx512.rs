@@ -8,6 +8,7 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
+use super::ahead::Ahead;
 use super::tile::{Block, SIDE};
 use crate::cpu::output::Output;
 use crate::cpu::tile::RawTile;
@@ -46,15 +47,16 @@ pub(super) unsafe fn multiply(
     rows: &[Block],
     columns: [&[Block]; 2],
     (size, terms): ([usize; 2], usize),
-    to: (f32, Output<RawTile>),
+    to: (f32, Output<RawTile<'_>>),
+    ahead: &mut Ahead<'_>,
 ) {
     assert!(is_there(), "AVX512_BF16");
     for first in (0..size[0]).step_by(ROWS) {
         // SAFETY: the processor has the instructions; the caller vouches for `out`.
         unsafe {
             match size[1] {
-                ..=16 => some_rows::<1>(first, rows, columns, (size, terms), to),
-                _ => some_rows::<2>(first, rows, columns, (size, terms), to),
+                ..=16 => some_rows::<1>(first, rows, columns, (size, terms), to, ahead),
+                _ => some_rows::<2>(first, rows, columns, (size, terms), to, ahead),
             }
         }
     }
@@ -71,7 +73,8 @@ unsafe fn some_rows<const TILES: usize>(
     rows: &[Block],
     [columns, next]: [&[Block]; 2],
     (size, terms): ([usize; 2], usize),
-    (alpha, out): (f32, Output<RawTile>),
+    (alpha, out): (f32, Output<RawTile<'_>>),
+    ahead: &mut Ahead<'_>,
 ) {
     let mut held = [[_mm512_setzero_ps(); TILES]; ROWS];
     let mut left = terms.div_ceil(2);
@@ -84,6 +87,7 @@ unsafe fn some_rows<const TILES: usize>(
             if pair % 2 == 0 {
                 _mm_prefetch::<_MM_HINT_T1>(to_fetch[pair / 2].as_ptr().cast());
             }
+            ahead.fetch();
             let mut of_tiles = [_mm512_setzero_si512(); TILES];
             for (words, tile) in of_tiles.iter_mut().zip(&columns.0) {
                 // SAFETY: 16 words, aligned like a tile.
@@ -103,7 +107,7 @@ unsafe fn some_rows<const TILES: usize>(
     let alpha = _mm512_set1_ps(alpha);
     for (row, held) in (first..size[0]).zip(held) {
         for (tile, held) in held.into_iter().enumerate() {
-            let to = out.values.at(row, 16 * tile).start;
+            let to = out.values.row(row).wrapping_add(16 * tile);
             let lanes = lanes(size[1] - 16 * tile);
             let mut values = _mm512_mul_ps(alpha, held);
             // SAFETY: the lanes are columns of `out`.

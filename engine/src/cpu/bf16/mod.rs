@@ -6,9 +6,9 @@
 //!
 //! Both factors are packed in tiles of 16 lines of 32 terms, two to a word, as AMX takes them;
 //! AVX512_BF16 and plain vectors read the same tiles. Packing rounds too, so that no extra pass
-//! over a factor is made. It reads a factor in the order of memory, and with AVX512_BF16 ahead of
-//! time: products of few rows wait for memory more than for sums. A frozen right factor is packed
-//! [once for all products](pack), and a small one once for all blocks of rows.
+//! over a factor is made. It waits for memory, and sums do not: AVX512_BF16 [fetches](ahead) what is
+//! packed next while it multiplies. A frozen right factor is packed [once for all products](pack),
+//! and a small one once for all blocks of rows.
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
 //! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.
@@ -16,6 +16,7 @@
 //! (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). Tests have run
 //! AVX512_BF16 on a Zen 4, and AMX on a Xeon.
 
+mod ahead;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -35,20 +36,20 @@ use super::output::Output;
 use super::shape::{Shape, Strided};
 use super::tile::RawTile;
 use crate::precision::Precision;
+use ahead::Ahead;
 pub(crate) use panels::Panel;
 use tile::{Block, Order, SIDE};
 
-/// Terms of a sum, rows and columns that are packed at a time: a panel of each factor stays in a near
-/// cache.
+/// Terms of a sum, and columns, that are packed at a time, beside [`SIDE`] rows: all of them stay in
+/// a near cache.
 const SUMS: usize = 512;
-const ROWS: usize = 128;
 const COLUMNS: usize = 640;
 /// Elements of a right factor packed in advance that rows of the left one pass over. They have more
 /// columns than a panel, as rows are packed again for the next columns, and fit into a near cache.
 const PACKED: usize = 1 << 19;
 
 /// Bytes that a thread holds for products: panels of both factors.
-pub(crate) const PANELS: usize = SUMS * (ROWS + COLUMNS) * size_of::<u16>();
+pub(crate) const PANELS: usize = SUMS * (SIDE + COLUMNS) * size_of::<u16>();
 
 /// Instructions that multiply pairs of bf16 and add them to f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,8 +179,8 @@ impl Unit {
         rows: &[Block],
         [columns, next]: [&[Block]; 2],
         (size, terms): ([usize; 2], usize),
-        (alpha, out): (f32, Output<RawTile>),
-        sums: &mut Sums,
+        (alpha, out): (f32, Output<RawTile<'_>>),
+        (sums, ahead): (&mut Sums, &mut Ahead<'_>),
     ) {
         let lens = [rows, columns, next].map(<[Block]>::len);
         assert_eq!(lens, [terms.div_ceil(SIDE); 3], "sums are of one length");
@@ -189,7 +190,7 @@ impl Unit {
             Self::Avx512 => {
                 let (size, to) = ((size, terms), (alpha, out));
                 // SAFETY: the caller's promise.
-                return unsafe { avx512::multiply(rows, [columns, next], size, to) };
+                return unsafe { avx512::multiply(rows, [columns, next], size, to, ahead) };
             }
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Amx => amx::multiply(rows, columns, sums),
@@ -214,11 +215,10 @@ impl Sums {
     /// `out` must be writable for all of them, and not be accessed by others meanwhile.
     #[expect(unsafe_code, reason = "as for `multiply`")]
     #[inline(always)]
-    unsafe fn write(&self, [rows, columns]: [usize; 2], alpha: f32, out: Output<RawTile>) {
+    unsafe fn write(&self, [rows, columns]: [usize; 2], alpha: f32, out: Output<RawTile<'_>>) {
         for (row, sums) in self.0.iter().enumerate().take(rows) {
-            let start = out.values.at(row, 0).start;
             // SAFETY: the caller's promise.
-            let values = unsafe { std::slice::from_raw_parts_mut(start, columns) };
+            let values = unsafe { std::slice::from_raw_parts_mut(out.values.row(row), columns) };
             Output::new(values, out.add).put(sums.iter().map(|sum| alpha * sum));
         }
     }
@@ -226,7 +226,7 @@ impl Sums {
 
 thread_local! {
     /// The panels of this thread: made once, and kept for the next product.
-    static ROOM: RefCell<[Panel; 2]> = RefCell::new([ROWS, COLUMNS].map(|lines| Panel::new(lines, SUMS)));
+    static ROOM: RefCell<[Panel; 2]> = RefCell::new([SIDE, COLUMNS].map(|lines| Panel::new(lines, SUMS)));
 }
 
 /// The right factor of a product.
@@ -274,7 +274,7 @@ pub(crate) fn pack(values: &[f32], [rows, columns]: [usize; 2], transposed: bool
         (stored.t(), columns, rows)
     };
     let mut panel = Panel::new(lines, terms);
-    panel.fill(by_column, 0..lines, 0..terms, Order::ByTerm);
+    panel.fill(0, by_column, 0..lines, 0..terms, Order::ByTerm);
     panel
 }
 
@@ -298,7 +298,7 @@ pub(super) unsafe fn multiply(
     alpha: f32,
     a: Strided<'_>,
     b: Factor<'_>,
-    out: Output<RawTile>,
+    out: Output<RawTile<'_>>,
 ) {
     assert!(k > 0, "a product of no terms writes nothing");
     ROOM.with_borrow_mut(|[rows, columns]| {
@@ -314,34 +314,38 @@ pub(super) unsafe fn multiply(
             for first_term in (0..k).step_by(SUMS) {
                 let terms = first_term..k.min(first_term + SUMS);
                 let add = out.add || first_term > 0;
-                if let Factor::Matrix(b) = b {
-                    // A column of `b` is a row of its transpose: both factors are lines of terms.
-                    columns.fill(b.t(), of_panel.clone(), terms.clone(), Order::ByTerm);
-                }
-                for first_row in (0..m).step_by(ROWS) {
-                    let of_rows = first_row..m.min(first_row + ROWS);
-                    rows.fill(a, of_rows.clone(), terms.clone(), Order::ByLine);
-                    for row in of_rows.clone().step_by(SIDE) {
-                        let own = rows.strip((row - first_row) / SIDE);
-                        for start in of_panel.clone().step_by(SIDE) {
-                            let columns = match b {
-                                Factor::Matrix(_) => columns.strip((start - first_column) / SIDE),
-                                Factor::Packed(b) => b.strip(start, &terms),
+                for row in (0..m).step_by(SIDE) {
+                    let of_row = row..m.min(row + SIDE);
+                    let next_row = of_row.end..m.min(of_row.end + SIDE);
+                    rows.fill(0, a, of_row.clone(), terms.clone(), Order::ByLine);
+                    let mut ahead = Ahead::of(a, next_row.clone(), terms.clone());
+                    for start in of_panel.clone().step_by(SIDE) {
+                        let strip = (start - first_column) / SIDE;
+                        let of_strip = start..of_panel.end.min(start + SIDE);
+                        let next_strip = of_strip.end..of_panel.end.min(of_strip.end + SIDE);
+                        if let (Factor::Matrix(b), 0) = (b, row) {
+                            // A column of `b` is a row of its transpose: both factors are lines of
+                            // terms.
+                            let b = b.t();
+                            columns.fill(strip, b, of_strip.clone(), terms.clone(), Order::ByTerm);
+                            ahead = match next_strip.is_empty() {
+                                true => Ahead::of(a, next_row.clone(), terms.clone()),
+                                false => Ahead::of(b, next_strip.clone(), terms.clone()),
                             };
-                            let next = match b {
-                                Factor::Packed(b) if start + SIDE < of_panel.end => {
-                                    b.strip(start + SIDE, &terms)
-                                }
-                                _ => columns,
-                            };
-                            let size = [of_rows.end - row, of_panel.end - start];
-                            let size = size.map(|len| len.min(SIDE));
-                            let size = (size, terms.len());
-                            let to = (alpha, Output::new(out.values.at(row, start), add));
-                            // SAFETY: the caller's promise: these rows and columns are inside the
-                            // shape.
-                            unsafe { unit.multiply(own, [columns, next], size, to, &mut sums) };
                         }
+                        let of_columns = match b {
+                            Factor::Matrix(_) => [columns.strip(strip); 2],
+                            Factor::Packed(b) => {
+                                let next = next_strip.clone().next().unwrap_or(start);
+                                [start, next].map(|start| b.strip(start, &terms))
+                            }
+                        };
+                        let size = ([of_row.len(), of_strip.len()], terms.len());
+                        let to = (alpha, Output::new(out.values.at(row, start), add));
+                        let room = (&mut sums, &mut ahead);
+                        // SAFETY: the caller's promise: these rows and columns are inside the
+                        // shape.
+                        unsafe { unit.multiply(rows.strip(0), of_columns, size, to, room) };
                     }
                 }
             }
@@ -399,6 +403,7 @@ mod tests {
                         values,
                         row,
                         column,
+                        listed: None,
                     }
                 };
                 let (a, b) = (of(&a, a_turned, m, k), of(&b, b_turned, k, n));
@@ -411,7 +416,12 @@ mod tests {
                     for add in [false, true] {
                         let mut out = vec![0.5f32; m * stride];
                         let start = out.as_mut_ptr();
-                        let to = Output::new(RawTile { start, stride }, add);
+                        let tile = RawTile {
+                            start,
+                            stride,
+                            listed: None,
+                        };
+                        let to = Output::new(tile, add);
                         // SAFETY: `m` rows of `stride` elements, of which `n` are written.
                         #[expect(unsafe_code, reason = "as for `multiply`")]
                         unsafe {
@@ -464,6 +474,7 @@ mod tests {
                         Output::overwrite(RawTile {
                             start: out.as_mut_ptr(),
                             stride: 1,
+                            listed: None,
                         }),
                     );
                 }

@@ -3,9 +3,8 @@
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_cvtne2ps_pbh, _mm512_loadu_si512,
-    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
-    _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
-    _mm512_unpacklo_epi64,
+    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_shuffle_i32x4, _mm512_storeu_si512,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::mem::transmute;
 use std::ops::Range;
@@ -62,55 +61,74 @@ unsafe fn words(
 ) {
     let [of_lines, of_terms] = [lines.len(), terms.len()];
     assert!(of_lines <= 16 && of_terms <= SIDE, "at most a tile");
-    let mut words = [_mm512_setzero_si512(); 16];
     if of_lines == 0 || of_terms == 0 {
         *tile = [[0; 16]; 16];
         return;
     }
-    let at = |line: usize, term: usize| line * matrix.row + term * matrix.column;
-    let last = at(lines.end - 1, terms.end - 1);
+    let by_line = matrix.column == 1;
+    let (apart, stride, adjacent) = match by_line {
+        true => (lines, matrix.row, terms),
+        false => (terms, matrix.column, lines),
+    };
+    let place = |line: usize| matrix.line(line, stride) + adjacent.start;
+    let last = match matrix.listed {
+        None => apart.end - 1,
+        Some(listed) => listed[apart.clone()]
+            .iter()
+            .fold(0, |last, &line| last.max(line)) as usize,
+    };
     assert!(
-        last < matrix.values.len(),
-        "{last} of {}",
+        stride * last + adjacent.end <= matrix.values.len(),
+        "{last} times {stride} and {adjacent:?} of {}",
         matrix.values.len()
     );
-    let start = matrix.values[at(lines.start, terms.start)..].as_ptr();
+    let start = matrix.values.as_ptr();
     let load = |at: usize, count: usize| {
         // SAFETY: the lanes of the mask are elements up to the last one, and no other is read.
         unsafe { _mm512_maskz_loadu_ps(lanes(count), start.wrapping_add(at)) }
     };
-    let natural = if matrix.column == 1 {
-        for (line, words) in words.iter_mut().enumerate().take(of_lines) {
-            let at = line * matrix.row;
+    let (natural, filled) = if by_line {
+        for (line, words) in lines.clone().zip(&mut *tile) {
+            let at = place(line);
             prefetch(start.wrapping_add(at + AHEAD[0]));
             prefetch(start.wrapping_add(at + AHEAD[0] + 16));
             let low = load(at, of_terms);
             let high = load(at + 16, of_terms.saturating_sub(16));
-            *words = rounded(low, high);
+            store(words, rounded(low, high));
         }
-        Order::ByLine
+        (Order::ByLine, of_lines)
     } else {
         assert_eq!(matrix.row, 1, "contiguous lines or terms");
         // SAFETY: 32 numbers of 16 bits.
         let places = unsafe { _mm512_loadu_si512(INTERLEAVED.as_ptr().cast()) };
-        for (pair, words) in words.iter_mut().enumerate().take(of_terms.div_ceil(2)) {
-            let at = 2 * pair * matrix.column;
-            prefetch(start.wrapping_add(at + AHEAD[1]));
-            prefetch(start.wrapping_add(at + matrix.column + AHEAD[1]));
-            let low = load(at, of_lines);
-            let is_there = 2 * pair + 1 < of_terms;
-            let high = load(at + matrix.column, if is_there { of_lines } else { 0 });
-            *words = _mm512_permutexvar_epi16(places, rounded(low, high));
+        for (term, words) in terms.clone().step_by(2).zip(&mut *tile) {
+            let is_there = term + 1 < terms.end;
+            let [first, second] = [term, term + usize::from(is_there)].map(place);
+            prefetch(start.wrapping_add(first + AHEAD[1]));
+            prefetch(start.wrapping_add(second + AHEAD[1]));
+            let low = load(first, of_lines);
+            let high = load(second, if is_there { of_lines } else { 0 });
+            store(words, _mm512_permutexvar_epi16(places, rounded(low, high)));
         }
-        Order::ByTerm
+        (Order::ByTerm, of_terms.div_ceil(2))
     };
+    tile[filled..].fill([0; 16]);
     if natural != order {
-        words = transposed(words);
-    }
-    for (tile, words) in tile.iter_mut().zip(words) {
         // SAFETY: both are 16 words.
-        unsafe { _mm512_storeu_si512(tile.as_mut_ptr().cast(), words) };
+        let words = tile
+            .each_ref()
+            .map(|words| unsafe { _mm512_loadu_si512(words.as_ptr().cast()) });
+        for (tile, words) in tile.iter_mut().zip(transposed(words)) {
+            store(tile, words);
+        }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(to: &mut [u32; 16], words: __m512i) {
+    // SAFETY: both are 16 words.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
 }
 
 /// Elements between a load and the prefetch beside it: along terms, and along lines.
@@ -195,7 +213,14 @@ mod tests {
         values[75] = f32::INFINITY;
         values[142] = -f32::MAX;
         let none = Tile([[u32::MAX; 16]; 16]);
-        for matrix in [Strided::rows(&values, 70), Strided::rows(&values, 40).t()] {
+        let matrices = [Strided::rows(&values, 70), Strided::rows(&values, 40).t()];
+        let [lines, terms] = [40, 70].map(|len| (0..len).map(|i| 7 * i % 39).collect::<Vec<u32>>());
+        let listed = matrices.into_iter().zip([&lines[..], &terms]);
+        let listed = listed.map(|(matrix, listed)| Strided {
+            listed: Some(listed),
+            ..matrix
+        });
+        for matrix in matrices.into_iter().chain(listed) {
             for (lines, terms) in [
                 (0..16, 0..32),
                 (1..17, 2..34),
@@ -216,6 +241,7 @@ mod tests {
             values: &values,
             row: 2,
             column: 80,
+            listed: None,
         };
         assert!(!fill(
             &mut none.clone(),

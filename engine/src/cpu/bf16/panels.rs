@@ -45,13 +45,14 @@ impl Panel {
         &self.blocks[index * self.deep..][..self.deep]
     }
 
-    /// Packs lines and terms of a matrix `[lines, terms]`; the rest of a block is 0.
+    /// Packs lines and terms of a matrix `[lines, terms]` from a strip on; the rest of a block is 0.
     ///
     /// # Panics
     ///
     /// When there is no room for them, or the matrix is smaller.
     pub(super) fn fill(
         &mut self,
+        strip: usize,
         matrix: Strided<'_>,
         lines: Range<usize>,
         terms: Range<usize>,
@@ -60,7 +61,7 @@ impl Panel {
         self.deep = terms.len().div_ceil(SIDE);
         let strips = lines.len().div_ceil(SIDE);
         fill(
-            &mut self.blocks[..strips * self.deep],
+            &mut self.blocks[strip * self.deep..][..strips * self.deep],
             matrix,
             lines,
             terms,
@@ -148,7 +149,7 @@ mod tests {
                 for order in [Order::ByLine, Order::ByTerm] {
                     for (from_line, from_term) in [(0, 0), (lines / 2, terms / 2)] {
                         let mut panel = Panel::new(64, 96);
-                        panel.fill(matrix, from_line..lines, from_term..terms, order);
+                        panel.fill(0, matrix, from_line..lines, from_term..terms, order);
                         for line in 0..(lines - from_line).next_multiple_of(SIDE) {
                             let strip = panel.strip(line / SIDE);
                             assert_eq!(strip.len(), (terms - from_term).div_ceil(SIDE));

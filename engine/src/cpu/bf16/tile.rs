@@ -56,7 +56,11 @@ impl Tile {
         self.0 = [[0; 16]; 16];
         for (line, of_line) in lines.enumerate() {
             for (term, of_term) in terms.clone().enumerate() {
-                let value = matrix.values[of_line * matrix.row + of_term * matrix.column];
+                let at = match matrix.column {
+                    1 => matrix.line(of_line, matrix.row) + of_term,
+                    stride => of_line * matrix.row + matrix.line(of_term, stride),
+                };
+                let value = matrix.values[at];
                 let (row, word) = match order {
                     Order::ByLine => (line, term / 2),
                     Order::ByTerm => (term / 2, line),

@@ -31,6 +31,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
         a: Matrix::of(a, op.a_transposed),
         b: Matrix::of(b, op.b_transposed),
         packed: frame.packed(1, op.b_transposed),
+        to: None,
     };
     if b.is_empty() || !sparse::product(frame.pool, &product, out.reborrow()) {
         gemm::product(frame.pool, &product, out, scratch);

@@ -1,11 +1,10 @@
 use super::{SiteOutput, shape};
-use crate::cpu::gemm::{Product, product};
+use crate::cpu::gemm::Product;
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::routed_rows::routed;
 use crate::cpu::shape::{Matrix, Shape};
-use crate::cpu::{Frame, Output, PerChunk, Rows};
+use crate::cpu::{Frame, Output, PerChunk, Rows, listed};
 use crate::ops::each_chunk;
-use crate::ops::site::routed_matmul::scatter;
 
 pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     let y = frame.output(0).values;
@@ -13,9 +12,8 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     let [bias, delta, route] = op
         .after(3)
         .map(|index| index.map(|index| frame.input(index)));
-    let shape = shape(&[frame.ty(0), frame.ty(1)]);
-    let n = shape.n;
-    each_chunk!(frame, [shape.m, n], Rows(&mut *y, n), |range, y| {
+    let Shape { m, n, k } = shape(&[frame.ty(0), frame.ty(1)]);
+    each_chunk!(frame, [m, n], Rows(&mut *y, n), |range, y| {
         for (row, y) in range.zip(y.0.chunks_exact_mut(n)) {
             let s = share(delta, route, row);
             let clean = &clean[row * n..][..n];
@@ -29,37 +27,19 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
             }
         }
     });
-    let precision = frame.precision();
-    let components = |shape: Shape| Product {
-        precision,
-        shape,
+    let (room, scratch) = frame.scratch().split_at_mut(route.map_or(0, <[f32]>::len));
+    let routed = route.map(|route| routed(route, room));
+    let m = routed.map_or(m, <[u32]>::len);
+    let product = Product {
+        precision: frame.precision(),
+        shape: Shape { m, n, k },
         alpha: 1.0,
-        a: Matrix::plain(&h[..shape.m * shape.k]),
+        a: Matrix::plain(&h[..m * k]),
         b: Matrix::plain(u),
         packed: None,
+        to: routed,
     };
-    let scratch = frame.scratch();
-    let Some(route) = route else {
-        return product(frame.pool, &components(shape), Output::add_to(y), scratch);
-    };
-    let (room, scratch) = scratch.split_at_mut(route.len());
-    let rows = routed(route, room);
-    if rows.is_empty() {
-        return;
-    }
-    let (compacted, scratch) = scratch.split_at_mut(route.len() * n);
-    let compacted = &mut compacted[..rows.len() * n];
-    let shape = Shape::of([rows.len(), n, shape.k]);
-    let out = Output::overwrite(&mut *compacted);
-    product(frame.pool, &components(shape), out, scratch);
-    scatter(
-        frame.pool,
-        route.len(),
-        rows,
-        compacted,
-        Output::add_to(y),
-        n,
-    );
+    listed::product(frame.pool, &product, Output::add_to(y), scratch);
 }
 
 pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {

@@ -1,18 +1,17 @@
 use super::{Kind, RoutedMatMul};
-use crate::cpu::gemm::{self, Product};
-use crate::cpu::routed_rows::{Compacted, among, clear_others, common, routed};
+use crate::cpu::gemm::Product;
+use crate::cpu::routed_rows::{common, gather, routed, scatter};
 use crate::cpu::shape::{Matrix, Shape};
-use crate::cpu::{Frame, Output, Pool, Rows, sparse};
-use crate::ops::grain_rows;
+use crate::cpu::{Frame, Output, listed};
 
 /// Number of lists of rows in scratch, each with room for all: the rows of either matrix, and the
 /// positions in each of those that both have.
 pub(super) const LISTS: usize = 4;
 
 pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
-    let out = frame.output(0);
-    let shape = op.shape(&[frame.ty(0), frame.ty(1)]);
-    let (rows, copied) = (op.rows(shape), op.copied(shape));
+    let Output { values, add } = frame.output(0);
+    let Shape { m, n, k } = op.shape(&[frame.ty(0), frame.ty(1)]);
+    let rows = op.rows(Shape { m, n, k });
     let (a, b) = (frame.input(0), frame.input(1));
     let routes = match (op.first, op.second) {
         (true, true) => [Some(frame.input(2)), Some(frame.input(3))],
@@ -20,43 +19,28 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
     };
     let (lists, scratch) = frame.scratch().split_at_mut(LISTS * rows);
     let [first, second] = places(rows, routes, lists);
-    let (left, scratch) = scratch.split_at_mut(copied[0] * rows);
-    let (right, scratch) = scratch.split_at_mut(copied[1] * rows);
-    let pool = frame.pool;
-    let Shape { m, n, k } = shape;
-    let product = |shape, a, b| Product {
+    let count = first.list.map_or(first.held, <[u32]>::len);
+    let (shape, a, b, to, values) = match op.kind {
+        Kind::Rows { transposed } => {
+            let (shape, values) = (Shape { m: count, n, k }, &mut values[..second.held * n]);
+            let b = Matrix::of(b, transposed);
+            (shape, first.rows_of(a, k, false), b, second.list, values)
+        }
+        Kind::Sums => {
+            let (shape, b) = (Shape { m, n, k: count }, second.rows_of(b, n, false));
+            (shape, first.rows_of(a, m, true), b, None, values)
+        }
+    };
+    let product = Product {
         precision: frame.precision(),
         shape,
         alpha: 1.0,
         a,
         b,
         packed: None,
+        to,
     };
-    let count = first.count;
-    match op.kind {
-        Kind::Rows { transposed } => {
-            let a = Matrix::plain(first.side_by_side(pool, a, k, left));
-            let b = Matrix::of(b, transposed);
-            let product = product(Shape { m: count, n, k }, a, b);
-            match second.list {
-                None => {
-                    let out = Output::new(&mut out.values[..count * n], out.add);
-                    multiply(pool, &product, out, scratch);
-                }
-                Some(list) => {
-                    let own = &mut right[..count * n];
-                    multiply(pool, &product, Output::overwrite(&mut *own), scratch);
-                    scatter(pool, second.held, list, own, out, n);
-                }
-            }
-        }
-        Kind::Sums => {
-            let a = Matrix::of(first.side_by_side(pool, a, m, left), true);
-            let b = Matrix::plain(second.side_by_side(pool, b, n, right));
-            let product = product(Shape { m, n, k: count }, a, b);
-            multiply(pool, &product, out, scratch);
-        }
-    }
+    listed::product(frame.pool, &product, Output::new(values, add), scratch);
 }
 
 /// Positions of the multiplied rows in one of the two matrices of rows.
@@ -64,27 +48,16 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
 struct Places<'a> {
     /// Number of rows of the matrix.
     held: usize,
-    /// Number of multiplied rows.
-    count: usize,
-    /// Their positions, in order; `None` if they are the first.
+    /// The positions, in order; `None` if they are all.
     list: Option<&'a [u32]>,
 }
 
 impl<'a> Places<'a> {
-    /// The multiplied rows; a copy of them if they are not adjacent.
-    fn side_by_side<'v>(
-        &self,
-        pool: &Pool,
-        values: &'v [f32],
-        columns: usize,
-        copy: &'v mut [f32],
-    ) -> &'v [f32] {
-        let Some(list) = self.list else {
-            return &values[..self.count * columns];
-        };
-        let copy = &mut copy[..self.count * columns];
-        gather(pool, self.held, list, values, &mut *copy, columns);
-        copy
+    fn rows_of(&self, values: &'a [f32], columns: usize, transposed: bool) -> Matrix<'a> {
+        Matrix {
+            listed: self.list,
+            ..Matrix::of(&values[..self.held * columns], transposed)
+        }
     }
 }
 
@@ -93,31 +66,26 @@ impl<'a> Places<'a> {
 fn places<'a>(rows: usize, routes: [Option<&[f32]>; 2], room: &'a mut [f32]) -> [Places<'a>; 2] {
     let (one, room) = room.split_at_mut(rows);
     let (other, room) = room.split_at_mut(rows);
-    let whole = |held, count| Places {
+    let all = |held| Places { held, list: None };
+    let some = |held, list: &'a [u32]| Places {
         held,
-        count,
-        list: None,
-    };
-    let apart = |held, list: &'a [u32]| Places {
-        held,
-        count: list.len(),
         list: Some(list),
     };
     match routes {
-        [None, None] => [whole(rows, rows); 2],
+        [None, None] => [all(rows); 2],
         [Some(route), None] => {
             let list = routed(route, one);
-            [whole(list.len(), list.len()), apart(rows, list)]
+            [all(list.len()), some(rows, list)]
         }
         [None, Some(route)] => {
             let list = routed(route, one);
-            [apart(rows, list), whole(list.len(), list.len())]
+            [some(rows, list), all(list.len())]
         }
         [Some(first), Some(second)] => {
             let (first, second) = (routed(first, one), routed(second, other));
             let (in_first, in_second) = room.split_at_mut(rows);
             let (in_first, in_second) = common([first, second], in_first, in_second);
-            [apart(first.len(), in_first), apart(second.len(), in_second)]
+            [some(first.len(), in_first), some(second.len(), in_second)]
         }
     }
 }
@@ -133,54 +101,4 @@ pub(super) fn compact_rows(back: bool, frame: &mut Frame<'_>) {
     } else {
         gather(frame.pool, all, rows, x, out.values, columns);
     }
-}
-
-/// A product of any number of rows and terms, including none.
-fn multiply(pool: &Pool, product: &Product<'_>, mut out: Output<&mut [f32]>, scratch: &mut [f32]) {
-    if product.shape.m == 0 || product.shape.k == 0 {
-        if !out.add {
-            out.values.fill(0.0);
-        }
-    } else if !sparse::product(pool, product, out.reborrow()) {
-        gemm::product(pool, product, out, scratch);
-    }
-}
-
-/// Copies the routed `rows` out of `all` rows.
-fn gather(pool: &Pool, all: usize, rows: &[u32], from: &[f32], to: &mut [f32], columns: usize) {
-    let parts = Compacted::new(to, columns, Some(rows));
-    pool.run(all, grain_rows(columns), parts, |range, mut to| {
-        for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
-            to.part(own * columns, columns)
-                .copy_from_slice(&from[row as usize * columns..][..columns]);
-        }
-    });
-}
-
-/// `out = [out +]` compacted `rows` at their positions among `all`, and 0 elsewhere.
-pub(in crate::ops) fn scatter(
-    pool: &Pool,
-    all: usize,
-    rows: &[u32],
-    from: &[f32],
-    out: Output<&mut [f32]>,
-    columns: usize,
-) {
-    let Output { values, add } = out;
-    pool.run(
-        all,
-        grain_rows(columns),
-        Rows(values, columns),
-        |range, out| {
-            if !add {
-                clear_others(rows, &range, out.0, columns);
-            }
-            let compacted = among(rows, &range);
-            for (compacted, &row) in compacted.clone().zip(&rows[compacted]) {
-                let from = &from[compacted * columns..][..columns];
-                let out = &mut out.0[(row as usize - range.start) * columns..][..columns];
-                Output::new(out, add).put(from.iter().copied());
-            }
-        },
-    );
 }

@@ -13,15 +13,12 @@
 //! and without a product `A_(r_i)`, with `r_i` the number of the `i`-th routed row.
 //!
 //! Random subsets route on average half of the positions to each site, and a third of them to each
-//! two; masked sites need only that share of the work. Rows are copied next to each other, which
-//! costs nothing next to a product of many columns.
+//! two; masked sites need only that share of the work.
 //!
 //! This holds for the CPU. The number of routed rows is not known when a CUDA kernel is launched: a
 //! device has [compacted matrices of fixed sizes](crate::cuda::routed_rows).
 
 mod cpu;
-
-pub(super) use cpu::scatter;
 
 use crate::cpu::shape::Shape;
 use crate::op::{Builder, Gradients, NodeView, Op, Result, listed, op, refuse};
