@@ -36,7 +36,7 @@ pub(crate) fn product(
     if !product.has_no_lists() && product.takes_lists() && !sparse::pays(product) {
         if let Some(to) = to.filter(|_| !out.add) {
             let (rows, values) = (out.values.len() / n, Rows(&mut *out.values, n));
-            pool.run(rows, grain_rows(n), values, |range, part| {
+            pool.run(rows, grain_rows(rows, n), values, |range, part| {
                 clear_others(to, &range, part.0, n);
             });
         }

@@ -117,7 +117,7 @@ pub(crate) fn gather(
     columns: usize,
 ) {
     let parts = Compacted::new(to, columns, Some(rows));
-    pool.run(all, grain_rows(columns), parts, |range, mut to| {
+    pool.run(all, grain_rows(all, columns), parts, |range, mut to| {
         for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
             to.part(own * columns, columns)
                 .copy_from_slice(&from[row as usize * columns..][..columns]);
@@ -137,7 +137,7 @@ pub(crate) fn scatter(
     let Output { values, add } = out;
     pool.run(
         all,
-        grain_rows(columns),
+        grain_rows(all, columns),
         Rows(values, columns),
         |range, out| {
             if !add {

@@ -78,7 +78,7 @@ pub(crate) fn product(
     let chunk = if a.transposed {
         m.div_ceil(CHUNKS).max(BLOCK)
     } else {
-        grain_rows(n)
+        grain_rows(m, n)
     };
     pool.run(m, chunk, Rows(values, n), |rows, out| {
         vectorised(

@@ -48,17 +48,24 @@ pub use spectral::*;
 pub use transformer::*;
 pub use update::*;
 
-/// Elements that are worth a chunk of their own in element-wise kernels: some 10 microseconds.
+/// Most elements of a chunk in element-wise kernels: some 10 microseconds.
 pub(crate) const GRAIN: usize = 1 << 14;
 
-/// Rows of `columns` elements that make a chunk of [`GRAIN`] elements.
-pub(crate) fn grain_rows(columns: usize) -> usize {
-    (GRAIN / columns.max(1)).max(1)
+/// Elements of a chunk of so many.
+pub(crate) fn grain(len: usize) -> usize {
+    grain_rows(len, 1)
+}
+
+/// Rows of a chunk of a matrix. Chunks are a power of two: threads have equal shares, and the same
+/// rows in all kernels, which are in their caches then.
+pub(crate) fn grain_rows(rows: usize, columns: usize) -> usize {
+    let chunks = (rows * columns).div_ceil(GRAIN).next_power_of_two();
+    rows.div_ceil(chunks).max(1)
 }
 
 /// Chunks of the rows of a matrix.
 pub(crate) fn row_chunks(ty: &Type) -> usize {
-    chunks(ty.rows(), grain_rows(ty.columns()))
+    chunks(ty.rows(), grain_rows(ty.rows(), ty.columns()))
 }
 
 /// Indices, from `first` on, of those operands that are there.
@@ -76,7 +83,7 @@ macro_rules! each_chunk {
         |$range:pat_param, $part:pat_param| $work:block
     ) => {
         $crate::ops::each_chunk! {
-            $frame, $rows, $crate::ops::grain_rows($columns), $parts, |$range, $part| $work
+            $frame, $rows, $crate::ops::grain_rows($rows, $columns), $parts, |$range, $part| $work
         }
     };
     (
@@ -94,3 +101,23 @@ macro_rules! each_chunk {
     };
 }
 pub(crate) use each_chunk;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // By hand.
+    #[test]
+    fn chunks_are_a_power_of_two_and_no_longer_than_the_grain() {
+        for ((rows, columns), expected) in [
+            ((4096, 5), 2048),
+            ((4096, 20), 512),
+            ((2048, 400), 32),
+            ((100, 3), 100),
+            ((3, 1 << 20), 1),
+            ((0, 7), 1),
+        ] {
+            assert_eq!(grain_rows(rows, columns), expected, "{rows} {columns}");
+        }
+    }
+}

@@ -12,7 +12,7 @@ use super::super::frame::{Frame, Operands, View};
 use super::super::pool::{Pool, Rows};
 use crate::given::Given;
 use crate::op::{Builder, Op};
-use crate::ops::GRAIN;
+use crate::ops::grain;
 use crate::plan::{Place, PlannedNode, widened};
 use crate::precision::Precision;
 use crate::store::{Slot, Store, Values};
@@ -128,7 +128,7 @@ impl PreparedOp {
                         std::slice::from_raw_parts_mut(to.start.cast::<u32>(), to.len),
                     )
                 };
-                pool.run(to.len(), GRAIN, Rows(to, 1), |range, to| {
+                pool.run(to.len(), grain(to.len()), Rows(to, 1), |range, to| {
                     to.0.copy_from_slice(&from[range]);
                 });
             };
@@ -155,7 +155,7 @@ fn widen(pool: &Pool, held: Values<'_>, to: &mut [f32]) {
     let Values::Bf16(from) = held else {
         unreachable!("a program runs with the store that it was built for");
     };
-    pool.run(to.len(), GRAIN, Rows(to, 1), |range, to| {
+    pool.run(to.len(), grain(to.len()), Rows(to, 1), |range, to| {
         for (to, from) in to.0.iter_mut().zip(&from[range]) {
             *to = f32::from_bits(u32::from(from.to_bits()) << 16);
         }

@@ -9,7 +9,7 @@ pub(super) fn run(op: &Columns, frame: &mut Frame<'_>) {
     let frame = &*frame;
     frame.pool.run(
         rows,
-        grain_rows(columns),
+        grain_rows(rows, columns),
         Rows(out, columns),
         |range, out| {
             if !add && !is_covered {

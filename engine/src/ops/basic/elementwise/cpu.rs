@@ -9,7 +9,7 @@ use crate::cpu::math::{exp, gelu_tanh, gelu_tanh_slope, logistic, vectorised};
 use crate::cpu::pool::chunks;
 use crate::cpu::reduce::{sum_over, total};
 use crate::cpu::{Frame, Output, PerChunk, Rows};
-use crate::ops::GRAIN;
+use crate::ops::{GRAIN, grain};
 
 /// Elements of a register: several registers stay in the first-level cache.
 const TILE: usize = 1024;
@@ -50,7 +50,8 @@ pub(super) fn run(op: &Elementwise, frame: &mut Frame<'_>) {
     // If no step uses a register, each processes a whole chunk.
     let keeps = !op.steps.steps.iter().all(Step::is_free_of_registers);
     let tile = if keeps { TILE } else { GRAIN };
-    frame.pool.run(len, GRAIN, parts, |range, (first, second)| {
+    let pool = frame.pool;
+    pool.run(len, grain(len), parts, |range, (first, second)| {
         let mut second = second.map_or(&mut [][..], |second| second.0);
         with_registers(|registers| {
             vectorised(
@@ -79,7 +80,7 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
     let partials = frame.scratch();
     let frame = &*frame;
     let parts = PerChunk(&mut *partials, 1);
-    frame.pool.run(len, GRAIN, parts, |range, partial| {
+    frame.pool.run(len, grain(len), parts, |range, partial| {
         with_registers(|registers| {
             let (result, registers) = registers.split_last_mut().expect("one more");
             partial.0[0] = vectorised(
@@ -99,7 +100,7 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
             );
         });
     });
-    total(&partials[..chunks(len, GRAIN)])
+    total(&partials[..chunks(len, grain(len))])
 }
 
 /// Computes the numbers that are the same for all elements, for tiles of up to `len`.

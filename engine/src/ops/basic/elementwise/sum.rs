@@ -7,7 +7,7 @@ use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cpu::reduce::rounded;
 use crate::op::{Builder, Gradients, NodeView, Op, Result, op};
-use crate::ops::GRAIN;
+use crate::ops::grain;
 use crate::value::{Type, Value};
 
 /// A sum of one expression over all elements.
@@ -46,7 +46,7 @@ impl Op for ElementwiseSum {
         name(self) self.of.name(); formats [Either] => [Full]; accumulates;
         cuda(self) cuda::sum(&self.of, self.factor);
         alike(self, _inputs, _outputs) Alike::of_elements(self.of.of_each().map(Of::Input));
-        scratch_bytes(self, inputs) 4 * chunks(len(inputs), GRAIN);
+        scratch_bytes(self, inputs) 4 * chunks(len(inputs), grain(len(inputs)));
         flops(self, inputs) self.of.flops(inputs) + len(inputs) as u64;
         expensive_ops(self, inputs) self.of.expensive_ops(inputs);
     }

@@ -62,7 +62,7 @@ pub(super) fn unpack(op: Unpack, frame: &mut Frame<'_>) {
     let words = Half::words(columns);
     let (x, out) = (frame.input(0), frame.output(0).values);
     let (rows, parts) = (out.len() / columns, Rows(out, columns));
-    let grain = grain_rows(columns);
+    let grain = grain_rows(rows, columns);
     frame.pool.run(rows, grain, parts, |rows, out| {
         let x = x[rows.start * words..rows.end * words].chunks_exact(words);
         for (words, numbers) in x.zip(out.0.chunks_exact_mut(columns)) {
@@ -77,7 +77,7 @@ pub(super) fn pack(op: Pack, frame: &mut Frame<'_>) {
     let (x, out) = (frame.input(0), frame.output(0).values);
     let draws = op.drawn.then(|| frame.input(1));
     let (rows, parts) = (x.len() / columns, Rows(out, words));
-    let grain = grain_rows(columns);
+    let grain = grain_rows(rows, columns);
     frame.pool.run(rows, grain, parts, |rows, out| {
         for (row, words) in rows.zip(out.0.chunks_exact_mut(words)) {
             let own = row * columns..(row + 1) * columns;

@@ -14,7 +14,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
         let bias = frame.input(2);
         frame.pool.run(
             shape.m,
-            grain_rows(shape.n),
+            grain_rows(shape.m, shape.n),
             Rows(&mut *out.values, shape.n),
             |_, rows| {
                 for row in rows.0.chunks_exact_mut(shape.n) {

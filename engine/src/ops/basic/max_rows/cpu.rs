@@ -16,7 +16,8 @@ pub(super) fn run(op: MaxRows, frame: &mut Frame<'_>) {
     most.fill(f32::NEG_INFINITY);
     for index in 0..frame.inputs() {
         let x = frame.input(index);
-        let (rows, grain) = (x.len() / columns, grain_rows(columns));
+        let rows = x.len() / columns;
+        let grain = grain_rows(rows, columns);
         let parts = PerChunk(&mut *partials, columns);
         each_chunk!(frame, rows, grain, parts, |range, partial| {
             partial.0.fill(f32::NEG_INFINITY);

@@ -55,7 +55,7 @@ pub(super) fn weight_grad([c, i, o]: [usize; 3], frame: &mut Frame<'_>) {
     let (g, x) = (frame.input(0), frame.input(1));
     let rows = frame.ty(0).rows();
     // Chunks hold whole components, so that each sum over rows is made by one chunk, in order.
-    let chunk = grain_rows(rows * i * o).min(c);
+    let chunk = grain_rows(c, rows * i * o);
     each_chunk!(frame, c, chunk, Rows(out, i * o), |components, out| {
         if !add {
             out.0.fill(0.0);

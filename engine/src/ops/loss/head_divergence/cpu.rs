@@ -389,7 +389,8 @@ impl<'a> Head<'a> {
             return;
         };
         let of_tasks = &*scratch.beside;
-        pool.run(rows.len(), grain_rows(d), Rows(gradient, d), |rows, out| {
+        let grain = grain_rows(rows.len(), d);
+        pool.run(rows.len(), grain, Rows(gradient, d), |rows, out| {
             vectorised(
                 #[inline(always)]
                 || {

@@ -10,7 +10,7 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
     let draws = Uniforms::new(op.stream, frame.parameters, [rows, columns]);
     let draws = if op.shared { draws.shared() } else { draws };
     // A draw costs about as much as four elements of a matrix.
-    let grain = grain_rows(4 * columns);
+    let grain = grain_rows(rows, 4 * columns);
     each_chunk!(frame, rows, grain, Rows(out, columns), |range, out| {
         if columns == 1 {
             draws.first_of_rows(range.start, out.0);

@@ -366,7 +366,7 @@ pub(super) fn run_gradient(op: AdditiveAttention, frame: &mut Frame<'_>) {
 fn add_heads(frame: &Frame<'_>, sizes: Sizes, x: &[f32], to: &mut [f32]) {
     let Sizes { heads, hidden, .. } = sizes;
     let (rows, columns) = (sizes.batch * sizes.positions, heads * hidden);
-    let grain = grain_rows(columns);
+    let grain = grain_rows(rows, columns);
     frame.pool.run(rows, grain, Rows(to, hidden), |range, to| {
         let rows = x[range.start * columns..].chunks_exact(columns);
         for (to, row) in to.0.chunks_exact_mut(hidden).zip(rows) {

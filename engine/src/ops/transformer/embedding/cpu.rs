@@ -12,7 +12,7 @@ pub(super) fn run(frame: &mut Frame<'_>) {
     let wpe = (frame.inputs() > 2).then(|| frame.input(2));
     let positions = frame.ty(0).columns();
     let (vocabulary, d) = (frame.ty(1).rows(), frame.ty(1).columns());
-    let chunk = grain_rows(d);
+    let chunk = grain_rows(tokens.len(), d);
     each_chunk!(frame, tokens.len(), chunk, Rows(out, d), |range, out| {
         for (row, y) in range.zip(out.0.chunks_exact_mut(d)) {
             let token = tokens[row] as usize;

@@ -10,7 +10,7 @@ use crate::cpu::pool::chunks;
 use crate::cpu::reduce::{rounded, total};
 use crate::cpu::{Frame, PerChunk, Pool};
 use crate::op::{Builder, Op, Result, op, refuse};
-use crate::ops::GRAIN;
+use crate::ops::grain;
 use crate::value::{Type, Value};
 
 /// Sums of squares, f32 `[tensors + 1]`: one for each input, then their total.
@@ -33,7 +33,7 @@ impl Op for GradientNorm {
         name "gradient_norm";
         cuda(self) cuda::value();
         scratch_bytes(self, inputs)
-            4 * inputs.iter().map(|input| chunks(input.len(), GRAIN)).max().unwrap_or(0);
+            4 * inputs.iter().map(|input| chunks(input.len(), grain(input.len()))).max().unwrap_or(0);
         flops(self, inputs) inputs.iter().map(|input| 2 * input.len() as u64).sum();
     }
 
@@ -59,12 +59,13 @@ impl Op for GradientNorm {
 
 /// Sum of squares: lanes within a chunk in f32, chunks in order in f64.
 fn sum_squares(pool: &Pool, x: &[f32], partials: &mut [f32]) -> f32 {
-    pool.run(x.len(), GRAIN, PerChunk(partials, 1), |range, partial| {
+    let (len, each) = (x.len(), grain(x.len()));
+    pool.run(len, each, PerChunk(partials, 1), |range, partial| {
         let x = &x[range];
         partial.0[0] = vectorised(
             #[inline(always)]
             || dot(x, x),
         );
     });
-    rounded(total(&partials[..chunks(x.len(), GRAIN)]))
+    rounded(total(&partials[..chunks(len, each)]))
 }

@@ -9,7 +9,7 @@ mod cuda;
 
 use crate::cpu::{Frame, Rows};
 use crate::op::{Builder, Op, Result, op, refuse};
-use crate::ops::GRAIN;
+use crate::ops::grain;
 use crate::value::{Type, Value};
 
 /// Inputs: the tensor in the store, the value, and guards.
@@ -59,7 +59,7 @@ impl Op for Keep {
             return;
         }
         let (kept, x, pool) = (frame.state(0), frame.input(1), frame.pool);
-        pool.run(x.len(), GRAIN, Rows(kept, 1), |range, kept| {
+        pool.run(x.len(), grain(x.len()), Rows(kept, 1), |range, kept| {
             let x = &x[range];
             if self.adds {
                 for (kept, x) in kept.0.iter_mut().zip(x) {
