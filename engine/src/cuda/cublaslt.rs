@@ -65,29 +65,8 @@ impl CublasLt {
     pub(super) fn takes(&mut self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault> {
         let handle = self.handle;
         let plan = self.plan(key)?;
-        if plan.algorithms.contains(&algorithm) {
-            return Ok(true);
-        }
-        let Algorithm(data) = algorithm;
-        let asked = sys::cublasLtMatmulAlgo_t { data };
-        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
-        let [a, b, c] = plan.layouts;
-        // SAFETY: descriptions of the plan, which live as long as `self`; zeros are a result.
-        let (status, found) = unsafe {
-            let status = sys::cublasLtMatmulAlgoCheck(
-                handle,
-                plan.description,
-                a,
-                b,
-                c,
-                c,
-                &raw const asked,
-                found.as_mut_ptr(),
-            );
-            (status, found.assume_init())
-        };
-        let holds = status.result().is_ok() && found.state.result().is_ok();
-        Ok(holds && found.workspaceSize <= WORKSPACE)
+        // SAFETY: the library is open.
+        Ok(plan.algorithms.contains(&algorithm) || unsafe { plan.takes(handle, algorithm) })
     }
 
     fn plan(&mut self, key: &Key) -> Result<&mut Plan, Fault> {
@@ -99,7 +78,12 @@ impl CublasLt {
                 let plan = unsafe { plan(handle, key) };
                 let Layout { rows, columns, .. } = key.c;
                 let what = format!("plan {columns}x{rows}");
-                Ok(place.insert(plan.map_err(|error| failed(&what, error))?))
+                let plan = place.insert(plan.map_err(|error| failed(&what, error))?);
+                if key.has_long_sums() {
+                    // SAFETY: as above.
+                    unsafe { plan.split(handle) };
+                }
+                Ok(plan)
             }
         }
     }
@@ -164,6 +148,70 @@ impl CublasLt {
     }
 }
 
+impl Plan {
+    /// Whether cublasLt says that an algorithm does, with the scratch that there is.
+    ///
+    /// # Safety
+    ///
+    /// `handle` must be open.
+    unsafe fn takes(&self, handle: sys::cublasLtHandle_t, Algorithm(data): Algorithm) -> bool {
+        let asked = sys::cublasLtMatmulAlgo_t { data };
+        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        let (description, [a, b, c]) = (self.description, self.layouts);
+        let (asked, to) = (&raw const asked, found.as_mut_ptr());
+        // SAFETY: the descriptions of a plan live as long as the library; zeros are a result.
+        let (status, found) = unsafe {
+            let status = sys::cublasLtMatmulAlgoCheck(handle, description, a, b, c, c, asked, to);
+            (status, found.assume_init())
+        };
+        let holds = status.result().is_ok() && found.state.result().is_ok();
+        holds && found.workspaceSize <= WORKSPACE
+    }
+
+    /// Adds its first choice with sums cut into parts: a device has more multiprocessors than a
+    /// small result has tiles.
+    ///
+    /// # Safety
+    ///
+    /// `handle` must be open.
+    unsafe fn split(&mut self, handle: sys::cublasLtHandle_t) {
+        use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
+        let Some(&Algorithm(first)) = self.algorithms.first() else {
+            return;
+        };
+        for parts in [2u32, 4, 6] {
+            let mut algorithm = sys::cublasLtMatmulAlgo_t { data: first };
+            let attributes = [
+                (Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts),
+                (Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &SCHEME),
+            ];
+            let are_set = attributes.into_iter().all(|(attribute, value)| {
+                let to = &raw mut algorithm;
+                let value = std::ptr::from_ref(value).cast();
+                // SAFETY: both attributes are 32 bits.
+                let status = unsafe {
+                    sys::cublasLtMatmulAlgoConfigSetAttribute(
+                        to,
+                        attribute,
+                        value,
+                        size_of::<u32>(),
+                    )
+                };
+                status.result().is_ok()
+            });
+            let split = Algorithm(algorithm.data);
+            // SAFETY: the caller's promise.
+            if are_set && !self.algorithms.contains(&split) && unsafe { self.takes(handle, split) }
+            {
+                self.algorithms.push(split);
+            }
+        }
+    }
+}
+
+/// Split sums are added in f32 in scratch, without rounding into the result in between.
+const SCHEME: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+
 /// # Safety
 ///
 /// `handle` must be open.
@@ -202,10 +250,8 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
         let prefer = result::set_matmul_pref_attribute;
         let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         set(prefer, preference, most, &WORKSPACE)?;
-        // Split sums are added in f32 in scratch, without rounding into the result in between.
-        let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         let schemes = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
-        set(prefer, preference, schemes, &scheme)?;
+        set(prefer, preference, schemes, &SCHEME)?;
         let alignment = u32::try_from(key.alignment).expect("at most 16");
         for attribute in [
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,

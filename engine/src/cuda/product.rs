@@ -74,6 +74,21 @@ pub struct Key {
     pub alignment: usize,
 }
 
+impl Key {
+    /// Whether the sums of a small result are long: it has fewer tiles, of 128 by 256, than half of
+    /// an H100's 132 multiprocessors.
+    pub(super) fn has_long_sums(&self) -> bool {
+        let (factor, transposed) = self.a;
+        let terms = if transposed {
+            factor.rows
+        } else {
+            factor.columns
+        };
+        let Layout { rows, columns, .. } = self.c;
+        rows * columns <= 64 * 128 * 256 && terms >= 4 * rows.max(columns)
+    }
+}
+
 /// Products with a side shorter than this are thin.
 const THIN: usize = 32;
 
@@ -203,6 +218,25 @@ mod tests {
             assert_eq!(key.a, (a, b_transposed));
             assert_eq!(key.b, (b, a_transposed));
             assert_eq!(key.c, layout(5, 2));
+        }
+    }
+
+    // A gradient of weights, from 64 rows of 512 positions, and a product with as many rows.
+    #[test]
+    fn gradients_of_weights_have_long_sums() {
+        for ([m, n, k], expected) in [
+            ([1024, 1280, 32_768], true),
+            ([32_768, 1280, 1024], false),
+            ([4096, 4096, 32_768], false),
+        ] {
+            for transposed in [false, true] {
+                let (a, b) = (
+                    matrix(k, false),
+                    matrix(if transposed { k } else { n }, transposed),
+                );
+                let key = Product::new([m, n, k], [a, b, matrix(n, false)]).key(16, false);
+                assert_eq!(key.has_long_sums(), expected, "{m} {n} {k} {transposed}");
+            }
         }
     }
 
