@@ -266,12 +266,8 @@ unsafe fn multiply(
         b => return unsafe { bf16::multiply(Unit::best(), shape, alpha, a, b, out) },
     };
     let Shape { m, n, k } = shape;
-    let RawTile {
-        start,
-        stride,
-        listed,
-    } = out.values;
-    debug_assert!([a.listed, b.listed, listed].iter().all(Option::is_none));
+    // `product` and `block` checked that no rows are listed.
+    let RawTile { start, stride, .. } = out.values;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
     // The crate writes a result by columns: rows of `out` are columns of the transposed product.
     // A left and a right factor that are both stored transposed are read in their own order.

@@ -23,10 +23,8 @@ pub(crate) fn product(
     mut out: Output<&mut [f32]>,
     scratch: &mut [f32],
 ) {
-    let Product {
-        shape, a, b, to, ..
-    } = *product;
-    let Shape { m, n, k } = shape;
+    let &Product { a, b, to, .. } = product;
+    let Shape { m, n, k } = product.shape;
     if m == 0 || k == 0 {
         if !out.add {
             out.values.fill(0.0);

@@ -26,14 +26,11 @@ impl<'a> Matrix<'a> {
 
     /// Whether it has so many rows and columns.
     pub(super) fn holds(self, rows: usize, columns: usize) -> bool {
-        let (rows, columns) = match self.transposed {
-            true => (columns, rows),
-            false => (rows, columns),
-        };
-        match self.listed {
-            None => self.values.len() == rows * columns,
-            Some(listed) => listed.len() == rows && self.values.len().is_multiple_of(columns),
-        }
+        let [rows, columns] = [[rows, columns], [columns, rows]][usize::from(self.transposed)];
+        let held = self.values.len();
+        self.listed.map_or(held == rows * columns, |listed| {
+            listed.len() == rows && held.is_multiple_of(columns)
+        })
     }
 
     /// Its elements, with so many columns in memory.

@@ -181,24 +181,16 @@ impl Plan {
         };
         for parts in [2u32, 4, 6] {
             let mut algorithm = sys::cublasLtMatmulAlgo_t { data: first };
-            let attributes = [
-                (Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts),
-                (Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &SCHEME),
+            let mut set = |attribute, value: &u32| {
+                let (to, value) = (&raw mut algorithm, std::ptr::from_ref(value).cast());
+                // SAFETY: the attributes below are 32 bits.
+                unsafe { sys::cublasLtMatmulAlgoConfigSetAttribute(to, attribute, value, 4) }
+            };
+            let are_set = [
+                set(Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts),
+                set(Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &SCHEME),
             ];
-            let are_set = attributes.into_iter().all(|(attribute, value)| {
-                let to = &raw mut algorithm;
-                let value = std::ptr::from_ref(value).cast();
-                // SAFETY: both attributes are 32 bits.
-                let status = unsafe {
-                    sys::cublasLtMatmulAlgoConfigSetAttribute(
-                        to,
-                        attribute,
-                        value,
-                        size_of::<u32>(),
-                    )
-                };
-                status.result().is_ok()
-            });
+            let are_set = are_set.iter().all(|status| status.result().is_ok());
             let split = Algorithm(algorithm.data);
             // SAFETY: the caller's promise.
             if are_set && !self.algorithms.contains(&split) && unsafe { self.takes(handle, split) }
