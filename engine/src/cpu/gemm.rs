@@ -177,6 +177,7 @@ impl<'a> Product<'a> {
         self.b.elements(columns).part(from_row, from_column)
     }
 
+    /// Whether no rows are listed.
     pub(super) fn has_no_lists(&self) -> bool {
         let lists = [self.a.listed, self.b.listed, self.to];
         lists.iter().all(Option::is_none)

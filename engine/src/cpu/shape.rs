@@ -109,7 +109,7 @@ impl<'a> Strided<'a> {
         }
     }
 
-    /// Where lines begin that are `stride` apart, or listed.
+    /// Offset of a line; lines are `stride` apart, and may be listed.
     #[inline(always)]
     pub(super) fn line(&self, line: usize, stride: usize) -> usize {
         stride * self.listed.map_or(line, |listed| listed[line] as usize)

@@ -174,6 +174,10 @@ impl Unit {
     ///
     /// `out` must be writable for all rows and columns, and not be accessed by others meanwhile.
     #[expect(unsafe_code, reason = "as for `multiply`")]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(unused_variables, reason = "AVX512_BF16 fetches what is ahead")
+    )]
     unsafe fn multiply(
         self,
         rows: &[Block],

@@ -124,6 +124,7 @@ unsafe fn words(
     }
 }
 
+/// Writes a row of a tile.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store(to: &mut [u32; 16], words: __m512i) {
