@@ -1,7 +1,7 @@
 //! Errors of GPUs, their libraries, and sums over ranks.
 
 /// Result of a call on a device.
-pub type Result<T> = std::result::Result<T, Fault>;
+pub type Result<T, E = Fault> = std::result::Result<T, E>;
 
 /// A failure of a GPU or its libraries, or of another rank, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

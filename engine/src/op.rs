@@ -53,7 +53,7 @@ pub(crate) fn listed(types: &[&Type]) -> String {
 }
 
 /// Result of building.
-pub type Result<T> = std::result::Result<T, BuildError>;
+pub type Result<T, E = BuildError> = std::result::Result<T, E>;
 
 /// Equality of ops of any two types, for every op that is [`PartialEq`].
 pub trait DynEq {

@@ -185,7 +185,7 @@ impl Attributor {
         store: &Store,
         to: To,
         on: &On<'_>,
-    ) -> std::result::Result<Self, Fault> {
+    ) -> Result<Self, Fault> {
         let (b, sites) = of.attribution_program(store, to)?;
         let (mut program, arena) = on.plan(&b, store)?;
         program.parameters.seed = of.run.seed;
@@ -220,7 +220,7 @@ impl Attributor {
         of: &Decomposition,
         store: &mut Store,
         asked: &[Asked<'_>],
-    ) -> std::result::Result<Vec<Attributed>, Fault> {
+    ) -> Result<Vec<Attributed>, Fault> {
         let t = of.shape(1).positions;
         let of_row = |row: usize| asked.get(row).or(asked.first());
         fill_text(&mut self.program, t, |row| Some(of_row(row)?.tokens));
@@ -247,7 +247,7 @@ impl Attributor {
         of: &Decomposition,
         store: &mut Store,
         asked: &[Asked<'_>],
-    ) -> std::result::Result<Vec<f64>, Fault> {
+    ) -> Result<Vec<f64>, Fault> {
         let name = |what: &str, site: usize| format!("{what} {}", of.sites[site].path());
         for &site in &self.sites {
             if self.program.has_input(&name("seed", site)) {
@@ -276,7 +276,7 @@ impl Attributor {
         of: &Decomposition,
         store: &mut Store,
         asked: usize,
-    ) -> std::result::Result<Vec<f64>, Fault> {
+    ) -> Result<Vec<f64>, Fault> {
         let Self { program, arena, .. } = self;
         program.input("seed").fill(0.0);
         program.run_and_fetch(store, arena)?;

@@ -43,7 +43,7 @@ impl Deref for Decomposition {
 /// # Errors
 ///
 /// One line that names the network; also where the file allows a leak and there is none.
-pub(crate) fn check_leak(run: &Run, target: &dyn Target) -> std::result::Result<(), Fault> {
+pub(crate) fn check_leak(run: &Run, target: &dyn Target) -> Result<(), Fault> {
     let line = match (target.leaks(), run.target.allow_leak) {
         (true, false) => format!(
             "[target]: {} is {LEAKY}: its logits depend on later tokens, so a loss on next tokens says nothing about language; \
@@ -71,7 +71,7 @@ impl Decomposition {
     /// # Errors
     ///
     /// When a pattern does not fit the target, or a loss does not fit the sites.
-    pub fn new(run: &Run, store: &mut Store) -> std::result::Result<Self, Fault> {
+    pub fn new(run: &Run, store: &mut Store) -> Result<Self, Fault> {
         Self::of(run, &shipped(&run.target.model)?, store)
     }
 
@@ -80,7 +80,7 @@ impl Decomposition {
     /// # Errors
     ///
     /// As [`new`](Self::new), and when the network reads something else than the run file says.
-    pub fn of(run: &Run, target: &Network, store: &mut Store) -> std::result::Result<Self, Fault> {
+    pub fn of(run: &Run, target: &Network, store: &mut Store) -> Result<Self, Fault> {
         let (said, reads) = (run.target.model.input(), target.input());
         if said != reads {
             return Err(Fault::BadInput(format!(
@@ -132,7 +132,7 @@ impl Decomposition {
         &self,
         store: &Store,
         (stream, size, losses): (DataStream, BatchSize, Vec<Loss>),
-    ) -> std::result::Result<StreamLosses, Fault> {
+    ) -> Result<StreamLosses, Fault> {
         let shape = self.block_shape(size.rows);
         let shape = BatchShape {
             stream,

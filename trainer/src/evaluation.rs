@@ -64,7 +64,7 @@ impl Evaluation {
         arena: &mut Arena,
         held_out: (&Source, &Feed, u64),
         check_stop: &mut CheckStop<'_>,
-    ) -> std::result::Result<Measured, Interrupt> {
+    ) -> Result<Measured, Interrupt> {
         let (source, feed, batches) = held_out;
         let (program, counts) = (&mut self.program, &self.counts);
         let source_rows = self.source_rows;

@@ -183,7 +183,7 @@ impl Effects {
         decomposition: &Decomposition,
         (program, store, arena): (&mut Executor, &mut Store, &mut Arena),
         asked: &[Removed<'_>],
-    ) -> std::result::Result<(), Fault> {
+    ) -> Result<(), Fault> {
         fill(decomposition, program, asked);
         program.run_and_fetch(store, arena)?;
         let output = |name| program.output(name, store, arena);
@@ -244,7 +244,7 @@ pub(crate) fn divergences(
     decomposition: &Decomposition,
     (program, store, arena): (&mut Executor, &mut Store, &mut Arena),
     asked: &[Removed<'_>],
-) -> std::result::Result<Vec<f64>, Fault> {
+) -> Result<Vec<f64>, Fault> {
     fill(decomposition, program, asked);
     program.run_and_fetch(store, arena)?;
     let output = |name| program.output(name, store, arena);

@@ -53,7 +53,7 @@ pub trait Ranks: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// When there is no memory for them.
-    fn make_room(&self) -> std::result::Result<(), crate::Fault>;
+    fn make_room(&self) -> Result<(), crate::Fault>;
 
     /// Gives this rank's part of a sum, and returns at once.
     fn start(&self, sum: Sum, part: &[f32]);

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Fault;
+use super::Result;
 use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
 use super::lowering::{self, Launch, Lowering, MOST_OPERANDS, SHARED, Source, THREADS, tensors};
@@ -183,7 +183,7 @@ impl Meeting<'_> {
     /// # Safety
     ///
     /// Values lie in their places, which nothing else reads or writes until the all-reduce is done.
-    pub(super) unsafe fn fast(&self, bucket: &Bucket) -> Result<(), Fault> {
+    pub(super) unsafe fn fast(&self, bucket: &Bucket) -> Result<()> {
         let values: Vec<Argument> = bucket.all().map(self.argument).collect();
         let places: Vec<(u64, usize)> = values.iter().map(|at| (at.address, at.len)).collect();
         let joined = Arc::clone(self.joined);
@@ -208,7 +208,7 @@ impl Meeting<'_> {
         room: Argument,
         kernel: (u64, &Kernel),
         pack: Option<(u64, &Kernel)>,
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         let (rank, ranks) = (self.joined.rank, self.joined.size);
         let stride = bucket.stride(ranks);
         let scratch = |first: usize, len, written| {
@@ -290,7 +290,7 @@ impl Meeting<'_> {
         operands: &[Argument],
         sent: Vec<Message>,
         received: Vec<Message>,
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         let joined = Arc::clone(self.joined);
         let call: LibraryCall = Arc::new(move |stream| {
             // SAFETY: the caller's promise.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Fault;
+use super::Result;
 use super::autotune_record::{Autotuned, Decision};
 use super::device::Device;
 use super::lowering::SHARED;
@@ -25,7 +25,7 @@ use super::trial::{Trial, alone_in_arena};
 impl Device {
     /// How a product is computed: the fastest way, measured once per kind, or by our own kernel if
     /// cublasLt refuses.
-    pub(super) fn method(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Autotuned, Fault> {
+    pub(super) fn method(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Autotuned> {
         if !self.driver.keeps_time() {
             return first_choice(self, placed);
         }
@@ -44,7 +44,7 @@ impl Device {
 }
 
 /// The first choice of cublasLt for a product, or our own kernel if it has none.
-pub(super) fn first_choice(device: &Device, placed: &PlacedProduct) -> Result<Autotuned, Fault> {
+pub(super) fn first_choice(device: &Device, placed: &PlacedProduct) -> Result<Autotuned> {
     let algorithms = device.driver().algorithms(&placed.key())?;
     let first = algorithms.first().copied();
     Ok(first.map_or(Autotuned::Own, Autotuned::CublasLt))
@@ -52,7 +52,7 @@ pub(super) fn first_choice(device: &Device, placed: &PlacedProduct) -> Result<Au
 
 /// The fastest way to compute a product. Without memory to measure, it is the first choice of
 /// cublasLt.
-fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Decision, Fault> {
+fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Decision> {
     let (tried, bytes) = alone_in_arena(placed);
     let Some(trial) = Trial::new(device, bytes)? else {
         return Ok(Decision {

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use spd_files::atomic::write_shared;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Fault;
 use super::compiler::{keep, kept};
 use super::product::Algorithm;
+use super::{Fault, Result};
 
 /// First line of a run's record. Old runs have it, so it must not change.
 const TITLE: &str =
@@ -102,7 +102,7 @@ impl AutotuneRecord {
     }
 
     /// Reads the decisions in a record, and keeps all new ones there.
-    pub(super) fn keep(&mut self, record: PathBuf) -> Result<(), Fault> {
+    pub(super) fn keep(&mut self, record: PathBuf) -> Result<()> {
         let told = |found: &str| {
             Fault::new(format!(
                 "{}: expected the run's autotuning decisions, found {found}; restore the file, or start over with --fresh",
@@ -141,8 +141,8 @@ impl AutotuneRecord {
     pub(super) fn of(
         &mut self,
         kind: &str,
-        measure: impl FnOnce() -> Result<Decision, Fault>,
-    ) -> Result<Autotuned, Fault> {
+        measure: impl FnOnce() -> Result<Decision>,
+    ) -> Result<Autotuned> {
         let hash = xxh3_128(kind.as_bytes());
         if let Some(known) = self.known.get(&hash) {
             return Ok(known.choice);
@@ -206,7 +206,7 @@ impl AutotuneRecord {
     }
 
     /// Writes new decisions to the record, if there is one.
-    pub(super) fn write(&mut self) -> Result<(), Fault> {
+    pub(super) fn write(&mut self) -> Result<()> {
         let (Some(record), true) = (&self.record, self.is_behind) else {
             return Ok(());
         };

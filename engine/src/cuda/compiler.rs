@@ -10,9 +10,9 @@ use rayon::prelude::*;
 use spd_files::atomic;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Fault;
 use super::kernel::Kernel;
 use super::libraries::{Library, is_alone};
+use super::{Fault, Result};
 
 /// Options beside the architecture. Templates are instantiated for constants, which makes some of
 /// their code unreachable (warning 128).
@@ -39,7 +39,7 @@ pub struct Compiled {
 /// # Errors
 ///
 /// If NVRTC is needed and missing, or fails. A cache that cannot be read or written is ignored.
-pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<Compiled, Fault> {
+pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<Compiled> {
     let key = [arch, &OPTIONS.join(" "), source].join("\n");
     let path = cache.map(|cache| cache.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes()))));
     let version = Library::Nvrtc.found().map(|found| found.version.as_deref());
@@ -65,11 +65,7 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
 }
 
 /// `compile` for several kernels, in parallel on the thread pool.
-pub fn compile_all(
-    kernels: &[Kernel],
-    arch: &str,
-    cache: Option<&Path>,
-) -> Result<Vec<Compiled>, Fault> {
+pub fn compile_all(kernels: &[Kernel], arch: &str, cache: Option<&Path>) -> Result<Vec<Compiled>> {
     let compiled = kernels.par_iter();
     let compiled = compiled.map(|kernel| {
         let refused = |fault| Fault::new(format!("{fault}, in {}", kernel.call));
@@ -80,7 +76,7 @@ pub fn compile_all(
 
 /// Machine code of `source`, and the compiler's report on registers and memory.
 #[cfg(test)]
-pub(crate) fn explained(source: &str, arch: &str) -> Result<(Vec<u8>, String), Fault> {
+pub(crate) fn explained(source: &str, arch: &str) -> Result<(Vec<u8>, String)> {
     /// One at a time, so that reports do not mix.
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _alone = ALONE
@@ -110,7 +106,7 @@ pub(super) fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     atomic::write_shared(path, &[&xxh3_128(bytes).to_le_bytes(), bytes])
 }
 
-fn ask(source: &str, arch: &str, how: &[&str]) -> Result<(Vec<u8>, String), Fault> {
+fn ask(source: &str, arch: &str, how: &[&str]) -> Result<(Vec<u8>, String)> {
     Library::Nvrtc.needed()?;
     let failed = |what: &str, error: result::NvrtcError| {
         Fault::new(format!("NVRTC cannot {what} for {arch}: {error:?}"))

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::Fault;
+use super::Result;
 use super::compiler::compile_all;
 use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream};
 use super::kernel::Kernel;
@@ -63,7 +63,7 @@ impl Compiling {
 /// Calls that succeed at once, by their names and types of operands.
 macro_rules! succeed {
     ($([$($unsafe:tt)?] $name:ident($($operand:ty),*);)*) => {
-        $($($unsafe)? fn $name(&self, $(_: $operand),*) -> Result<(), Fault> {
+        $($($unsafe)? fn $name(&self, $(_: $operand),*) -> Result<()> {
             Ok(())
         })*
     };
@@ -74,7 +74,7 @@ impl Driver for Compiling {
         [] record(u64, Stream);
         [] stream_waits(Stream, u64);
         [] graphs_wait(u64);
-        [] wait(u64, &dyn Fn() -> Result<(), Fault>);
+        [] wait(u64, &dyn Fn() -> Result<()>);
         [unsafe] copy(Stream, [u64; 2], usize);
         [unsafe] launch(Stream, (u64, &Kernel), [usize; 2], &[Argument], &[u32]);
         [unsafe] multiply(&PlacedProduct, Factors);
@@ -83,7 +83,7 @@ impl Driver for Compiling {
         [unsafe] launch_graph(u64);
     }
 
-    fn name(&self) -> Result<String, Fault> {
+    fn name(&self) -> Result<String> {
         Ok(format!("no GPU, kernels for {}", self.arch))
     }
 
@@ -92,30 +92,30 @@ impl Driver for Compiling {
         true
     }
 
-    fn memory(&self) -> Result<(usize, usize), Fault> {
+    fn memory(&self) -> Result<(usize, usize)> {
         Ok((BYTES, BYTES))
     }
 
-    fn allocate(&self, bytes: usize) -> Result<u64, Fault> {
+    fn allocate(&self, bytes: usize) -> Result<u64> {
         Ok(self.number(bytes.next_multiple_of(256) as u64))
     }
 
-    fn pin(&self, bytes: usize) -> Result<u64, Fault> {
+    fn pin(&self, bytes: usize) -> Result<u64> {
         let mut memory = vec![0u64; bytes.div_ceil(8).max(1)].into_boxed_slice();
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         self.pinned().insert(address, memory);
         Ok(address)
     }
 
-    fn event(&self) -> Result<u64, Fault> {
+    fn event(&self) -> Result<u64> {
         Ok(self.number(1))
     }
 
-    fn elapsed(&self, _from: u64, _to: u64) -> Result<f32, Fault> {
+    fn elapsed(&self, _from: u64, _to: u64) -> Result<f32> {
         Ok(0.0)
     }
 
-    fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault> {
+    fn load(&self, kernels: &[Kernel]) -> Result<Module> {
         let compiled = compile_all(kernels, &self.arch, Some(&self.cache))?;
         let new = compiled.iter().filter(|compiled| !compiled.was_kept);
         self.compiled.fetch_add(new.count(), Ordering::Relaxed);
@@ -127,15 +127,15 @@ impl Driver for Compiling {
     }
 
     /// Exactly one, so that thin products are tried by our own kernels too.
-    fn algorithms(&self, _key: &Key) -> Result<Vec<Algorithm>, Fault> {
+    fn algorithms(&self, _key: &Key) -> Result<Vec<Algorithm>> {
         Ok(vec![Algorithm([0; 8])])
     }
 
-    fn takes(&self, _key: &Key, _algorithm: Algorithm) -> Result<bool, Fault> {
+    fn takes(&self, _key: &Key, _algorithm: Algorithm) -> Result<bool> {
         Ok(true)
     }
 
-    fn end_capture(&self) -> Result<u64, Fault> {
+    fn end_capture(&self) -> Result<u64> {
         Ok(self.number(1))
     }
 

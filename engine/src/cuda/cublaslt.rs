@@ -12,10 +12,10 @@ use std::mem::MaybeUninit;
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
-use super::Fault;
 use super::driver::{Factors, pointer};
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key, Layout};
+use super::{Fault, Result};
 use crate::value::DType;
 
 /// Bytes of scratch for an algorithm; NVIDIA's advice for Hopper.
@@ -47,7 +47,7 @@ fn failed(what: &str, error: result::CublasError) -> Fault {
 
 impl CublasLt {
     /// Opens the library for the current context.
-    pub(super) fn new() -> Result<Self, Fault> {
+    pub(super) fn new() -> Result<Self> {
         let handle = result::create_handle().map_err(|error| failed("start", error))?;
         Ok(Self {
             handle,
@@ -56,20 +56,20 @@ impl CublasLt {
     }
 
     /// Algorithms of cublasLt for a kind of product, in cublasLt's order; empty if it refuses.
-    pub(super) fn algorithms(&mut self, key: &Key) -> Result<Vec<Algorithm>, Fault> {
+    pub(super) fn algorithms(&mut self, key: &Key) -> Result<Vec<Algorithm>> {
         Ok(self.plan(key)?.algorithms.clone())
     }
 
     /// Whether an algorithm computes a kind of product: cublasLt lists it, or says so of it, with
     /// the scratch that there is.
-    pub(super) fn takes(&mut self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault> {
+    pub(super) fn takes(&mut self, key: &Key, algorithm: Algorithm) -> Result<bool> {
         let handle = self.handle;
         let plan = self.plan(key)?;
         // SAFETY: the library is open.
         Ok(plan.algorithms.contains(&algorithm) || unsafe { plan.takes(handle, algorithm) })
     }
 
-    fn plan(&mut self, key: &Key) -> Result<&mut Plan, Fault> {
+    fn plan(&mut self, key: &Key) -> Result<&mut Plan> {
         let handle = self.handle;
         match self.plans.entry(*key) {
             Entry::Occupied(plan) => Ok(plan.into_mut()),
@@ -95,7 +95,7 @@ impl CublasLt {
         factors: Factors,
         workspace: u64,
         stream: CUstream,
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         let product = &placed.product;
         let [a, b, out] = [factors.a, factors.b, factors.out].map(|of| of.address);
         let bias = factors.bias.map(|bias| bias.address);

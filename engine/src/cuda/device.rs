@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::Fault;
 use super::autotune_record::AutotuneRecord;
 use super::compiling::Compiling;
 use super::driver::{Driver, Handle, Module, Stream, pointer};
@@ -14,6 +13,7 @@ use super::gpu::Gpu;
 use super::kernel::Kernel;
 use super::nccl::{Communicator, Id, Nccl, PATIENCE};
 use super::replacement::installed;
+use super::{Fault, Result};
 use crate::blocks::Ranks;
 
 /// Bytes of each of the two pinned buffers that tensors are copied through.
@@ -48,7 +48,7 @@ impl Device {
     /// # Errors
     ///
     /// If a library or the GPU is missing or broken; the message is one line.
-    pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Arc<Self>, Fault> {
+    pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Arc<Self>> {
         if let Some(replacement) = installed() {
             return Ok(Self::of((replacement.open)()));
         }
@@ -88,7 +88,7 @@ impl Device {
     /// # Errors
     ///
     /// If the file is not such a record.
-    pub fn keep_record(&self, record: PathBuf) -> Result<(), Fault> {
+    pub fn keep_record(&self, record: PathBuf) -> Result<()> {
         self.autotuned().keep(record)
     }
 
@@ -108,7 +108,7 @@ impl Device {
     /// # Errors
     ///
     /// When the driver refuses.
-    pub fn name(&self) -> Result<String, Fault> {
+    pub fn name(&self) -> Result<String> {
         self.driver.name()
     }
 
@@ -117,7 +117,7 @@ impl Device {
     /// # Errors
     ///
     /// If the driver fails.
-    pub fn memory(&self) -> Result<(usize, usize), Fault> {
+    pub fn memory(&self) -> Result<(usize, usize)> {
         self.driver.memory()
     }
 
@@ -143,7 +143,7 @@ impl Device {
     /// # Panics
     ///
     /// If called twice.
-    pub fn join(&self, ranks: &dyn Ranks, rank: usize, size: usize) -> Result<(), Fault> {
+    pub fn join(&self, ranks: &dyn Ranks, rank: usize, size: usize) -> Result<()> {
         let nccl = Nccl::found()?;
         let mut id = if rank == 0 { nccl.id()? } else { Id([0; 128]) };
         ranks.broadcast(&mut id.0);
@@ -164,7 +164,7 @@ impl Device {
     /// # Errors
     ///
     /// If NCCL fails.
-    pub fn leave(&self) -> Result<(), Fault> {
+    pub fn leave(&self) -> Result<()> {
         self.joined.get().map_or(Ok(()), |joined| joined.leave())
     }
 
@@ -173,19 +173,19 @@ impl Device {
     }
 
     /// Waits for an event, counted in [`Self::waits`].
-    pub(super) fn wait(&self, event: &Event) -> Result<(), Fault> {
+    pub(super) fn wait(&self, event: &Event) -> Result<()> {
         self.waits.fetch_add(1, Ordering::Relaxed);
         self.wait_uncounted(event)
     }
 
     /// Waits for an event that no result depends on; uncounted.
-    pub(super) fn wait_uncounted(&self, event: &Event) -> Result<(), Fault> {
+    pub(super) fn wait_uncounted(&self, event: &Event) -> Result<()> {
         let watch = || self.joined().map_or(Ok(()), |joined| joined.watch());
         self.driver.wait(event.handle, &watch)
     }
 
     /// Allocates memory; errors name `what`.
-    pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, Fault> {
+    pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory> {
         let allocated = self.driver.allocate(bytes);
         let address = allocated.map_err(|fault| Fault::new(format!("{fault}, for {what}")))?;
         Ok(Memory {
@@ -195,7 +195,7 @@ impl Device {
         })
     }
 
-    pub(super) fn pin(&self, words: usize) -> Result<Pinned, Fault> {
+    pub(super) fn pin(&self, words: usize) -> Result<Pinned> {
         let address = self.driver.pin(4 * words)?;
         Ok(Pinned {
             _owned: self.owned(Handle::Pinned(address)),
@@ -204,7 +204,7 @@ impl Device {
         })
     }
 
-    pub(super) fn event(&self) -> Result<Event, Fault> {
+    pub(super) fn event(&self) -> Result<Event> {
         let handle = self.driver.event()?;
         Ok(Event {
             owned: self.owned(Handle::Event(handle)),
@@ -213,7 +213,7 @@ impl Device {
     }
 
     /// Compiles and loads kernels.
-    pub(super) fn load(&self, kernels: &[Kernel]) -> Result<Kernels, Fault> {
+    pub(super) fn load(&self, kernels: &[Kernel]) -> Result<Kernels> {
         let Module { handles, functions } = self.driver.load(kernels)?;
         let modules = handles.into_iter().map(Handle::Module);
         Ok(Kernels {
@@ -234,7 +234,7 @@ impl Device {
     /// # Safety
     ///
     /// There is live memory for the values at each address.
-    pub(super) unsafe fn upload(&self, sent: &[(u64, &[f32])]) -> Result<(), Fault> {
+    pub(super) unsafe fn upload(&self, sent: &[(u64, &[f32])]) -> Result<()> {
         let mut pinned_pair = self.pinned_pair()?;
         let pinned_pair = pinned_pair.as_mut().expect("made above");
         for (number, load) in loads(sent.iter().map(|(_, values)| values.len())).enumerate() {
@@ -261,7 +261,7 @@ impl Device {
     /// # Safety
     ///
     /// There is live memory with the values at each address.
-    pub(super) unsafe fn download(&self, wanted: &mut [(u64, &mut [f32])]) -> Result<(), Fault> {
+    pub(super) unsafe fn download(&self, wanted: &mut [(u64, &mut [f32])]) -> Result<()> {
         let mut pinned_pair = self.pinned_pair()?;
         let pinned_pair = pinned_pair.as_mut().expect("made above");
         let lengths = wanted.iter().map(|(_, values)| values.len());
@@ -293,7 +293,7 @@ impl Device {
         Ok(())
     }
 
-    fn wait_for(&self, buffer: &mut PinnedBuffer) -> Result<(), Fault> {
+    fn wait_for(&self, buffer: &mut PinnedBuffer) -> Result<()> {
         if buffer.busy {
             self.wait(&buffer.arrived)?;
             buffer.busy = false;
@@ -301,7 +301,7 @@ impl Device {
         Ok(())
     }
 
-    fn pinned_pair(&self) -> Result<std::sync::MutexGuard<'_, Option<[PinnedBuffer; 2]>>, Fault> {
+    fn pinned_pair(&self) -> Result<std::sync::MutexGuard<'_, Option<[PinnedBuffer; 2]>>> {
         let mut pinned_pair = self
             .pinned_pair
             .lock()
@@ -339,7 +339,7 @@ struct PinnedBuffer {
 }
 
 impl PinnedBuffer {
-    fn leave(&mut self) -> Result<(), Fault> {
+    fn leave(&mut self) -> Result<()> {
         self.busy = true;
         self.arrived.record(Stream::Programs)
     }
@@ -460,23 +460,23 @@ pub(super) struct Event {
 
 impl Event {
     /// Records the event: it happens when all earlier work of the stream is done.
-    pub(super) fn record(&self, stream: Stream) -> Result<(), Fault> {
+    pub(super) fn record(&self, stream: Stream) -> Result<()> {
         self.owned.driver.record(self.handle, stream)
     }
 
     /// Makes a stream wait for the event.
-    pub(super) fn make_wait(&self, stream: Stream) -> Result<(), Fault> {
+    pub(super) fn make_wait(&self, stream: Stream) -> Result<()> {
         self.owned.driver.stream_waits(stream, self.handle)
     }
 
     /// Makes the stream of programs wait for the event; a graph looks at each launch again.
-    pub(super) fn make_graphs_wait(&self) -> Result<(), Fault> {
+    pub(super) fn make_graphs_wait(&self) -> Result<()> {
         self.owned.driver.graphs_wait(self.handle)
     }
 
     /// Blocks this thread until the event happens. For threads other than the training thread:
     /// [`Device::waits`] does not count it.
-    pub(super) fn wait(&self) -> Result<(), Fault> {
+    pub(super) fn wait(&self) -> Result<()> {
         self.owned.driver.wait(self.handle, &|| Ok(()))
     }
 }
@@ -489,10 +489,7 @@ pub(super) struct Graph {
 
 impl Graph {
     /// Captures the work that `given` enqueues on the stream of programs, without doing it.
-    pub(super) fn capture(
-        device: &Device,
-        given: impl FnOnce() -> Result<(), Fault>,
-    ) -> Result<Self, Fault> {
+    pub(super) fn capture(device: &Device, given: impl FnOnce() -> Result<()>) -> Result<Self> {
         device.driver.begin_capture()?;
         let given = given();
         // Capture ends even if `given` failed.
@@ -509,7 +506,7 @@ impl Graph {
     /// # Safety
     ///
     /// The safety conditions of all captured work still hold.
-    pub(super) unsafe fn launch(&self) -> Result<(), Fault> {
+    pub(super) unsafe fn launch(&self) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.owned.driver.launch_graph(self.handle) }
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 
-use super::Fault;
+use super::Result;
 use super::device::{ALIGN, Device, Memory};
 use super::driver::Stream;
 use super::placed::Rounded;
@@ -84,10 +84,7 @@ fn padded(tensor: &Tensor, [rows, columns]: [usize; 2]) -> Cow<'_, [f32]> {
 
 impl DeviceTensors {
     /// Allocates tensors of `sizes` bytes; the host has their newest values.
-    pub(crate) fn new(
-        device: &Arc<Device>,
-        sizes: impl Iterator<Item = usize>,
-    ) -> Result<Self, Fault> {
+    pub(crate) fn new(device: &Arc<Device>, sizes: impl Iterator<Item = usize>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (starts, bytes) = layout(sizes);
         Ok(Self {
@@ -137,7 +134,7 @@ impl Elsewhere for DeviceTensors {
         }
     }
 
-    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Part<f32>>)>) -> Result<(), Fault> {
+    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Part<f32>>)>) -> Result<()> {
         let tensors = tensors.into_iter();
         let changed = tensors.filter(|(slot, _)| !self.is_home(*slot));
         let (slots, mut wanted): (Vec<Slot>, Vec<(u64, &mut [f32])>) = changed
@@ -154,7 +151,7 @@ impl Elsewhere for DeviceTensors {
         Ok(())
     }
 
-    fn copy(&mut self, from: Slot, to: Slot, bytes: usize) -> Result<bool, Fault> {
+    fn copy(&mut self, from: Slot, to: Slot, bytes: usize) -> Result<bool> {
         let newest = self.newest.get(from.index());
         if newest.is_none_or(|newest| *newest == Newest::Host) {
             return Ok(false);
@@ -181,7 +178,7 @@ impl Store {
     /// # Errors
     ///
     /// If memory cannot be pinned, or the device fails.
-    pub fn stage(&self, slots: &[Slot]) -> Result<Option<Staged>, Fault> {
+    pub fn stage(&self, slots: &[Slot]) -> Result<Option<Staged>> {
         let Some(on_device) = self.device_tensors_if_any() else {
             return Ok(None);
         };
@@ -204,7 +201,7 @@ impl Store {
     /// # Errors
     ///
     /// If memory cannot be pinned.
-    pub fn make_room_to_stage(&self) -> Result<(), Fault> {
+    pub fn make_room_to_stage(&self) -> Result<()> {
         let on_device = self.device_tensors_if_any();
         on_device.map_or(Ok(()), |on_device| {
             on_device.staging.make_room(self.staged_bytes())
@@ -213,7 +210,7 @@ impl Store {
 
     /// Sends those of `slots` to a device that the host has changed, or that are not on this device
     /// yet.
-    pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> Result<(), Fault> {
+    pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> Result<()> {
         let tensors = self.tensors.len();
         if !self.device_tensors_if_any().is_some_and(|on_device| {
             Arc::ptr_eq(&on_device.device, device) && on_device.starts.len() == tensors
@@ -245,7 +242,7 @@ impl Store {
 
     /// Sends frozen tensors in bf16 to the device of the last [`Self::send`], if changed; no
     /// program writes them.
-    pub(crate) fn send_rounded(&mut self, tensors: &[Rounded]) -> Result<(), Fault> {
+    pub(crate) fn send_rounded(&mut self, tensors: &[Rounded]) -> Result<()> {
         let (on_device, of_host) = self.device_tensors_mut();
         for tensor in tensors {
             let sent = on_device.rounded.get(tensor);

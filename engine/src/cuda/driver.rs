@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::Fault;
+use super::Result;
 use super::kernel::Kernel;
 use super::operand::Operand;
 use super::placed::PlacedProduct;
@@ -99,44 +99,44 @@ pub struct Module {
 }
 
 /// A library call that enqueues work on a stream, given as CUDA's libraries take it.
-pub type LibraryCall = Arc<dyn Fn(u64) -> Result<(), Fault> + Send + Sync>;
+pub type LibraryCall = Arc<dyn Fn(u64) -> Result<()> + Send + Sync>;
 
 /// A GPU, or its emulation.
 pub trait Driver: Send + Sync {
     /// Name of the device, with everything else of this machine that timings depend on.
-    fn name(&self) -> Result<String, Fault>;
+    fn name(&self) -> Result<String>;
 
     /// Whether event timings are meaningful on this device.
     fn keeps_time(&self) -> bool;
 
     /// Bytes of device memory: free, and in all.
-    fn memory(&self) -> Result<(usize, usize), Fault>;
+    fn memory(&self) -> Result<(usize, usize)>;
 
     /// Allocates device memory, aligned to 256 bytes.
-    fn allocate(&self, bytes: usize) -> Result<u64, Fault>;
+    fn allocate(&self, bytes: usize) -> Result<u64>;
 
     /// Allocates pinned host memory, which copies access while the host continues.
-    fn pin(&self, bytes: usize) -> Result<u64, Fault>;
+    fn pin(&self, bytes: usize) -> Result<u64>;
 
     /// Creates an event that was not recorded.
-    fn event(&self) -> Result<u64, Fault>;
+    fn event(&self) -> Result<u64>;
 
     /// Records an event: it happens when all earlier work of the stream is done.
-    fn record(&self, event: u64, stream: Stream) -> Result<(), Fault>;
+    fn record(&self, event: u64, stream: Stream) -> Result<()>;
 
     /// Makes a stream wait for the last record of an event; no wait without one.
-    fn stream_waits(&self, stream: Stream, event: u64) -> Result<(), Fault>;
+    fn stream_waits(&self, stream: Stream, event: u64) -> Result<()>;
 
     /// Makes the stream of programs wait for an event. In a graph, each launch waits for the last
     /// record before that launch, rather than before the capture.
-    fn graphs_wait(&self, event: u64) -> Result<(), Fault>;
+    fn graphs_wait(&self, event: u64) -> Result<()>;
 
     /// Makes the host wait for the last record of an event; returns at once if there is none. The
     /// host calls `watch` meanwhile, and stops waiting if that fails.
-    fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault>;
+    fn wait(&self, event: u64, watch: &dyn Fn() -> Result<()>) -> Result<()>;
 
     /// Milliseconds between two events that have happened.
-    fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault>;
+    fn elapsed(&self, from: u64, to: u64) -> Result<f32>;
 
     /// Enqueues a copy of `bytes` from the first address of `places` to the second. Memory of the
     /// host is pinned.
@@ -144,10 +144,10 @@ pub trait Driver: Send + Sync {
     /// # Safety
     ///
     /// Both stretches of memory live until the copy is done, and the host does not access its own.
-    unsafe fn copy(&self, stream: Stream, places: [u64; 2], bytes: usize) -> Result<(), Fault>;
+    unsafe fn copy(&self, stream: Stream, places: [u64; 2], bytes: usize) -> Result<()>;
 
     /// Compiles and loads kernels.
-    fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault>;
+    fn load(&self, kernels: &[Kernel]) -> Result<Module>;
 
     /// Enqueues a launch of a loaded kernel.
     ///
@@ -161,46 +161,41 @@ pub trait Driver: Send + Sync {
         blocks: [usize; 2],
         arguments: &[Argument],
         words: &[u32],
-    ) -> Result<(), Fault>;
+    ) -> Result<()>;
 
     /// Algorithms of cublasLt for a kind of product, in cublasLt's order; empty if it refuses.
-    fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>, Fault>;
+    fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>>;
 
     /// Whether cublasLt computes this kind of product by this algorithm, which a run recorded.
-    fn takes(&self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault>;
+    fn takes(&self, key: &Key, algorithm: Algorithm) -> Result<bool>;
 
     /// Enqueues a product on the stream of programs.
     ///
     /// # Safety
     ///
     /// Operands have the product's sizes, in live memory.
-    unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault>;
+    unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<()>;
 
     /// Enqueues a library call.
     ///
     /// # Safety
     ///
     /// It accesses these operands and nothing else, and they live until it is done.
-    unsafe fn call(
-        &self,
-        stream: Stream,
-        operands: &[Argument],
-        call: LibraryCall,
-    ) -> Result<(), Fault>;
+    unsafe fn call(&self, stream: Stream, operands: &[Argument], call: LibraryCall) -> Result<()>;
 
     /// Starts a capture: work for the stream of programs, and for streams that join it, is recorded
     /// and not done.
-    fn begin_capture(&self) -> Result<(), Fault>;
+    fn begin_capture(&self) -> Result<()>;
 
     /// Ends the capture and returns its graph.
-    fn end_capture(&self) -> Result<u64, Fault>;
+    fn end_capture(&self) -> Result<u64>;
 
     /// Enqueues a graph on the stream of programs.
     ///
     /// # Safety
     ///
     /// The safety conditions of all captured work still hold.
-    unsafe fn launch_graph(&self, graph: u64) -> Result<(), Fault>;
+    unsafe fn launch_graph(&self, graph: u64) -> Result<()>;
 
     /// Destroys what this driver made: memory of the device once nothing runs any more, the rest at
     /// once.

@@ -1,7 +1,7 @@
 //! Enqueues a step of a program on a stream.
 #![expect(unsafe_code, reason = "addresses of a device")]
 
-use super::Fault;
+use super::Result;
 use super::device::Kernels;
 use super::driver::{Argument, Driver, Factors, Stream};
 use super::placed::{Placed, Step};
@@ -16,7 +16,7 @@ pub(super) unsafe fn enqueue(
     kernels: &Kernels,
     step: &Step,
     argument: &dyn Fn(&Placed) -> Argument,
-) -> Result<(), Fault> {
+) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         match step {

@@ -11,7 +11,6 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Fault;
 use super::all_reduce::{Bucket, Meeting};
 use super::device::{Device, Event, Graph, Kernels, Memory};
 use super::driver::{Argument, Stream};
@@ -19,6 +18,7 @@ use super::enqueue::enqueue;
 use super::inputs::Inputs;
 use super::placed::{self, Placed, Rounded};
 use super::program::Program;
+use super::{Fault, Result};
 use crate::given::Given;
 use crate::op::Builder;
 use crate::replay::Replay;
@@ -41,7 +41,7 @@ impl Arena {
     /// # Errors
     ///
     /// If the device has too little free memory.
-    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, Fault> {
+    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self> {
         Ok(Self {
             memory: device.allocate(bytes, "the programs")?,
             done: device.event()?,
@@ -112,10 +112,9 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(device: &Arc<Device>, program: &Program) -> Result<Self, Fault> {
+    fn new(device: &Arc<Device>, program: &Program) -> Result<Self> {
         let meeting = |_| Ok([device.event()?, device.event()?]);
-        let meetings: Result<Vec<[Event; 2]>, Fault> =
-            program.buckets.iter().map(meeting).collect();
+        let meetings: Result<Vec<[Event; 2]>> = program.buckets.iter().map(meeting).collect();
         Ok(Self {
             graph: None,
             meetings: meetings?,
@@ -128,7 +127,7 @@ impl Loaded {
     }
 
     /// Waits until the device has done all work of programs.
-    fn wait(&self) -> Result<(), Fault> {
+    fn wait(&self) -> Result<()> {
         self.done.record(Stream::Programs)?;
         self.device.wait(&self.done)
     }
@@ -187,7 +186,7 @@ impl Executor {
     }
 
     /// Compiles the kernels and loads them on a device, unless they are there.
-    fn load(&mut self, device: &Arc<Device>) -> Result<(), Fault> {
+    fn load(&mut self, device: &Arc<Device>) -> Result<()> {
         if let Some(fault) = &self.refused {
             return Err(fault.clone());
         }
@@ -223,7 +222,7 @@ impl Executor {
     /// # Panics
     ///
     /// If the arena is smaller than the plan.
-    pub fn run(&mut self, store: &mut Store, arena: &mut Arena) -> Result<(), Fault> {
+    pub fn run(&mut self, store: &mut Store, arena: &mut Arena) -> Result<()> {
         assert!(
             arena.bytes() >= self.plan().arena_bytes(),
             "an arena of {} bytes for a program of {}",
@@ -270,7 +269,7 @@ impl Executor {
     /// # Errors
     ///
     /// If a replay failed.
-    pub fn wait(&self) -> Result<(), Fault> {
+    pub fn wait(&self) -> Result<()> {
         self.loaded.as_ref().map_or(Ok(()), Loaded::wait)
     }
 
@@ -283,7 +282,7 @@ impl Executor {
     /// # Panics
     ///
     /// If another program has run in the arena since.
-    pub fn fetch(&mut self, store: &mut Store, arena: &Arena) -> Result<(), Fault> {
+    pub fn fetch(&mut self, store: &mut Store, arena: &Arena) -> Result<()> {
         if self.is_fetched {
             return Ok(());
         }
@@ -329,10 +328,10 @@ impl Executor {
 
     /// Enqueues the program with an event before each op, and reads the times. Events are created
     /// beforehand, because creating one takes as long as a small kernel.
-    fn run_timed(&mut self, on: On<'_>) -> Result<(), Fault> {
+    fn run_timed(&mut self, on: On<'_>) -> Result<()> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         let marks = (0..=self.program.ops.len()).map(|_| loaded.device.event());
-        let marks = marks.collect::<Result<Vec<Event>, Fault>>()?;
+        let marks = marks.collect::<Result<Vec<Event>>>()?;
         marks[0].record(Stream::Programs)?;
         for (steps, mark) in self.program.ops.iter().zip(&marks[1..]) {
             for step in steps.clone() {
@@ -354,7 +353,7 @@ impl Executor {
     }
 
     /// Enqueues all steps.
-    fn enqueue(&self, on: On<'_>) -> Result<(), Fault> {
+    fn enqueue(&self, on: On<'_>) -> Result<()> {
         for step in 0..self.program.steps.len() {
             self.put_one(step, on)?;
         }
@@ -363,7 +362,7 @@ impl Executor {
 
     /// Before step `step`: starts all-reduces whose values are computed, and waits for those that
     /// are read from here on.
-    fn meet(&self, step: usize, on: On<'_>) -> Result<(), Fault> {
+    fn meet(&self, step: usize, on: On<'_>) -> Result<()> {
         let loaded = self.loaded();
         let meetings = || self.program.buckets.iter().zip(&loaded.meetings);
         for (bucket, [made, all_reduced]) in meetings().filter(|(bucket, _)| bucket.made == step) {
@@ -379,7 +378,7 @@ impl Executor {
     }
 
     /// Enqueues the all-reduce of a bucket.
-    fn all_reduce(&self, bucket: &Bucket, on: On<'_>) -> Result<(), Fault> {
+    fn all_reduce(&self, bucket: &Bucket, on: On<'_>) -> Result<()> {
         let loaded = self.loaded();
         let Program {
             ranks, tree_sum, ..
@@ -410,7 +409,7 @@ impl Executor {
     }
 
     /// Enqueues step `step`. The first that writes to the store waits for staged tensors to leave.
-    fn put_one(&self, step: usize, on: On<'_>) -> Result<(), Fault> {
+    fn put_one(&self, step: usize, on: On<'_>) -> Result<()> {
         let loaded = self.loaded();
         self.meet(step, on)?;
         if self.first_write == Some(step) {

@@ -12,7 +12,6 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
-use super::Fault;
 use super::compiler::compile_all;
 use super::cublaslt::{CublasLt, WORKSPACE};
 use super::driver::{Argument, Driver, Factors, Handle, LibraryCall, Module, Stream, pointer};
@@ -20,6 +19,7 @@ use super::kernel::Kernel;
 use super::libraries;
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
+use super::{Fault, Result};
 
 fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
@@ -64,7 +64,7 @@ unsafe impl Send for CublasLt {}
 
 impl Gpu {
     /// Opens a GPU by its number. Compiled kernels are kept in the directory `cache`.
-    pub(super) fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, Fault> {
+    pub(super) fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self> {
         if let Some(lacks) = libraries::lacks(ordinal.saturating_add(1), false) {
             return Err(Fault::new(lacks));
         }
@@ -101,7 +101,7 @@ impl Gpu {
     }
 
     /// Makes the context current: any thread may call, and CUDA needs to know the GPU.
-    fn bind(&self, what: &str) -> Result<(), Fault> {
+    fn bind(&self, what: &str) -> Result<()> {
         self.context.bind_to_thread().map_err(failed(what))
     }
 
@@ -109,12 +109,7 @@ impl Gpu {
         &self.streams[stream as usize]
     }
 
-    fn wait_on_stream(
-        &self,
-        stream: Stream,
-        event: u64,
-        flags: CUevent_wait_flags,
-    ) -> Result<(), Fault> {
+    fn wait_on_stream(&self, stream: Stream, event: u64, flags: CUevent_wait_flags) -> Result<()> {
         self.bind("wait for an event")?;
         let stream = self.stream(stream).cu_stream();
         // SAFETY: an event and a stream of this context.
@@ -124,7 +119,7 @@ impl Gpu {
 }
 
 impl Driver for Gpu {
-    fn name(&self) -> Result<String, Fault> {
+    fn name(&self) -> Result<String> {
         let name = self.context.name().map_err(failed("report its name"))?;
         let products = libraries::Library::CublasLt.found();
         let products = products.and_then(|found| found.version.clone());
@@ -136,13 +131,13 @@ impl Driver for Gpu {
         true
     }
 
-    fn memory(&self) -> Result<(usize, usize), Fault> {
+    fn memory(&self) -> Result<(usize, usize)> {
         let what = "report its memory";
         self.bind(what)?;
         result::mem_get_info().map_err(failed(what))
     }
 
-    fn allocate(&self, bytes: usize) -> Result<u64, Fault> {
+    fn allocate(&self, bytes: usize) -> Result<u64> {
         let what = format!("allocate {bytes} bytes of memory");
         self.bind(&what)?;
         let stream = self.zeros.cu_stream();
@@ -156,7 +151,7 @@ impl Driver for Gpu {
         }
     }
 
-    fn pin(&self, bytes: usize) -> Result<u64, Fault> {
+    fn pin(&self, bytes: usize) -> Result<u64> {
         let what = format!("pin {bytes} bytes of the host's memory");
         self.bind(&what)?;
         // SAFETY: freed by `destroy`.
@@ -164,24 +159,24 @@ impl Driver for Gpu {
         pinned.map(number).map_err(failed(&what))
     }
 
-    fn event(&self) -> Result<u64, Fault> {
+    fn event(&self) -> Result<u64> {
         self.bind("create an event")?;
         let made = result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
         made.map(number).map_err(failed("create an event"))
     }
 
-    fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
+    fn record(&self, event: u64, stream: Stream) -> Result<()> {
         self.bind("record an event")?;
         // SAFETY: an event and a stream of this context.
         unsafe { result::event::record(pointer(event), self.stream(stream).cu_stream()) }
             .map_err(failed("record an event"))
     }
 
-    fn stream_waits(&self, stream: Stream, event: u64) -> Result<(), Fault> {
+    fn stream_waits(&self, stream: Stream, event: u64) -> Result<()> {
         self.wait_on_stream(stream, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
     }
 
-    fn graphs_wait(&self, event: u64) -> Result<(), Fault> {
+    fn graphs_wait(&self, event: u64) -> Result<()> {
         // Only a capture takes the other flag: the node of the wait queries the event at each
         // launch.
         let status = self.stream(Stream::Programs).capture_status();
@@ -194,7 +189,7 @@ impl Driver for Gpu {
         self.wait_on_stream(Stream::Programs, event, flags)
     }
 
-    fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault> {
+    fn wait(&self, event: u64, watch: &dyn Fn() -> Result<()>) -> Result<()> {
         self.bind("finish its work")?;
         let start = Instant::now();
         loop {
@@ -221,14 +216,14 @@ impl Driver for Gpu {
         }
     }
 
-    fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault> {
+    fn elapsed(&self, from: u64, to: u64) -> Result<f32> {
         self.bind("time its work")?;
         // SAFETY: events of this context.
         unsafe { result::event::elapsed(pointer(from), pointer(to)) }
             .map_err(failed("time its work"))
     }
 
-    unsafe fn copy(&self, stream: Stream, [from, to]: [u64; 2], bytes: usize) -> Result<(), Fault> {
+    unsafe fn copy(&self, stream: Stream, [from, to]: [u64; 2], bytes: usize) -> Result<()> {
         // An empty tensor may lie at the end of memory, where CUDA finds no direction.
         if bytes == 0 {
             return Ok(());
@@ -241,7 +236,7 @@ impl Driver for Gpu {
             .map_err(failed(what))
     }
 
-    fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault> {
+    fn load(&self, kernels: &[Kernel]) -> Result<Module> {
         let compiled = compile_all(kernels, &self.arch, self.cache.as_deref())?;
         let load = failed("load the kernels");
         self.bind("load the kernels")?;
@@ -279,7 +274,7 @@ impl Driver for Gpu {
         [x, y]: [usize; 2],
         arguments: &[Argument],
         words: &[u32],
-    ) -> Result<(), Fault> {
+    ) -> Result<()> {
         self.bind(&kernel.call)?;
         let mut addresses: Vec<u64> = arguments.iter().map(|a| a.address).collect();
         let mut words = words.to_vec();
@@ -303,40 +298,35 @@ impl Driver for Gpu {
         .map_err(failed(&kernel.call))
     }
 
-    fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>, Fault> {
+    fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>> {
         self.bind("plan a product")?;
         self.products().algorithms(key)
     }
 
-    fn takes(&self, key: &Key, algorithm: Algorithm) -> Result<bool, Fault> {
+    fn takes(&self, key: &Key, algorithm: Algorithm) -> Result<bool> {
         self.bind("plan a product")?;
         self.products().takes(key, algorithm)
     }
 
-    unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault> {
+    unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<()> {
         self.bind("multiply")?;
         let (workspace, stream) = (self.workspace, self.stream(Stream::Programs).cu_stream());
         self.products().multiply(placed, factors, workspace, stream)
     }
 
-    unsafe fn call(
-        &self,
-        stream: Stream,
-        _operands: &[Argument],
-        call: LibraryCall,
-    ) -> Result<(), Fault> {
+    unsafe fn call(&self, stream: Stream, _operands: &[Argument], call: LibraryCall) -> Result<()> {
         self.bind("call a library")?;
         call(number(self.stream(stream).cu_stream()))
     }
 
-    fn begin_capture(&self) -> Result<(), Fault> {
+    fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream(Stream::Programs)
             .begin_capture(mode)
             .map_err(failed("capture a program"))
     }
 
-    fn end_capture(&self) -> Result<u64, Fault> {
+    fn end_capture(&self) -> Result<u64> {
         let capture = failed("capture a program");
         self.bind("capture a program")?;
         let programs = self.stream(Stream::Programs).cu_stream();
@@ -352,7 +342,7 @@ impl Driver for Gpu {
         }
     }
 
-    unsafe fn launch_graph(&self, graph: u64) -> Result<(), Fault> {
+    unsafe fn launch_graph(&self, graph: u64) -> Result<()> {
         self.bind("run a program")?;
         // SAFETY: the caller's promise.
         unsafe { result::graph::launch(pointer(graph), self.stream(Stream::Programs).cu_stream()) }

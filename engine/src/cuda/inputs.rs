@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use super::Fault;
+use super::Result;
 use super::device::{Device, Event, Memory, Pinned};
 use super::driver::Stream;
 use crate::given::Given;
@@ -46,7 +46,7 @@ struct Buffer {
 
 impl Inputs {
     /// Allocates `bytes` for each.
-    pub(super) fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, Fault> {
+    pub(super) fn new(device: &Arc<Device>, bytes: usize) -> Result<Self> {
         let buffer = || {
             Ok(Buffer {
                 pinned: device.pin(bytes / 4)?,
@@ -66,7 +66,7 @@ impl Inputs {
     }
 
     /// Sends the numbers of the step, and the inputs that were filled since the last call.
-    pub(super) fn send(&mut self, given: &mut Given) -> Result<(), Fault> {
+    pub(super) fn send(&mut self, given: &mut Given) -> Result<()> {
         let driver = self.device.driver();
         let buffer = &mut self.buffers[self.next];
         if buffer.sent {

@@ -18,8 +18,8 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library as Handle, RTLD_LAZY, RTLD_LOCAL};
 
-use super::Fault;
 use super::replacement::{installed, is_installed};
+use super::{Fault, Result};
 
 /// Environment variable with directories to search first, separated by colons: of libraries, or
 /// with `nvidia` packages.
@@ -80,7 +80,7 @@ impl Library {
     }
 
     /// The library, or a fault that says how to install it.
-    pub(super) fn needed(self) -> Result<&'static Found, Fault> {
+    pub(super) fn needed(self) -> Result<&'static Found> {
         self.found().ok_or_else(|| {
             let (file, remedy) = (self.files()[0], self.remedy());
             Fault::new(format!("{file} was not found: {remedy}"))
@@ -295,7 +295,7 @@ fn loaded(file: &OsStr) -> Option<PathBuf> {
 
 /// Refuses a second open copy of a library: calls would go to one, and the version that is shown
 /// and recorded would be the other's.
-pub(super) fn is_alone(library: Library) -> Result<(), Fault> {
+pub(super) fn is_alone(library: Library) -> Result<()> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let found = library.found().map(|found| found.path.as_path());
     match second(&copies(&maps, library.files()[0]), found) {

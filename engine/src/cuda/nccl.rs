@@ -259,7 +259,7 @@ impl Communicator {
     unsafe fn group(
         &self,
         what: &str,
-        calls: &mut dyn FnMut(Handle) -> std::result::Result<(), c_int>,
+        calls: &mut dyn FnMut(Handle) -> Result<(), c_int>,
     ) -> Result<()> {
         let comm = self.comm()?;
         // SAFETY: each group that starts here ends here.
@@ -356,7 +356,7 @@ impl Drop for Communicator {
     }
 }
 
-fn called(status: c_int) -> std::result::Result<(), c_int> {
+fn called(status: c_int) -> Result<(), c_int> {
     match status {
         SUCCESS | IN_PROGRESS => Ok(()),
         status => Err(status),

@@ -159,6 +159,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::cuda::Device;
     use crate::cuda::compiler::explained;
     use crate::cuda::driver::Argument;
     use crate::cuda::emulated::{Emulated, Order, is_there};
@@ -168,7 +169,6 @@ mod tests {
     use crate::cuda::operand::At;
     use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step};
     use crate::cuda::tests::{gpu, uses};
-    use crate::cuda::{Device, Fault};
     use crate::ops::oracle::{close, random};
 
     fn matrix(pitch: usize, transposed: bool) -> Matrix {
@@ -351,7 +351,7 @@ mod tests {
         kernels: &[Kernel],
         step: &Step,
         before: &[f32],
-    ) -> std::result::Result<Vec<f32>, Fault> {
+    ) -> crate::cuda::Result<Vec<f32>> {
         let memory = device.allocate(4 * before.len(), "a test")?;
         let kernels = device.load(kernels)?;
         let argument = |placed: &Placed| match placed.at {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::Fault;
+use super::Result;
 use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
 use super::autotune_record::Autotuned;
 use super::fusion::fused;
@@ -149,8 +149,8 @@ impl Program {
     /// Sets how each product is computed, by `chosen`.
     pub(crate) fn compute_products(
         &mut self,
-        mut chosen: impl FnMut(&PlacedProduct) -> Result<Autotuned, Fault>,
-    ) -> Result<(), Fault> {
+        mut chosen: impl FnMut(&PlacedProduct) -> Result<Autotuned>,
+    ) -> Result<()> {
         for step in &mut self.steps {
             let Step::Product(placed) = step else {
                 continue;

@@ -13,7 +13,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Fault;
+use super::Result;
 use super::device::{ALIGN, Device, Event, Pinned};
 use super::driver::Stream;
 use crate::store::{Held, Named, Values};
@@ -31,7 +31,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Self, Fault> {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
         let left = device.event()?;
         // Nothing is being copied yet.
         left.record(Stream::Staging)?;
@@ -54,7 +54,7 @@ impl Staging {
     /// # Safety
     ///
     /// There is live memory, which nothing writes before [`Self::left`] happens.
-    pub(super) unsafe fn load(&self, stretches: &[(u64, usize)]) -> Result<Load, Fault> {
+    pub(super) unsafe fn load(&self, stretches: &[(u64, usize)]) -> Result<Load> {
         let mut words = 0;
         let places = stretches.iter().map(|&(_, len)| {
             let first = words;
@@ -84,7 +84,7 @@ impl Staging {
     }
 
     /// Pins at least `bytes` for the next copy.
-    pub(super) fn make_room(&self, bytes: usize) -> Result<(), Fault> {
+    pub(super) fn make_room(&self, bytes: usize) -> Result<()> {
         let pinned = self.pinned(bytes / 4)?;
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         *spare = Some(pinned);
@@ -92,7 +92,7 @@ impl Staging {
     }
 
     /// Pinned memory of at least `words` words.
-    fn pinned(&self, words: usize) -> Result<Pinned, Fault> {
+    fn pinned(&self, words: usize) -> Result<Pinned> {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         match spare.take().filter(|spare| spare.len() >= words) {
             Some(spare) => Ok(spare),
@@ -160,7 +160,7 @@ impl Staged {
     /// # Errors
     ///
     /// If the device failed.
-    pub fn arrived(&self) -> Result<Vec<Named<'_>>, Fault> {
+    pub fn arrived(&self) -> Result<Vec<Named<'_>>> {
         self.load.left.wait()?;
         let words: &[f32] = bytemuck::cast_slice(self.load.pinned().read());
         let mut first = 0;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::Fault;
+use super::Result;
 use super::device::{ALIGN, Device, Event, Kernels, Memory};
 use super::driver::{Argument, Stream};
 use super::enqueue::enqueue;
@@ -51,7 +51,7 @@ pub(super) fn words() -> Vec<u32> {
 }
 
 /// Fills device memory with repeated [`words`].
-fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
+fn fill(device: &Arc<Device>, memory: &Memory) -> Result<()> {
     let words = words();
     let words: &[f32] = bytemuck::cast_slice(&words[..words.len().min(memory.bytes / 4)]);
     // SAFETY: no longer than the memory.
@@ -87,7 +87,7 @@ pub(super) struct Trial<'d> {
 impl<'d> Trial<'d> {
     /// Copies of an arena of so many bytes, filled with arbitrary numbers; `None` if memory is
     /// lacking.
-    pub(super) fn new(device: &'d Arc<Device>, bytes: usize) -> Result<Option<Self>, Fault> {
+    pub(super) fn new(device: &'d Arc<Device>, bytes: usize) -> Result<Option<Self>> {
         let bytes = bytes.next_multiple_of(ALIGN);
         let room = |bytes| device.allocate(bytes, "a trial").ok();
         let copies = (APART / bytes.max(1)).clamp(1, MOST_COPIES);
@@ -105,7 +105,7 @@ impl<'d> Trial<'d> {
     }
 
     /// Runs steps once in the first copy, after filling it again.
-    pub(super) fn run(&self, kernels: &[Kernel], steps: &[Step]) -> Result<(), Fault> {
+    pub(super) fn run(&self, kernels: &[Kernel], steps: &[Step]) -> Result<()> {
         let kernels = self.device.load(kernels)?;
         let done = self.device.event()?;
         self.enqueue(0, &kernels, steps)?;
@@ -114,7 +114,7 @@ impl<'d> Trial<'d> {
     }
 
     /// Words of the first copy.
-    pub(super) fn words_at(&self, at: impl Iterator<Item = usize>) -> Result<Vec<u32>, Fault> {
+    pub(super) fn words_at(&self, at: impl Iterator<Item = usize>) -> Result<Vec<u32>> {
         let at: Vec<u64> = at.map(|at| self.memory.address + 4 * at as u64).collect();
         let mut words = vec![0f32; at.len()];
         let mut wanted: Vec<(u64, &mut [f32])> = at.into_iter().zip(words.chunks_mut(1)).collect();
@@ -124,7 +124,7 @@ impl<'d> Trial<'d> {
     }
 
     /// Milliseconds of one run of steps.
-    pub(super) fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32, Fault> {
+    pub(super) fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32> {
         let kernels = self.device.load(kernels)?;
         let ends = [self.device.event()?, self.device.event()?];
         let replay = || self.replay(&kernels, steps, &ends);
@@ -144,12 +144,7 @@ impl<'d> Trial<'d> {
 
     /// Milliseconds of one replay. Results that are added to accumulate over replays, because a
     /// reset would cost both alternatives a copy.
-    fn replay(
-        &self,
-        kernels: &Kernels,
-        steps: &[Step],
-        [start, end]: &[Event; 2],
-    ) -> Result<f32, Fault> {
+    fn replay(&self, kernels: &Kernels, steps: &[Step], [start, end]: &[Event; 2]) -> Result<f32> {
         let driver = self.device.driver();
         start.record(Stream::Programs)?;
         for copy in 0..self.copies {
@@ -161,7 +156,7 @@ impl<'d> Trial<'d> {
         Ok(ms / self.copies as f32)
     }
 
-    fn enqueue(&self, copy: usize, kernels: &Kernels, steps: &[Step]) -> Result<(), Fault> {
+    fn enqueue(&self, copy: usize, kernels: &Kernels, steps: &[Step]) -> Result<()> {
         let argument = |placed: &Placed| self.argument(copy, placed);
         let steps = steps.iter();
         for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {

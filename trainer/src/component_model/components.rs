@@ -63,7 +63,7 @@ pub(super) fn add_tied(parameters: &mut Parameters, store: &mut Store, site: &Si
 }
 
 /// Refuses sites whose components cannot start so.
-pub(super) fn check(start: ComponentStart, sites: &[Site]) -> std::result::Result<(), Fault> {
+pub(super) fn check(start: ComponentStart, sites: &[Site]) -> Result<(), Fault> {
     let reason = match start {
         ComponentStart::Random => None,
         ComponentStart::NonlinearityAligned => sites.iter().find_map(aligned::refuses),

@@ -190,7 +190,7 @@ impl ComponentModel {
         (said, sites): (&Decomposition, Vec<Site>),
         (target, dtype): (&Network, Dtype),
         store: &mut Store,
-    ) -> std::result::Result<Self, Fault> {
+    ) -> Result<Self, Fault> {
         let mut layers = target.layers();
         importance::check(&settings.importance, &sites, target.input())?;
         components::check(settings.start, &sites)?;

@@ -174,7 +174,7 @@ macro_rules! losses {
 
         /// Its word and its keys.
         impl Serialize for Term {
-            fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 let kind = self.name();
                 match self {
                     $(Self::$Struct(keys) => Row { kind, keys }.serialize(to),)*

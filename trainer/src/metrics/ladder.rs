@@ -152,12 +152,12 @@ pub(crate) struct Climbing {
 }
 
 /// A report between two passes: how many were made, and of how many.
-pub(crate) type CheckPass<'a> = dyn FnMut(u64, u64) -> std::result::Result<(), Interrupt> + 'a;
+pub(crate) type CheckPass<'a> = dyn FnMut(u64, u64) -> Result<(), Interrupt> + 'a;
 
 /// The batches of a ladder.
 pub(crate) struct Climbed<'a> {
     /// Reads a batch by its number.
-    pub(crate) read: &'a mut dyn FnMut(u64, &mut Batch) -> std::result::Result<(), Fault>,
+    pub(crate) read: &'a mut dyn FnMut(u64, &mut Batch) -> Result<(), Fault>,
     /// Gives a program what it draws in the pass of a step and a batch.
     pub(crate) feed: &'a dyn Fn(&mut Given, usize, u64),
     /// Starts sources elsewhere than at draws.
@@ -193,7 +193,7 @@ impl Climbing {
         (store, arena): (&mut Store, &mut Arena),
         on: &mut Climbed<'_>,
         check: &mut CheckPass<'_>,
-    ) -> std::result::Result<Measured, Interrupt> {
+    ) -> Result<Measured, Interrupt> {
         let rungs = self.rungs.clone();
         let (groups, all) = (rungs.groups(), rungs.passes());
         let most = rungs.steps.last().copied().unwrap_or(0);

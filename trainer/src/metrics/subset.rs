@@ -74,7 +74,7 @@ impl Subsets {
     /// # Errors
     ///
     /// One line about the first that has not.
-    pub(crate) fn check(&self, sites: &[Site]) -> std::result::Result<(), Fault> {
+    pub(crate) fn check(&self, sites: &[Site]) -> Result<(), Fault> {
         for subset in &self.rows {
             let name = &subset.name;
             if sites.iter().any(|site| site.path() == name) {

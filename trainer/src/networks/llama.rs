@@ -184,7 +184,7 @@ impl Llama {
     /// # Errors
     ///
     /// When none has them.
-    fn of_transformers(&self) -> std::result::Result<OfTransformers, String> {
+    fn of_transformers(&self) -> Result<OfTransformers, String> {
         let (model_type, class) = match (self.qk_norm, self.qkv_bias, self.o_bias) {
             (false, qkv, o) if qkv == o => ("llama", "transformers.LlamaForCausalLM"),
             (false, true, false) => ("qwen2", "transformers.Qwen2ForCausalLM"),

@@ -110,7 +110,7 @@ macro_rules! networks {
             /// # Errors
             ///
             /// Why it does not.
-            pub(crate) fn export(&self) -> std::result::Result<Export, String> {
+            pub(crate) fn export(&self) -> Result<Export, String> {
                 match self {
                     $(Self::$Variant(network) => match $listed.export {
                         Some(export) => export(network),
@@ -125,7 +125,7 @@ macro_rules! networks {
         /// # Errors
         ///
         /// When it is one that only the program which has it can decompose.
-        pub fn shipped(model: &Model) -> std::result::Result<Network, Fault> {
+        pub fn shipped(model: &Model) -> Result<Network, Fault> {
             match model {
                 $(Model::$Variant(sizes) => ($listed.network)(sizes),)*
             }
@@ -485,14 +485,14 @@ impl<N> Found<N> {
 }
 
 /// How the SPD reference opens a network, or why it does not.
-type Exporter<N> = fn(&N) -> std::result::Result<Export, String>;
+type Exporter<N> = fn(&N) -> Result<Export, String>;
 
 /// A network of run files, beside its forward pass.
 struct Listed<N> {
     /// Reads its keys.
     read: fn(&mut Table<'_>) -> Found<N>,
     /// The network of these sizes.
-    network: fn(&N) -> std::result::Result<Network, Fault>,
+    network: fn(&N) -> Result<Network, Fault>,
     traits: Traits,
     /// Its architectures in Hugging Face's library.
     architectures: &'static [Architecture],
@@ -506,7 +506,7 @@ impl<N> Listed<N> {
     /// A network that other libraries do not have.
     const fn new(
         read: fn(&mut Table<'_>) -> Found<N>,
-        network: fn(&N) -> std::result::Result<Network, Fault>,
+        network: fn(&N) -> Result<Network, Fault>,
     ) -> Self {
         Self {
             read,

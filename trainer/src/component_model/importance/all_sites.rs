@@ -37,7 +37,7 @@ pub(super) fn one_each(
     what: &str,
     sites: &[&Site],
     groups: &[(String, Vec<usize>)],
-) -> std::result::Result<(), String> {
+) -> Result<(), String> {
     if let Some((name, _)) = groups.iter().find(|(_, members)| members.is_empty()) {
         return Err(format!("no site is in the {what} `{name}`"));
     }

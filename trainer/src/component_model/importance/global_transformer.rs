@@ -53,7 +53,7 @@ impl Chunking for GlobalTaps {
         }
     }
 
-    fn of(&self, sites: &[&Site]) -> std::result::Result<Vec<Chunk>, String> {
+    fn of(&self, sites: &[&Site]) -> Result<Vec<Chunk>, String> {
         let target = taps::blocks(sites)?;
         let names = match self {
             Self::Named { taps } => taps.clone(),

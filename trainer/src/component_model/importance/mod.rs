@@ -297,11 +297,7 @@ trait ImportanceFunction {
 /// Refuses sites and documents that the function cannot see.
 ///
 /// - `input`: that of the target
-pub(super) fn check(
-    said: &Importance,
-    sites: &[Site],
-    input: Input,
-) -> std::result::Result<(), Fault> {
+pub(super) fn check(said: &Importance, sites: &[Site], input: Input) -> Result<(), Fault> {
     let function = said.kind.function();
     if let Some(end) = function.document_end() {
         let expected = match input {

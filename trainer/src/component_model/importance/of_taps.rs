@@ -36,7 +36,7 @@ pub(super) trait Chunking: Sized {
     /// # Errors
     ///
     /// One line about sites or taps that do not fit.
-    fn of(&self, sites: &[&Site]) -> std::result::Result<Vec<Chunk>, String>;
+    fn of(&self, sites: &[&Site]) -> Result<Vec<Chunk>, String>;
 
     /// The module of the transformer of a chunk.
     fn module(number: usize) -> String;
