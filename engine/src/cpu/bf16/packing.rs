@@ -3,8 +3,9 @@
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_cvtne2ps_pbh, _mm512_loadu_si512,
-    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_shuffle_i32x4, _mm512_storeu_si512,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
 };
 use std::mem::transmute;
 use std::ops::Range;
@@ -114,11 +115,13 @@ unsafe fn words(
     };
     tile[filled..].fill([0; 16]);
     if natural != order {
-        // SAFETY: both are 16 words.
-        let words = tile
-            .each_ref()
-            .map(|words| unsafe { _mm512_loadu_si512(words.as_ptr().cast()) });
-        for (tile, words) in tile.iter_mut().zip(transposed(words)) {
+        // A closure of `map` would be a call.
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (row, words) in rows.iter_mut().zip(&*tile) {
+            // SAFETY: both are 16 words.
+            *row = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
+        }
+        for (tile, words) in tile.iter_mut().zip(transposed(rows)) {
             store(tile, words);
         }
     }
