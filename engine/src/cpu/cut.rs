@@ -10,6 +10,7 @@ use super::bf16::in_tiles;
 use super::pool::chunks;
 use super::shape::Shape;
 use super::thin;
+use crate::ops::{grain_rows, most_chunks};
 use crate::precision::Precision;
 
 /// Parts of a product; thin products are cut by rows or along their sums.
@@ -56,17 +57,16 @@ const LONG: usize = 8;
 /// Elements of a matrix that stays in a near cache while a long one is read.
 const SMALL: usize = 1 << 14;
 /// Terms of a sum from which a product with such a matrix is cut into blocks if it is multiplied in
-/// tiles, of 32 terms each.
+/// tiles, of 32 terms each, and the most columns for which it is not: most of a tile would be empty.
 const TILE_TERMS: usize = 16;
+const FEW_COLUMNS: usize = 8;
 
 /// Terms of a sum that the crate packs at a time, and the most columns for which it packs those
 /// too.
 const PACKED_SUMS: usize = 512;
 const PACKED_COLUMNS: usize = 256;
 
-/// Rows of a chunk of a thin product, whose operand stays in the nearest cache; and the fewest, for
-/// many threads.
-const THIN_ROWS: usize = 192;
+/// Fewest rows of a chunk of a thin product, for many threads.
 const FEW_THIN_ROWS: usize = 48;
 
 impl Shape {
@@ -106,16 +106,10 @@ impl Shape {
                 Cut::Blocks([down, across, along])
             }
             Cut::Narrow(rows) => {
-                // As many for each thread, in whole tiles if those are as many.
-                let parts = m.div_ceil(rows).next_multiple_of(threads * PARTS_A_THREAD);
-                let parts = parts.min(m / FEW_THIN_ROWS).max(1);
-                let rows = m.div_ceil(parts);
-                let whole = rows.next_multiple_of(thin::ROWS);
-                Cut::Narrow(if m.div_ceil(whole) == parts {
-                    whole
-                } else {
-                    rows
-                })
+                // As many for each thread, and the same rows as in element-wise kernels.
+                let parts = m.div_ceil(rows).max(threads * PARTS_A_THREAD);
+                let parts = parts.next_power_of_two().min(m / FEW_THIN_ROWS).max(1);
+                Cut::Narrow(m.div_ceil(parts))
             }
             sums @ Cut::ThinSums(_) => sums,
         }
@@ -124,12 +118,13 @@ impl Shape {
     /// The parts of a product for a few threads.
     pub(super) fn cut(self, transposed: [bool; 2], in_tiles: bool) -> Cut {
         let Self { m, n, k } = self;
+        let fills_tiles = in_tiles && k >= TILE_TERMS && n > FEW_COLUMNS;
         match transposed {
-            [false, _] if k * n <= SMALL && m >= 64 && !(in_tiles && k >= TILE_TERMS) => {
-                return Cut::Narrow(THIN_ROWS);
+            [false, _] if k * n <= SMALL && m >= 64 && !fills_tiles => {
+                return Cut::Narrow(grain_rows(m, k + n));
             }
             [true, false] if m.min(n) <= 8 && m * n <= SMALL && k >= LONG * m.max(n) => {
-                return Cut::ThinSums(k.div_ceil(MOST_CHUNKS).max(THIN_ROWS));
+                return Cut::ThinSums(grain_rows(k, m + n).max(k.div_ceil(MOST_CHUNKS)));
             }
             _ => {}
         }
@@ -219,7 +214,7 @@ impl Shape {
         let small = (m * n).min(SMALL);
         let partials = match transposed {
             _ if k < LONG * n => 0,
-            [true, false] => chunks(k, THIN_ROWS)
+            [true, false] => most_chunks(k, m + n)
                 .min(MOST_CHUNKS)
                 .max(chunks_worth(small * k)),
             _ => chunks_worth(small * k),
@@ -281,6 +276,7 @@ mod tests {
         let in_tiles = |n, k| Shape { m: 1000, n, k }.cut([false, true], true);
         assert_eq!(in_tiles(70, 40), Cut::Blocks([2, 1, 1]));
         assert!(matches!(in_tiles(70, 15), Cut::Narrow(_)));
+        assert!(matches!(in_tiles(8, 40), Cut::Narrow(_)));
         let sums = Shape::of([256, 400, 2048]);
         assert_eq!(sums.cut([true, false], true), Cut::Blocks([1, 1, 4]));
         assert_eq!(sums.cut([true, false], false), Cut::Blocks([1, 2, 2]));
@@ -324,14 +320,13 @@ mod tests {
         }
     }
 
-    // By hand: as many parts for each thread, if that goes of whole tiles of 6 rows, and of 48 rows
-    // at least.
+    // By hand: a power of two of parts, of 48 rows at least.
     #[test]
     fn rows_of_narrow_products_are_shared_out_among_threads() {
         for ((m, threads), expected) in [
-            ((2048, 2), (174, 12)),
-            ((128, 2), (66, 2)),
-            ((64, 16), (66, 1)),
+            ((2048, 2), (128, 16)),
+            ((128, 2), (64, 2)),
+            ((64, 16), (64, 1)),
             ((8192, 64), (64, 128)),
         ] {
             let shape = Shape { m, n: 70, k: 40 };

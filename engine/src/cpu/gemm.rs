@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use super::bf16::{self, Factor, PANELS, Packed, Panel, Unit};
 use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
-use super::math::on_vectors;
+use super::math::on_vectors_of;
 use super::output::Output;
 use super::pool::{PerChunk, Pool, Rows, chunks};
 use super::reduce::add_chunks;
@@ -125,16 +125,17 @@ pub(crate) fn product(
         }
         Cut::Narrow(each) => {
             let panels = &mut *scratch;
-            on_vectors(Pack {
+            let pack = Pack {
                 b: b.values,
                 transposed: b.transposed,
                 k,
                 n,
                 panels: &mut *panels,
-            });
+            };
+            on_vectors_of(n, pack);
             let Output { values, add } = out;
             pool.run(m, each, Rows(values, n), |rows, out| {
-                on_vectors(Narrow {
+                let rows = Narrow {
                     a: &a.values[rows.start * k..rows.end * k],
                     panels,
                     k,
@@ -142,20 +143,22 @@ pub(crate) fn product(
                     alpha,
                     out: out.0,
                     add,
-                });
+                };
+                on_vectors_of(n, rows);
             });
         }
         Cut::ThinSums(each) => {
             let partials = PerChunk(&mut scratch[..chunks(k, each) * m * n], m * n);
             pool.run(k, each, partials, |rows, out| {
-                on_vectors(thin::Sums {
+                let sums = thin::Sums {
                     a: &a.values[rows.start * m..rows.end * m],
                     b: &b.values[rows.start * n..rows.end * n],
                     m,
                     n,
                     alpha,
                     out: out.0,
-                });
+                };
+                on_vectors_of(m.max(n), sums);
             });
             add_chunks(pool, out, &scratch[..chunks(k, each) * m * n]);
         }

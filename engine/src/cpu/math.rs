@@ -23,6 +23,19 @@ pub(crate) fn on_vectors<W: WithSimd>(work: W) -> W::Output {
     arch().dispatch(work)
 }
 
+/// Runs `work` on rows of so many columns, on vectors of half that length if they hold a row:
+/// processors multiply by twice as many of those at a time, or by as many.
+#[inline(always)]
+pub(crate) fn on_vectors_of<W: WithSimd>(columns: usize, work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    if columns <= 8
+        && let Some(short) = pulp::x86::V3::try_new()
+    {
+        return pulp::Simd::vectorize(short, work);
+    }
+    on_vectors(work)
+}
+
 fn arch() -> Arch {
     static ARCH: OnceLock<Arch> = OnceLock::new();
     *ARCH.get_or_init(Arch::new)

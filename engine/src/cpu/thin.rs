@@ -6,17 +6,14 @@
 //! sums     out[i, j] = sum_l a[l, i] b[l, j]    both row by row, out small and kept in registers
 //! ```
 //!
-//! A tile of the result, [`ROWS`] rows by two vectors, stays in registers for its whole sum, which
-//! is made in order: a result does not depend on its neighbors.
+//! A tile of the result, four rows by two vectors or eight by one, stays in registers for its whole
+//! sum, which is made in order: a result does not depend on its neighbors.
 
 use pulp::{Simd, WithSimd};
 
 use super::output::Output;
 
-/// Rows of a tile.
-pub(super) const ROWS: usize = 6;
-
-/// Vectors of a row of a tile.
+/// Vectors of a row of a tile, at most.
 const VECTORS: usize = 2;
 
 /// Lanes of the longest vector.
@@ -90,20 +87,23 @@ impl WithSimd for Narrow<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let rows = self.out.len() / self.n;
-        let whole = rows - rows % ROWS;
-        for row in (0..whole).step_by(ROWS) {
-            self.rows::<S, ROWS>(simd, row);
-        }
-        for row in whole..rows {
-            self.rows::<S, 1>(simd, row);
+        let has_one = self.n <= S::F32_LANES;
+        let mut row = 0;
+        while row < rows {
+            row += match rows - row {
+                8.. if has_one => self.rows::<S, 8>(simd, row),
+                4.. => self.rows::<S, 4>(simd, row),
+                2.. => self.rows::<S, 2>(simd, row),
+                _ => self.rows::<S, 1>(simd, row),
+            };
         }
     }
 }
 
 impl Narrow<'_> {
-    /// `R` rows, panel by panel.
+    /// `R` rows, panel by panel; returns `R`.
     #[inline(always)]
-    fn rows<S: Simd, const R: usize>(&mut self, simd: S, row: usize) {
+    fn rows<S: Simd, const R: usize>(&mut self, simd: S, row: usize) -> usize {
         let (k, n) = (self.k, self.n);
         let mut a = [&[][..]; R];
         for (index, a) in a.iter_mut().enumerate() {
@@ -114,7 +114,7 @@ impl Narrow<'_> {
             let vectors = panel_vectors::<S>(n, start);
             let width = vectors * S::F32_LANES;
             let (panel, rest) = panels.split_at(k * width);
-            if vectors == VECTORS {
+            if vectors == VECTORS && R <= 4 {
                 let tile = tile::<S, R, VECTORS>(simd, a, panel);
                 self.write(simd, row, start, tile);
             } else {
@@ -123,21 +123,41 @@ impl Narrow<'_> {
             }
             (start, panels) = (start + width, rest);
         }
+        R
     }
 
+    /// Writes a tile. A vector may be longer than its row: it then reaches into the rows of the tile
+    /// that follow, which are read before and written after.
     #[inline(always)]
     fn write<S: Simd, const R: usize, const V: usize>(
         &mut self,
         simd: S,
         row: usize,
         start: usize,
-        tile: [[S::f32s; V]; R],
+        mut tile: [[S::f32s; V]; R],
     ) {
-        let end = (start + V * S::F32_LANES).min(self.n);
+        let (n, add) = (self.n, self.add);
+        let out = &mut self.out[row * n..(row + R) * n];
+        let is_whole = |at: usize| n <= V * S::F32_LANES && at + V * S::F32_LANES <= R * n;
+        for (index, values) in tile.iter_mut().enumerate() {
+            let before = S::as_simd_f32s(&out[index * n..]).0.first_chunk::<V>();
+            let before = before.filter(|_| add && is_whole(index * n));
+            for (at, value) in values.iter_mut().enumerate() {
+                *value = simd.mul_f32s(simd.splat_f32s(self.alpha), *value);
+                if let Some(before) = before {
+                    *value = simd.add_f32s(before[at], *value);
+                }
+            }
+        }
+        let end = (start + V * S::F32_LANES).min(n);
         for (index, values) in tile.into_iter().enumerate() {
-            let at = (row + index) * self.n;
-            let out = &mut self.out[at + start..at + end];
-            write(simd, out, values, self.alpha, self.add);
+            let at = index * n;
+            if is_whole(at) {
+                let (vectors, _) = S::as_mut_simd_f32s(&mut out[at..]);
+                vectors[..V].copy_from_slice(&values);
+            } else {
+                write(simd, &mut out[at + start..at + end], values, add);
+            }
         }
     }
 }
@@ -162,18 +182,9 @@ fn tile<S: Simd, const R: usize, const V: usize>(
     tile
 }
 
-/// `out = [out +] alpha values`, for the length of `out`.
+/// `out = [out +] values`, for the length of `out`.
 #[inline(always)]
-fn write<S: Simd, const V: usize>(
-    simd: S,
-    out: &mut [f32],
-    mut values: [S::f32s; V],
-    alpha: f32,
-    add: bool,
-) {
-    for value in &mut values {
-        *value = simd.mul_f32s(simd.splat_f32s(alpha), *value);
-    }
+fn write<S: Simd, const V: usize>(simd: S, out: &mut [f32], values: [S::f32s; V], add: bool) {
     if out.len() == V * S::F32_LANES {
         for (out, value) in S::as_mut_simd_f32s(out).0.iter_mut().zip(values) {
             *out = if add {
@@ -231,37 +242,34 @@ impl WithSimd for Sums<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        // The wider operand lies along the lanes. Its last tile may overlap the one before, and
+        // The wider operand lies along the lanes. Its last vector may overlap the one before, and
         // computes those sums again.
-        let wide = self.m.max(self.n);
-        let mut start = 0;
-        while start < wide {
-            let left = wide - start;
-            if left >= VECTORS * S::F32_LANES {
-                self.columns::<S, VECTORS>(simd, start);
-                start += VECTORS * S::F32_LANES;
-            } else {
-                let from = start.min(wide.saturating_sub(S::F32_LANES));
-                self.columns::<S, 1>(simd, from);
-                start = from + S::F32_LANES;
+        let (lanes, wide) = (S::F32_LANES, self.m.max(self.n));
+        for start in (0..wide).step_by(VECTORS * lanes) {
+            match wide - start {
+                left if left > lanes => {
+                    self.columns(simd, [start, (start + lanes).min(wide - lanes)]);
+                }
+                _ => self.columns(simd, [start.min(wide.saturating_sub(lanes))]),
             }
         }
     }
 }
 
 impl Sums<'_> {
-    /// Columns of the wider operand from `start` on, with all of the narrower.
+    /// Vectors of columns of the wider operand, by where they start, with all of the narrower.
     #[inline(always)]
-    fn columns<S: Simd, const V: usize>(&mut self, simd: S, start: usize) {
+    fn columns<S: Simd, const V: usize>(&mut self, simd: S, starts: [usize; V]) {
         let narrow = self.m.min(self.n);
         let mut from = 0;
         while from < narrow {
-            let left = narrow - from;
-            from += match left {
-                ROWS.. => self.tile::<S, ROWS, V>(simd, start, from),
-                4.. => self.tile::<S, 4, V>(simd, start, from),
-                2.. => self.tile::<S, 2, V>(simd, start, from),
-                _ => self.tile::<S, 1, V>(simd, start, from),
+            from += match narrow - from {
+                1 => self.tile::<S, 1, V>(simd, starts, from),
+                2 => self.tile::<S, 2, V>(simd, starts, from),
+                3 => self.tile::<S, 3, V>(simd, starts, from),
+                5 => self.tile::<S, 5, V>(simd, starts, from),
+                6 => self.tile::<S, 6, V>(simd, starts, from),
+                _ => self.tile::<S, 4, V>(simd, starts, from),
             };
         }
     }
@@ -271,7 +279,7 @@ impl Sums<'_> {
     fn tile<S: Simd, const R: usize, const V: usize>(
         &mut self,
         simd: S,
-        start: usize,
+        starts: [usize; V],
         from: usize,
     ) -> usize {
         let swapped = self.m > self.n;
@@ -280,15 +288,18 @@ impl Sums<'_> {
         } else {
             ((self.b, self.a), (self.n, self.m))
         };
-        let end = (start + V * S::F32_LANES).min(w);
+        let width = w.min(S::F32_LANES);
         let mut tile = [[simd.splat_f32s(0.0); V]; R];
         for (wide, narrow) in wide.chunks_exact(w).zip(narrow.chunks_exact(c)) {
             let factors: &[f32; R] = narrow[from..].first_chunk().expect("R columns are left");
             let mut vectors = [simd.splat_f32s(0.0); V];
-            match S::as_simd_f32s(&wide[start..end]).0.first_chunk::<V>() {
-                Some(whole) => vectors = *whole,
-                // A row shorter than a vector.
-                None => vectors[0] = simd.partial_load_f32s(&wide[start..end]),
+            for (vector, start) in vectors.iter_mut().zip(starts) {
+                let row = &wide[start..start + width];
+                *vector = match S::as_simd_f32s(row).0.first() {
+                    Some(whole) => *whole,
+                    // A row shorter than a vector.
+                    None => simd.partial_load_f32s(row),
+                };
             }
             for (row, factor) in tile.iter_mut().zip(factors) {
                 let factor = simd.splat_f32s(*factor);
@@ -297,17 +308,19 @@ impl Sums<'_> {
                 }
             }
         }
-        let mut values = [0.0; VECTORS * MOST_LANES];
         for (index, row) in tile.into_iter().enumerate() {
-            let values = &mut values[..end - start];
-            write(simd, values, row, self.alpha, false);
-            for (j, value) in (start..end).zip(values) {
-                let at = if swapped {
-                    j * self.n + from + index
-                } else {
-                    (from + index) * self.n + j
-                };
-                self.out[at] = *value;
+            for (start, sums) in starts.into_iter().zip(row) {
+                let mut values = [0.0; MOST_LANES];
+                let sums = simd.mul_f32s(simd.splat_f32s(self.alpha), sums);
+                simd.partial_store_f32s(&mut values[..S::F32_LANES], sums);
+                for (j, value) in (start..start + width).zip(values) {
+                    let at = if swapped {
+                        j * self.n + from + index
+                    } else {
+                        (from + index) * self.n + j
+                    };
+                    self.out[at] = value;
+                }
             }
         }
         R

@@ -59,8 +59,12 @@ pub(crate) fn grain(len: usize) -> usize {
 /// Rows of a chunk of a matrix. Chunks are a power of two: threads have equal shares, and the same
 /// rows in all kernels, which are in their caches then.
 pub(crate) fn grain_rows(rows: usize, columns: usize) -> usize {
-    let chunks = (rows * columns).div_ceil(GRAIN).next_power_of_two();
-    rows.div_ceil(chunks).max(1)
+    rows.div_ceil(most_chunks(rows, columns)).max(1)
+}
+
+/// Most chunks of a matrix of so many rows, or of fewer.
+pub(crate) fn most_chunks(rows: usize, columns: usize) -> usize {
+    (rows * columns).div_ceil(GRAIN).next_power_of_two()
 }
 
 /// Chunks of the rows of a matrix.

@@ -12,7 +12,7 @@
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
 //! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.
-//! AMX and AVX512_BF16 [round](in_tiles) thin products too, and treat numbers below 2^-126 as 0
+//! AMX and AVX512_BF16 [round](in_tiles) most thin products too, and treat numbers below 2^-126 as 0
 //! (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). Tests have run
 //! AVX512_BF16 on a Zen 4, and AMX on a Xeon.
 
@@ -78,7 +78,7 @@ pub fn has_bf16_products() -> bool {
 }
 
 /// Whether products in a precision are multiplied in tiles of 16 lines of 32 terms, by AMX or
-/// AVX512_BF16: then thin products too are faster in bf16 than in f32.
+/// AVX512_BF16: then thin products of more than a few columns too are faster in bf16 than in f32.
 pub(super) fn in_tiles(precision: Precision) -> bool {
     precision == Precision::Bf16 && Unit::best() != Unit::Vectors
 }
