@@ -26,6 +26,10 @@ pub(crate) fn on_vectors<W: WithSimd>(work: W) -> W::Output {
 /// Runs `work` on rows of so many columns, on vectors of half that length if they hold a row:
 /// processors multiply by twice as many of those at a time, or by as many.
 #[inline(always)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(unused_variables, reason = "other processors have one length")
+)]
 pub(crate) fn on_vectors_of<W: WithSimd>(columns: usize, work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     if columns <= 8
