@@ -338,9 +338,9 @@ mod tests {
         (0..len).map(|i| ((i * times) % 7) as f32 - 3.0).collect()
     }
 
-    fn narrow<S: Simd>(simd: S, [m, n, k]: [usize; 3], (a, b): (&[f32], &[f32])) -> Vec<f32> {
+    /// A product, and one added to ones.
+    fn narrow<S: Simd>(simd: S, [m, n, k]: [usize; 3], (a, b): (&[f32], &[f32])) -> [Vec<f32>; 2] {
         let mut panels = vec![f32::NAN; panels_len(k, n)];
-        let mut out = vec![1.0; m * n];
         let pack = Pack {
             b,
             transposed: true,
@@ -349,17 +349,20 @@ mod tests {
             panels: &mut panels,
         };
         pack.with_simd(simd);
-        let product = Narrow {
-            a,
-            panels: &panels,
-            k,
-            n,
-            alpha: 2.0,
-            out: &mut out,
-            add: true,
-        };
-        product.with_simd(simd);
-        out
+        [(f32::NAN, false), (1.0, true)].map(|(before, add)| {
+            let mut out = vec![before; m * n];
+            let product = Narrow {
+                a,
+                panels: &panels,
+                k,
+                n,
+                alpha: 2.0,
+                out: &mut out,
+                add,
+            };
+            product.with_simd(simd);
+            out
+        })
     }
 
     fn sums<S: Simd>(simd: S, [m, n]: [usize; 2], (a, b): (&[f32], &[f32])) -> Vec<f32> {
@@ -378,13 +381,23 @@ mod tests {
 
     #[test]
     fn all_vector_widths_give_the_product() {
-        for [m, n, k] in [[13, 3, 5], [7, 20, 2], [6, 70, 9], [20, 45, 8], [45, 3, 8]] {
+        for [m, n, k] in [
+            [13, 3, 5],
+            [27, 1, 6],
+            [23, 8, 3],
+            [7, 20, 2],
+            [11, 32, 4],
+            [6, 70, 9],
+            [20, 45, 8],
+            [45, 3, 8],
+        ] {
             let (a, b) = (numbers(m * k, 3), numbers(n * k, 5));
             // Both stored [.., k].
             let sum = |i: usize, j: usize| (0..k).map(|l| a[i * k + l] * b[j * k + l]).sum::<f32>();
-            let expected: Vec<f32> = (0..m * n)
-                .map(|at| 1.0 + 2.0 * sum(at / n, at % n))
-                .collect();
+            let expected = [0.0, 1.0].map(|before| {
+                let elements = (0..m * n).map(|at| before + 2.0 * sum(at / n, at % n));
+                elements.collect::<Vec<f32>>()
+            });
             let operands = (&a[..], &b[..]);
             assert_eq!(narrow(Scalar, [m, n, k], operands), expected);
             assert_eq!(narrow(Scalar128b, [m, n, k], operands), expected);
