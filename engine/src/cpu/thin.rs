@@ -199,32 +199,7 @@ fn write<S: Simd, const V: usize>(simd: S, out: &mut [f32], values: [S::f32s; V]
     for (to, value) in S::as_mut_simd_f32s(&mut row).0.iter_mut().zip(values) {
         *to = value;
     }
-    let (mut out, mut row) = (out, &row[..]);
-    while out.len() >= 8 {
-        (out, row) = begin::<8>(out, row, add);
-    }
-    if out.len() >= 4 {
-        (out, row) = begin::<4>(out, row, add);
-    }
-    if out.len() >= 2 {
-        (out, row) = begin::<2>(out, row, add);
-    }
-    if !out.is_empty() {
-        begin::<1>(out, row, add);
-    }
-}
-
-/// Writes the first `N` numbers, with a length that is known at compile time; returns the others.
-#[inline(always)]
-fn begin<'o, 'r, const N: usize>(
-    out: &'o mut [f32],
-    row: &'r [f32],
-    add: bool,
-) -> (&'o mut [f32], &'r [f32]) {
-    let (to, out) = out.split_first_chunk_mut::<N>().expect("so many are left");
-    let (from, row) = row.split_first_chunk::<N>().expect("a row is longer");
-    Output::new(&mut to[..], add).put(from.iter().copied());
-    (out, row)
+    Output::new(out, add).put(row.into_iter());
 }
 
 /// `out = alpha a^T b` over some rows of `a` `[rows, m]` and `b` `[rows, n]`.
