@@ -1,6 +1,6 @@
 //! Errors of GPUs, their libraries, and sums over ranks.
 
-/// Result of a call on a device.
+/// Result of a call on a device, whose error is a [`Fault`] unless another is named.
 pub type Result<T, E = Fault> = std::result::Result<T, E>;
 
 /// A failure of a GPU or its libraries, or of another rank, in one line.

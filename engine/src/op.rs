@@ -52,7 +52,7 @@ pub(crate) fn listed(types: &[&Type]) -> String {
     types.join(", ")
 }
 
-/// Result of building.
+/// Result of building, whose error is a [`BuildError`] unless another is named.
 pub type Result<T, E = BuildError> = std::result::Result<T, E>;
 
 /// Equality of ops of any two types, for every op that is [`PartialEq`].

@@ -106,7 +106,8 @@ impl Shape {
                 Cut::Blocks([down, across, along])
             }
             Cut::Narrow(rows) => {
-                // As many for each thread, and the same rows as in element-wise kernels.
+                // As many for each thread, and a power of two, as in element-wise kernels, unless
+                // the rows are few.
                 let parts = m.div_ceil(rows).max(threads * PARTS_A_THREAD);
                 let parts = parts.next_power_of_two().min(m / FEW_THIN_ROWS).max(1);
                 Cut::Narrow(m.div_ceil(parts))
@@ -320,7 +321,7 @@ mod tests {
         }
     }
 
-    // By hand: a power of two of parts, of 48 rows at least.
+    // By hand: a power of two of parts, or as many as have 48 rows.
     #[test]
     fn rows_of_narrow_products_are_shared_out_among_threads() {
         for ((m, threads), expected) in [

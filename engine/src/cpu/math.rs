@@ -32,7 +32,7 @@ pub(crate) fn on_vectors<W: WithSimd>(work: W) -> W::Output {
 )]
 pub(crate) fn on_vectors_of<W: WithSimd>(columns: usize, work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
-    if columns <= 8
+    if columns <= <pulp::x86::V3 as pulp::Simd>::F32_LANES
         && let Some(short) = pulp::x86::V3::try_new()
     {
         return pulp::Simd::vectorize(short, work);

@@ -114,6 +114,7 @@ impl Narrow<'_> {
             let vectors = panel_vectors::<S>(n, start);
             let width = vectors * S::F32_LANES;
             let (panel, rest) = panels.split_at(k * width);
+            // Eight rows have one vector.
             if vectors == VECTORS && R <= 4 {
                 let tile = tile::<S, R, VECTORS>(simd, a, panel);
                 self.write(simd, row, start, tile);
